@@ -17,13 +17,11 @@ from types import SimpleNamespace
 
 import pyro
 import torch
-from experiments.co2_figures import panels, spreads
+from experiments import series_posteriors as beside
 from experiments.collection import co2_paper
-from experiments.distances import apart, rms
 from experiments.experiment import VERDICTS, Experiment
-from experiments.few_draws import few_draws
-from experiments.other_guides import fit_beside, learned_prior_guides, other_guides, reproduced
-from experiments.series_ensemble import SCALED, anchored_ensemble
+from experiments.figures import co2_panels, spreads
+from experiments.summaries import apart, few_draws, rms
 from torch import nn
 
 import pyro_dropout as pd
@@ -36,8 +34,8 @@ GROWS, BOUNDED = 1.25, 1.25  # std at FAR over that at NEAR, and at LIMIT over F
 AGREE, ASIDE = 1.25, 1.0  # stds closer than this factor, and means closer than this many stds, count as equal
 ENOUGH = 0.5  # half a standard deviation is the finest shade in the paper's figures
 DEPTHS, KINDS, DROPPED, PARTS = (4, 5), ("ReLU", "TanH"), (0.1, 0.2), ("4", "5", "guides", "learned", "ensembles")
-OTHERS = other_guides(lambda site: kept(site, 0.1))  # five more posteriors, of the 4-layer ReLU network
-LEARNED, COLD = learned_prior_guides(), 1e-4  # and three with learned priors, whose T reaches 1 at the last step
+OTHERS = beside.other_guides(lambda site: kept(site, 0.1))  # five more posteriors, of the 4-layer ReLU network
+LEARNED, COLD = beside.learned_prior_guides(), 1e-4  # and three with learned priors, whose T reaches 1 at the last step
 ADAM = {"dropout, as many steps of Adam": lambda net: guide(net, 0.1)}  # as these have
 
 
@@ -85,15 +83,16 @@ def train(x, y, args, device):
         if part in ("guides", "learned"):
             learn, warm = part == "learned", pd.warm_up(args.guide_steps, COLD)
             of = {"steps": args.guide_steps, "loss": pd.ELBO(temperature=warm) if learn else None, **how}
-            found |= fit_beside(lambda a=learn: build(4, "ReLU", 0.1, a)[0], LEARNED if learn else OTHERS, x, y, **of)
+            guides = LEARNED if learn else OTHERS
+            found |= beside.fit_beside(lambda a=learn: build(4, "ReLU", 0.1, a)[0], guides, x, y, **of)
             if learn:
-                found |= fit_beside(lambda: build(4, "ReLU", 0.1)[0], ADAM, x, y, **of | {"loss": None})
+                found |= beside.fit_beside(lambda: build(4, "ReLU", 0.1)[0], ADAM, x, y, **of | {"loss": None})
             continue
         if part == "ensembles":
-            for k, (name, scaled) in enumerate(SCALED.items()):
+            for k, (name, scaled) in enumerate(beside.SCALED.items()):
                 how["checkpoint"] = args.checkpoints and args.checkpoints / f"ensemble {k}"
                 of = {"scaled": scaled, "tau": TAU, "members": args.members, "steps": args.ensemble_steps}
-                found[name] = anchored_ensemble(build(5, "ReLU", 0.1)[0].net, x, y, **of, **how)
+                found[name] = beside.anchored_ensemble(build(5, "ReLU", 0.1)[0].net, x, y, **of, **how)
             continue
         keys = list(product([int(part)], KINDS, DROPPED))
         fleet = pd.Fleet(build, dict(zip(("depth", "kind", "dropped"), zip(*keys, strict=True), strict=True)))
@@ -169,13 +168,13 @@ def main(argv=None):
     standard = {key: questions.ask(*found[key], args, method="standard") for key in mc}
     said = "{}, {} layers, {}, dropout {}".format
     named = {said("MC", *key): mc[key] for key in mc} | {said("standard", *key): standard[key] for key in mc}
-    named |= {name: answers[name] for name in ("GP", *OTHERS, *LEARNED, *ADAM, *SCALED) if name in answers}
+    named |= {name: answers[name] for name in ("GP", *OTHERS, *LEARNED, *ADAM, *beside.SCALED) if name in answers}
     note = f"{data.note} std is that of f; σ has noise of {TAU**-0.5:g} in it (the GP fits its own)."
     experiment.table("CO₂, extrapolated", [{"posterior": name, **answer.row} for name, answer in named.items()], note)
     error = {key: answer.row["RMSE on data"] for key, answer in answers.items()}
     others = {"dropout": (4, "ReLU", 0.1), **dict(zip(ADAM, ADAM, strict=True))}
     last = [
-        reproduced({n: error[n] for n in LEARNED}, error[k], n)
+        beside.reproduced({n: error[n] for n in LEARNED}, error[k], n)
         for n, k in others.items()
         if {k, *LEARNED} <= set(error)
     ]
@@ -187,12 +186,13 @@ def main(argv=None):
         return experiment.finish()
     four = {f"MC dropout, {kind}": mc[5, kind, 0.1] for kind in KINDS}
     four = {"Standard dropout, ReLU": standard[5, "ReLU", 0.1], "GP, squared exponential": answers["GP"], **four}
-    six = four | {name.capitalize(): answers[name] for name in SCALED}
+    six = four | {name[0].upper() + name[1:]: answers[name] for name in beside.SCALED}
     text = "Five layers with dropout 0.1, the GP, and anchored ensembles"
-    experiment.figure("co2", panels(six, questions, data, 2, FAR), text)
+    experiment.figure("co2", co2_panels(six, questions, data, 2, FAR), text)
     experiment.figure("co2_std", spreads(mc, questions), "Standard deviation of f against x, for eight networks")
     six = {"MC dropout 0.1": mc[4, "ReLU", 0.1]} | {name: answers[name] for name in OTHERS}
-    experiment.figure("co2_guides", panels(six, questions, data, 3, FAR), "Six posteriors of the 4-layer ReLU network")
+    text = "Six posteriors of the 4-layer ReLU network"
+    experiment.figure("co2_guides", co2_panels(six, questions, data, 3, FAR), text)
     return experiment.finish()
 
 

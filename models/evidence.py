@@ -18,10 +18,9 @@ from pathlib import Path
 import torch
 from experiments.collection import UCI_NAMES, uci
 from experiments.experiment import VERDICTS, Experiment
-from experiments.laplace_choices import choices
-from experiments.paired_gains import mean_and_error, said
-from experiments.regression_grids import beliefs
-from experiments.selected_records import BIG, LONGER, collect
+from experiments.laplace_splits import choices
+from experiments.selection import BIG, LONGER, beliefs, collect
+from experiments.summaries import mean_and_error, said
 from torch import nn
 
 import pyro_dropout as pd

@@ -17,9 +17,8 @@ import statistics
 import torch
 from experiments.collection import UCI_NAMES, uci
 from experiments.experiment import VERDICTS, Experiment
-from experiments.paired_gains import gain, mean_and_error, plot_gains, said
-from experiments.regression_grids import ENSEMBLES, beliefs
-from experiments.selected_records import add_options, collect, select
+from experiments.selection import ENSEMBLES, add_options, beliefs, collect, select
+from experiments.summaries import gain, mean_and_error, plot_gains, said
 from torch import nn
 
 import pyro_dropout as pd

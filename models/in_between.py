@@ -17,10 +17,9 @@ from types import SimpleNamespace
 
 import torch
 from experiments.experiment import VERDICTS, Experiment, read_rows
-from experiments.gap_ensembles import KINDS, ensembled
-from experiments.gap_figures import bands, widths
-from experiments.gap_laplace import LAPLACE, LOW_RANK, laplaced
-from experiments.standard_error import standard_error
+from experiments.figures import gap_bands, gap_widths
+from experiments.gap_posteriors import KINDS, LAPLACE, LOW_RANK, ensembled, laplaced
+from experiments.summaries import standard_error
 from experiments.two_clusters import GRID, INPUTS, TAU, beside, gap_ratio, two_clusters
 from torch import nn
 
@@ -191,8 +190,9 @@ def main(argv=None):
     note += " Guides that this run did not train are an earlier run's, divided by this reference." if earlier else ""
     experiment.table("Standard deviation of f at the data and in the gap", rows, note)
     judge(experiment, rows)
-    experiment.figure("bands", bands(shown, problems[0]), "Mean and ±1, ±2 std of f, one seed of each; dashed: NUTS")
-    experiment.figure("widths", widths(stds), "Standard deviation of f along the line, mean over seeds")
+    text = "Mean and ±1, ±2 std of f, one seed of each; dashed: NUTS"
+    experiment.figure("bands", gap_bands(shown, problems[0]), text)
+    experiment.figure("widths", gap_widths(stds), "Standard deviation of f along the line, mean over seeds")
     return experiment.finish()
 
 

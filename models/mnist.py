@@ -14,13 +14,12 @@ Beyond the paper: does an ensemble, of plain or of anchored networks, tell digit
 from functools import partial
 
 import torch
-from experiments.band_plots import class_panels
-from experiments.classifier_tables import cascade_table, detection_figure, detection_row, error_table, rejection_table
+from experiments import classifiers as tables
 from experiments.collection import mnist
-from experiments.detection import envelopes_overlap, loss_gradient, turned
 from experiments.experiment import VERDICTS, Experiment
+from experiments.figures import class_panels
 from experiments.odd_images import judge_detection
-from experiments.standard_error import standard_error
+from experiments.summaries import standard_error
 from torch import nn
 
 import pyro_dropout as pd
@@ -77,7 +76,7 @@ def wrong(answer, y):
 
 
 def error_rates(experiment, answers, y):
-    rows = error_table({arm: [found[:2] for found in seeds] for arm, seeds in answers.items()}, y, group="dropout")
+    rows = tables.error_table({arm: [one[:2] for one in seeds] for arm, seeds in answers.items()}, y, group="dropout")
     note = f"{len(y)} images, {len(answers['ip'])} seeds, T = {experiment.args.samples}; gain in points, log p in nats."
     experiment.table("Test error", rows, note)
     won = sum(row["gain"] > CLEAR * row["± gain"] for row in rows[:2])
@@ -86,12 +85,12 @@ def error_rates(experiment, answers, y):
 
 
 def rotated_one(experiment, pair, ones):
-    x = turned(ones, ANGLES).flatten(0, 1).clamp(0, 1)
+    x = tables.turned(ones, ANGLES).flatten(0, 1).clamp(0, 1)
     standard, mc, _ = asked(pair, x, experiment.args)
     probability, answer = standard.probs.max(-1)
     found = {"MC entropy": mc.entropy, "softmax entropy": standard.entropy, "answer is 1": answer == 1}
     found["sure and wrong"] = (answer != 1) & (probability > SURE)
-    found["envelopes overlap"] = envelopes_overlap(mc.samples)
+    found["envelopes overlap"] = tables.envelopes_overlap(mc.samples)
     found = {name: value.reshape(len(ones), -1).cpu().double() for name, value in found.items()}
     means = {"angle": ANGLES.tolist()} | {name: value.mean(0).tolist() for name, value in found.items()}
     rows = [dict(zip(means, row, strict=True)) for row in zip(*means.values(), strict=True)]
@@ -105,7 +104,8 @@ def rotated_one(experiment, pair, ones):
     said += f" {misled.sum():.0f} sure and wrong softmax answers, and for {false:.0%} of upright ones"
     text = "uncertainty rises as the 1 is turned, and the softmax alone misleads where draws disagree"
     experiment.claim(text, VERDICTS[2 - held], said)
-    figure = class_panels(ANGLES, mc.samples[:, : len(ANGLES)], xlabel="angle (degrees)", images=x[: len(ANGLES), 0])
+    shown = mc.samples[:, : len(ANGLES)], x[: len(ANGLES), 0]
+    figure = class_panels(ANGLES, *shown, xlabel="angle (degrees)")
     experiment.figure("rotated", figure, "A 1 that is turned: draws of the softmax's input and output.")
 
 
@@ -114,7 +114,7 @@ def rejection(experiment, answers, y):
     for arm in ("ip", "all"):
         standard, mc, unsure = answers[arm][0]
         found[arm] = {name: (unsure[name], wrong(standard if "softmax" in name else mc, y)) for name in UNSURE}
-    rows, figure = rejection_table(found, group="dropout")
+    rows, figure = tables.rejection_table(found, group="dropout")
     experiment.table("What is kept when the most uncertain images are deferred", rows)
     (full, most, less), plain = (list(rows[k].values())[2:5] for k in (3, 5))  # dropout everywhere: MC, softmax entropy
     verdict = VERDICTS[(less > HALF * full or most >= full) + (less >= full)]
@@ -129,7 +129,7 @@ def cascades(experiment, small, large, widths, x, y):
     costs = (WEAK_DRAWS * each[0], args.samples * each[1])
     weak = partial(pd.predict, *small, samples=WEAK_DRAWS, seed=args.seed, chunk=ROWS)
     strong = partial(pd.predict, *large, samples=args.samples, seed=args.seed, chunk=ROWS)
-    rows, figure = cascade_table(weak, strong, x, y, budgets=BUDGETS, costs=costs)
+    rows, figure = tables.cascade_table(weak, strong, x, y, budgets=BUDGETS, costs=costs)
     experiment.table("A small network first, LeNet where it is unsure", rows, "Cost in multiplications of LeNet.")
     alone = rows[-1]["error % by entropy"]
     near = alone + (alone * (100 - alone) / len(y)) ** 0.5
@@ -144,12 +144,12 @@ def adversaries(experiment, pair, x, y):
     args, rows, clean = experiment.args, [], asked(pair, x, experiment.args)
     for attack in ATTACKS:
         draws = args.attack_draws if attack == "FGSM, MC loss" else None
-        signs = (torch.randn_like(x) if attack == "noise" else loss_gradient(*pair, x, y, draws=draws)).sign()
+        signs = (torch.randn_like(x) if attack == "noise" else tables.loss_gradient(*pair, x, y, draws=draws)).sign()
         for epsilon in EPSILONS:
             standard, mc, unsure = asked(pair, (x + epsilon * signs).clamp(0, 1), args) if epsilon else clean
             errors = {"softmax error %": wrong(standard, y), "MC error %": wrong(mc, y)}
             row = {"attack": attack, "ε": epsilon} | {name: 100 * each.mean().item() for name, each in errors.items()}
-            rows.append(row | detection_row(clean[2], unsure, wrong(mc, y) > wrong(clean[1], y), fewest=FEW))
+            rows.append(row | tables.detection_row(clean[2], unsure, wrong(mc, y) > wrong(clean[1], y), fewest=FEW))
     note = f"{len(x)} images. AUROC against clean ones: of all moved ones, and of the misled (0.5 if under {FEW})."
     experiment.table("Adversarial images", rows, note)
     told = [row for row in rows if row["attack"] != "noise" and row["misled"] >= FEW]
@@ -159,7 +159,7 @@ def adversaries(experiment, pair, x, y):
     verdict = VERDICTS[(best < CAUGHT) + (best <= SEEN)]
     experiment.claim("adversarial images have higher uncertainty", verdict, said if told else "too few were misled")
     text = "Error, uncertainty and detection as images are moved by ε, as a share of the range of a pixel."
-    experiment.figure("fgsm", detection_figure(rows, UNSURE), text)
+    experiment.figure("fgsm", tables.detection_figure(rows, UNSURE), text)
 
 
 def main(argv=None):

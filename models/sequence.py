@@ -15,11 +15,11 @@ once: one step ahead, and free-running, where a network continues from its own d
 from itertools import pairwise, product
 
 import torch
-from experiments.band_plots import PALETTE, draw_fan, draw_std_bands
 from experiments.collection import co2_paper, solar
 from experiments.experiment import VERDICTS, Experiment
+from experiments.figures import PALETTE, draw_fan, draw_std_bands
 from experiments.free_running import free_run
-from experiments.standard_error import standard_error
+from experiments.summaries import standard_error
 from matplotlib.figure import Figure
 from torch import nn
 

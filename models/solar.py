@@ -20,8 +20,7 @@ import pyro
 import torch
 from experiments.collection import solar
 from experiments.experiment import Experiment
-from experiments.other_guides import fit_beside, other_guides
-from experiments.series_ensemble import SCALED, anchored_ensemble
+from experiments.series_posteriors import SCALED, anchored_ensemble, fit_beside, other_guides
 from matplotlib.figure import Figure
 from torch import nn
 

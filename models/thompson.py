@@ -13,11 +13,11 @@ import math
 
 import numpy as np
 import torch
-from experiments.band_plots import curve_panels
 from experiments.experiment import VERDICTS, Experiment
+from experiments.figures import curve_panels
 from experiments.foraging import BEST_AVERAGE, EYES, OBSERVATION, WHEELS, Foraging
-from experiments.learning_curves import first_reach, running_mean
 from experiments.q_learning import Replay, relu_networks
+from experiments.summaries import first_reach, running_mean
 from matplotlib.figure import Figure
 from torch import nn
 from tqdm import tqdm

@@ -14,9 +14,8 @@ from pathlib import Path
 
 from experiments.collection import UCI_NAMES, uci
 from experiments.experiment import VERDICTS, Experiment
-from experiments.paired_gains import gain, mean_and_error, plot_gains, said, wins
-from experiments.regression_grids import ENSEMBLES, GRIDS, beliefs
-from experiments.selected_records import add_options, collect, select
+from experiments.selection import ENSEMBLES, GRIDS, add_options, beliefs, collect, select
+from experiments.summaries import gain, mean_and_error, plot_gains, said, wins
 from torch import nn
 
 import pyro_dropout as pd

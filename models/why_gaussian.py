@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from experiments.collection import uci
 from experiments.experiment import Experiment
-from experiments.single_changes import compared, write_rows
+from experiments.summaries import compared, write_rows
 from experiments.two_clusters import TAU, gap_ratio, two_clusters
 from torch import nn
 from tqdm.auto import tqdm

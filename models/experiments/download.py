@@ -63,10 +63,6 @@ def download(folder: str | Path, names: Sequence[str] | None = None, progress: b
         folder: where to put the files; created if it does not exist.
         names: data sets from ``DOWNLOADS``; all by default.
         progress: show a progress bar.
-
-    Example:
-        >>> from experiments.download import download
-        >>> download("data", ["yacht"])  # doctest: +SKIP
     """
     items = manifest(names)
     root = Path(folder)

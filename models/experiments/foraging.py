@@ -10,21 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyro_dropout.mathematics.checks import check_count
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
-
 if TYPE_CHECKING:
-    import gymnasium
+    pass
 
 Numbers = NDArray[np.float64]
 
 WIDTH, HEIGHT, PADDING = 700.0, 500.0, 10.0
 BOXES = ((100.0, 100.0, 200.0, 300.0), (400.0, 100.0, 200.0, 300.0))  # x, y, width, height; each is open on the left
-ITEMS, RADIUS, MARGIN = (
-    30,
-    10.0,
-    20.0,
-)  # maximum number; radius of items and agent; distance from the edges
+ITEMS, RADIUS, MARGIN = 30, 10.0, 20.0  # maximum number; radius of items and agent; distance from the edges
 FOOD, POISON = 1, 2
 REWARDS = np.array([0.0, 5.0, -6.0])  # for an empty slot, food and poison
 SPAWN_EVERY, SPAWN_CHANCE = 10, 0.25
@@ -88,7 +81,6 @@ class Foraging:
     """
 
     def __init__(self, worlds: int = 1, seed: int | np.random.Generator = 0, *, clearance: bool = False) -> None:
-        check_count("worlds", worlds)
         self.clearance = clearance
         self._rng = np.random.default_rng(seed)
         self._all = np.arange(worlds)[:, None]
@@ -107,10 +99,6 @@ class Foraging:
         Args:
             actions: (W,), from 0 to 4: straight on, two gentle curves, two sharp ones.
         """
-        if actions.shape != self.heading.shape:
-            raise ShapeError(f"actions must be one for each world, ({len(self.heading)},); got {actions.shape}.")
-        if actions.min() < 0 or actions.max() >= len(WHEELS):
-            raise RangeError(f"actions must lie between 0 and {len(WHEELS) - 1}; got {actions.tolist()}.")
         self._clock += 1
         # From the view in which the agent decided.
         clear = np.minimum(1.0, 2 * self._clear) if self.clearance else self._clear
@@ -224,52 +212,3 @@ def _pairs(x: Numbers, y: Numbers) -> Numbers:
     pairs = np.empty((*x.shape, 2))
     pairs[..., 0], pairs[..., 1] = x, y
     return pairs
-
-
-def environment(ticks: int | None = None) -> "gymnasium.Env[NDArray[np.float32], np.int64]":
-    """Return one world as a gymnasium environment, for other learners.
-
-    Episodes never terminate; with ``ticks`` each is truncated after that many.
-
-    Args:
-        ticks: length of an episode; None for no limit.
-
-    Example:
-        >>> from experiments.foraging import environment
-        >>> env = environment(ticks=100)
-        >>> observation, info = env.reset(seed=0)
-        >>> observation, reward, terminated, truncated, info = env.step(env.action_space.sample())
-        >>> observation.shape, sorted(info)
-        ((27,), ['food', 'poison'])
-    """
-    try:
-        import gymnasium
-    except ImportError:
-        raise PyroDropoutError('environment() needs gymnasium; pip install "pyro-dropout[rl]"') from None
-    if ticks is not None:
-        check_count("ticks", ticks)
-
-    class ForagingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
-        """One world of ``Foraging``."""
-
-        def __init__(self) -> None:
-            self.observation_space = gymnasium.spaces.Box(0.0, 1.0, (OBSERVATION,), np.float32)
-            self.action_space = gymnasium.spaces.Discrete(len(WHEELS))
-
-        def reset(
-            self, *, seed: int | None = None, options: dict[str, Any] | None = None
-        ) -> tuple[NDArray[np.float32], dict[str, Any]]:
-            super().reset(seed=seed)
-            self.world, self.passed = Foraging(1, self.np_random), 0
-            return self.world.observation[0], self.info()
-
-        def step(self, action: np.int64) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
-            observation, reward = self.world.step(np.array([action]))
-            self.passed += 1
-            return observation[0], float(reward[0]), False, self.passed == ticks, self.info()
-
-        def info(self) -> dict[str, int]:
-            food, poison = self.world.eaten[0].tolist()
-            return {"food": food, "poison": poison}
-
-    return ForagingEnv()

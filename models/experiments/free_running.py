@@ -14,8 +14,6 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
-from pyro_dropout.mathematics.checks import check_count, check_positive
-from pyro_dropout.mathematics.errors import ShapeError
 from pyro_dropout.mathematics.shapes import Float
 from pyro_dropout.training.loss.per_example import per_example
 
@@ -27,13 +25,6 @@ class FreeRun:
     Attributes:
         f: the mean forecast of every draw of the weights, given its own draws of y so far, (T, N, steps).
         tau: the precision of the noise around it.
-
-    Example:
-        >>> import torch
-        >>> from experiments.free_running import FreeRun
-        >>> run = FreeRun(torch.zeros(5, 1, 3), tau=4.0)
-        >>> run.log_prob(torch.zeros(1, 3)).exp()  # the density of N(0, ¼) at 0
-        tensor([[0.7979, 0.7979, 0.7979]])
     """
 
     f: Float[Tensor, "T N steps"]
@@ -41,8 +32,6 @@ class FreeRun:
 
     def log_prob(self, y: Float[Tensor, "N steps"]) -> Float[Tensor, "N steps"]:
         """Return log (1/T) Σ_t N(y; f_t, 1/τ) of the observed values, step by step."""
-        if y.shape != self.f.shape[1:]:
-            raise ShapeError(f"y must have shape (N, steps) = {tuple(self.f.shape[1:])}; got {tuple(y.shape)}.")
         each = 0.5 * math.log(self.tau / (2 * math.pi)) - 0.5 * self.tau * (y - self.f).square()
         return each.logsumexp(0) - math.log(len(self.f))
 
@@ -69,20 +58,11 @@ def free_run(model: Any, guide: Any, windows: Float[Tensor, "N L"], steps: int, 
         >>> run.f.shape
         torch.Size([20, 3, 5])
     """
-    check_count("steps", steps)
-    check_count("samples", samples)
-    check_positive("tau", tau)
-    if windows.dim() != 2 or windows.numel() == 0:
-        raise ShapeError(f"windows must have shape (N, L); got {tuple(windows.shape)}.")
     rows, found = windows.repeat(samples, 1), []
     with torch.no_grad(), per_example():
         drawn = poutine.trace(guide).get_trace(rows)  # weights are drawn once and replayed at every step
         for _ in range(steps):
             f = poutine.replay(model, trace=drawn)(rows)
-            if f.shape != (len(rows), 1):
-                raise ShapeError(
-                    f"model must return one next value for each window, (N, 1); it returned {tuple(f.shape)}."
-                )
             found.append(f)
             rows = torch.cat([rows[:, 1:], f + torch.randn_like(f) / tau**0.5], 1)
     return FreeRun(torch.cat(found, 1).reshape(samples, len(windows), steps), tau)

@@ -5,22 +5,19 @@ digits are turned by 90°, which leaves a few of them digits (0 and 8).
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from experiments.band_plots import curve_panels
-from experiments.detection import auroc
+from experiments.classifiers import auroc
 from experiments.experiment import VERDICTS, Experiment, Verdict
-from experiments.standard_error import standard_error
+from experiments.figures import curve_panels
+from experiments.summaries import standard_error
 from pyro_dropout.judging.scores.class_calibration import ece
-from pyro_dropout.mathematics.errors import ShapeError
 from pyro_dropout.prediction.predict import predict
 from pyro_dropout.prediction.prediction import Prediction
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from pyro_dropout.protocols import Figure
 
 Rows = list[dict[str, Any]]
 _PATCH = 7  # pixels along a side: 16 patches in an image of 28
@@ -29,24 +26,7 @@ _ROUNDING = 1e-6  # nats; the mutual information of a single network is zero up 
 
 
 def odd_images(images: Tensor, seed: int = 0) -> dict[str, Tensor]:
-    """Return images that are not digits, made from digits, by the name of what was done to them.
-
-    Args:
-        images: (N, channels, height, width), as wide as high; the sides are multiples of 7.
-        seed: of the shuffling; every image is shuffled in its own way.
-
-    Example:
-        >>> import torch
-        >>> from experiments.odd_images import odd_images
-        >>> odd = odd_images(torch.rand(3, 1, 28, 28))
-        >>> list(odd), odd["pixels shuffled"].shape
-        (['pixels shuffled', 'patches shuffled', 'turned by 90°'], torch.Size([3, 1, 28, 28]))
-    """
-    if images.dim() != 4 or images.shape[-1] != images.shape[-2] or images.shape[-1] % _PATCH:
-        raise ShapeError(
-            "images must have shape (N, channels, side, side), the side a multiple of"
-            f" {_PATCH}; got {tuple(images.shape)}."
-        )
+    """Return images that are not digits, made from digits, by the name of what was done to them."""
     random = torch.Generator().manual_seed(seed)
     turned = torch.rot90(images, 1, (-2, -1)).contiguous()
     return {
@@ -69,24 +49,7 @@ def _shuffled(images: Tensor, size: int, random: torch.Generator) -> Tensor:
 
 
 def score_table(answers: Mapping[str, Sequence[Prediction]], y: Tensor) -> Rows:
-    """Return the scores of posteriors on digits, means over training runs.
-
-    Args:
-        answers: the predictions of every training run, by the name of the posterior.
-        y: the classes, (N,).
-
-    Returns:
-        A row for each posterior: error in percent, log-likelihood in nats, and expected calibration error; standard
-        errors over images, or over training runs where they are larger.
-
-    Example:
-        >>> import torch, pyro_dropout as pd
-        >>> from experiments.odd_images import score_table
-        >>> model = pd.BayesianNet(torch.nn.Linear(2, 3), likelihood=pd.Categorical())
-        >>> answer = pd.predict(model, pd.Ensemble(model, members=3), torch.randn(10, 2))
-        >>> list(score_table({"ensemble": [answer]}, torch.zeros(10, dtype=torch.long))[0])
-        ['posterior', 'runs', 'error %', '± error', 'log p', '± log p', 'ECE']
-    """
+    """Return the scores of posteriors on digits, means over training runs."""
     rows: Rows = []
     for name, runs in answers.items():
         wrong = torch.stack([100 * (run.probs.argmax(-1) != y).double() for run in runs])
@@ -107,25 +70,7 @@ def _error(values: Tensor) -> float:
 def detection_table(
     digits: Mapping[str, Sequence[Prediction]], odd: Mapping[str, Mapping[str, Sequence[Prediction]]]
 ) -> Rows:
-    """Return how well uncertainties tell odd images from digits, means over training runs.
-
-    Args:
-        digits: predictions of digits in every training run, by the name of the posterior.
-        odd: the same for odd images, by their name.
-
-    Returns:
-        A row for each posterior and uncertainty: the AUROC against each kind of odd images, with its standard error
-        over images, or over training runs where it is larger. A posterior of one draw has no mutual information.
-
-    Example:
-        >>> import torch, pyro_dropout as pd
-        >>> from experiments.odd_images import detection_table
-        >>> model = pd.BayesianNet(torch.nn.Linear(2, 3), likelihood=pd.Categorical())
-        >>> ensemble = pd.Ensemble(model, members=3)
-        >>> near, far = (pd.predict(model, ensemble, scale * torch.randn(10, 2)) for scale in (1, 9))
-        >>> [row["by"] for row in detection_table({"ensemble": [near]}, {"far": {"ensemble": [far]}})]
-        ['entropy', 'mutual information']
-    """
+    """Return how well uncertainties tell odd images from digits, means over training runs."""
     rows: Rows = []
     for name, runs in digits.items():
         for by in ("entropy", "mutual_information"):
@@ -143,24 +88,7 @@ def detection_table(
 
 
 def verdict_of_detection(rows: Rows, kinds: Sequence[str], better: str, than: str) -> tuple[Verdict, str]:
-    """Judge whether one posterior tells odd images from digits better than another, by their entropy.
-
-    Args:
-        rows: of ``detection_table``.
-        kinds: of odd images.
-        better: the posterior that should be better.
-        than: the other one.
-
-    Returns:
-        The verdict, "holds" if the AUROC is clearly higher for all kinds; and the differences in words.
-
-    Example:
-        >>> from experiments.odd_images import verdict_of_detection
-        >>> areas = {"a": 0.8, "b": 0.9}
-        >>> rows = [{"posterior": k, "by": "entropy", "noise": a, "± noise": 0.01} for k, a in areas.items()]
-        >>> verdict_of_detection(rows, ["noise"], "b", "a")
-        ('holds', 'AUROC by entropy, noise: 0.800 to 0.900, +0.100 ± 0.014')
-    """
+    """Judge whether one posterior tells odd images from digits better than another, by their entropy."""
     by_name = {row["posterior"]: row for row in rows if row["by"] == "entropy"}
     one, other = by_name[better], by_name[than]
     clear, said = [], []
@@ -173,22 +101,8 @@ def verdict_of_detection(rows: Rows, kinds: Sequence[str], better: str, than: st
 
 def entropy_figure(
     digits: Mapping[str, Sequence[Prediction]], odd: Mapping[str, Mapping[str, Sequence[Prediction]]]
-) -> "Figure":
-    """Draw the share of images whose entropy is below a value, a panel for each posterior (its first run).
-
-    Args:
-        digits: as in ``detection_table``.
-        odd: as in ``detection_table``.
-
-    Example:
-        >>> import torch, pyro_dropout as pd
-        >>> from experiments.odd_images import entropy_figure
-        >>> model = pd.BayesianNet(torch.nn.Linear(2, 3), likelihood=pd.Categorical())
-        >>> answer = pd.predict(model, pd.Ensemble(model, members=3), torch.randn(10, 2))
-        >>> figure = entropy_figure({"ensemble": [answer]}, {"far": {"ensemble": [answer]}})
-        >>> figure.axes[0].get_title()
-        'ensemble'
-    """
+) -> Figure:
+    """Draw the share of images whose entropy is below a value, a panel for each posterior (its first run)."""
     at = torch.linspace(0, 2.3, 200, dtype=torch.float64)  # log 10 is the largest entropy of ten classes
     panels = {}
     for name, runs in digits.items():
@@ -219,20 +133,6 @@ def judge_detection(
         y: their classes, (N,).
         better: the posteriors that should detect odd images better than the first one, a single network.
         how: options of ``predict``.
-
-    Example:
-        >>> import tempfile, torch, pyro_dropout as pd
-        >>> from experiments.experiment import Experiment
-        >>> from experiments.odd_images import judge_detection
-        >>> experiment = Experiment("noise", "Is noise detected?")
-        >>> _ = experiment.start(["--quiet", "--out", tempfile.mkdtemp()])
-        >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(49, 2))
-        >>> model = pd.BayesianNet(net, likelihood=pd.Categorical())
-        >>> runs = {f"{m} members": [(model, pd.Ensemble(model, members=m))] for m in (1, 4)}
-        >>> x, y = torch.randn(20, 1, 7, 7), torch.arange(20) % 2
-        >>> judge_detection(experiment, runs, x, y, better=["4 members"])  # doctest: +ELLIPSIS
-        <BLANKLINE>
-        Posteriors of one network...
     """
 
     def asked(images: Tensor) -> dict[str, list[Prediction]]:

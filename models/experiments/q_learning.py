@@ -9,9 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyro_dropout.mathematics.checks import check_count
-from pyro_dropout.mathematics.errors import RangeError, ShapeError
-
 Array = NDArray[np.float32]
 
 
@@ -23,21 +20,7 @@ def relu_networks(weights: Sequence[NDArray[Any]], x: NDArray[Any], kept: Any) -
         x: inputs, (E, n, features).
         kept: factors of the hidden units, layer by layer: masks, or the keep probability for the mean network;
             broadcast to (E, n, units).
-
-    Returns:
-        The outputs, (E, n, out).
-
-    Example:
-        >>> import numpy as np
-        >>> from experiments.q_learning import relu_networks
-        >>> first, second = np.ones((1, 3, 2), np.float32), np.ones((1, 1, 3), np.float32)
-        >>> zero = [np.zeros((1, 3), np.float32), np.zeros((1, 1), np.float32)]
-        >>> x, kept = np.ones((1, 1, 2), np.float32), np.array([1, 0, 1], np.float32)
-        >>> relu_networks([first, zero[0], second, zero[1]], x, [kept]).item()  # two of three units, each with 1 + 1
-        4.0
     """
-    if len(weights) % 2 or len(weights) != 2 * len(kept) + 2:
-        raise ShapeError(f"weights must be a weight and a bias for {len(kept) + 1} layers; got {len(weights)} arrays.")
     h = x
     for w, b, k in zip(weights[0:-2:2], weights[1:-2:2], kept, strict=True):
         h = h @ w.swapaxes(1, 2)
@@ -72,8 +55,6 @@ class Replay:
     """
 
     def __init__(self, learners: int, capacity: int, state: int, actions: int) -> None:
-        for name, count in (("learners", learners), ("capacity", capacity), ("state", state), ("actions", actions)):
-            check_count(name, count)
         self._capacity, self._state, self._actions = capacity, state, actions
         self._first = np.arange(learners)[:, None] * (capacity + 1)  # one more row, for the state after the last step
         self.rows: Array = np.zeros((learners * (capacity + 1), state + actions), np.float32)
@@ -93,13 +74,7 @@ class Replay:
             t: the tick that was written last.
             count: transitions to draw, with replacement, for each learner.
             rng: the random generator.
-
-        Returns:
-            States and one-hot actions, (E·count, state + actions), learner after learner; the rewards, (E·count, 1);
-            and the next states, (E, count, state).
         """
-        if t < 0:
-            raise RangeError(f"t must be the tick of a stored transition; got {t!r}.")
         ago = (rng.random((len(self._first), count)) * min(t + 1, self._capacity)).astype(int)
         now, then = ((at % (self._capacity + 1) + self._first).ravel() for at in (t - ago, t - ago + 1))
         following = self.rows.take(then, 0)[:, : self._state].reshape(len(self._first), count, self._state)

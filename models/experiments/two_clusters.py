@@ -14,9 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.standard_error import standard_error
-from pyro_dropout.mathematics.checks import check_seed
-from pyro_dropout.mathematics.errors import RangeError, ShapeError
+from experiments.summaries import standard_error
 from pyro_dropout.mathematics.shapes import Float
 
 INPUTS, TAU = 5, 25.0  # of every problem: the dimension of x, and the precision of the noise
@@ -35,12 +33,6 @@ class TwoClusters:
         x: their inputs, (30, 5).
         y: their targets, (30, 1).
         asked: where a posterior predicts: the data, and then the points of ``GRID``, (30 + 97, 5).
-
-    Example:
-        >>> from experiments.two_clusters import two_clusters
-        >>> problem = two_clusters(inputs=1, seed=0)
-        >>> problem.x.shape, problem.y.shape, problem.asked.shape
-        (torch.Size([30, 5]), torch.Size([30, 1]), torch.Size([127, 5]))
     """
 
     t: Float[Tensor, " N"]
@@ -50,16 +42,7 @@ class TwoClusters:
 
 
 def on_line(t: Float[Tensor, " N"], inputs: int) -> Float[Tensor, "N 5"]:
-    """Return the points at ``t`` on the diagonal of the first inputs.
-
-    Example:
-        >>> import torch
-        >>> from experiments.two_clusters import on_line
-        >>> on_line(torch.tensor([2.0]), 4).tolist()  # a unit of t is a unit of length
-        [[1.0, 1.0, 1.0, 1.0, 0.0]]
-    """
-    if not 1 <= inputs <= INPUTS:
-        raise RangeError(f"inputs must be from 1 to {INPUTS}; got {inputs!r}.")
+    """Return the points at ``t`` on the diagonal of the first inputs."""
     places: Tensor = t.unsqueeze(-1) * (torch.arange(INPUTS) < inputs) / inputs**0.5
     return places
 
@@ -79,7 +62,6 @@ def two_clusters(inputs: int, seed: int) -> TwoClusters:
         >>> bool((two_clusters(inputs=2, seed=0).x[:, 2:] == 0).all())
         True
     """
-    check_seed(seed)
     dice = torch.Generator().manual_seed(seed)
     t = torch.cat([low + (high - low) * torch.rand(POINTS, generator=dice, device="cpu") for low, high in CLUSTERS])
     y = torch.cos(2 * t + 0.8) + TAU**-0.5 * torch.randn(len(t), generator=dice, device="cpu")
@@ -108,10 +90,6 @@ def gap_ratio(std: Float[Tensor, "*batch M"]) -> Float[Tensor, "three *batch"]:
         >>> gap_ratio(torch.cat([torch.full((30,), 0.5), torch.ones(97)])).tolist()
         [0.5, 1.0, 2.0]
     """
-    if std.shape[-1] <= len(GRID):
-        raise ShapeError(
-            f"std must have a number for each point of TwoClusters.asked, (..., 127); got {tuple(std.shape)}."
-        )
     middle = (GRID - sum(MIDDLE) / 2).abs() < (MIDDLE[1] - MIDDLE[0]) / 2
     at_data, in_gap = std[..., : -len(GRID)].mean(-1), std[..., -len(GRID) :][..., middle].mean(-1)
     return torch.stack([at_data, in_gap, in_gap / at_data])
@@ -123,14 +101,6 @@ def beside(row: dict[str, Any], reference: SimpleNamespace) -> dict[str, Any]:
     Args:
         row: a posterior's "guide", "at data", "ratio" and "± ratio".
         reference: ``std`` of f at ``TwoClusters.asked``, (127,), and that of each chain, ``by_chain``, (chains, 127).
-
-    Example:
-        >>> import torch
-        >>> from types import SimpleNamespace
-        >>> from experiments.two_clusters import beside
-        >>> reference = SimpleNamespace(std=torch.ones(127), by_chain=torch.ones(2, 127))
-        >>> beside({"guide": "dropout", "at data": 0.5, "ratio": 0.25, "± ratio": 0.125}, reference)["± of that"]
-        0.125
     """
     at_data, _, true = gap_ratio(reference.std).tolist()
     own, other = row["± ratio"] / row["ratio"], standard_error(gap_ratio(reference.by_chain)[2]).item() / true

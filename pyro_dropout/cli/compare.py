@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyro_dropout.comparison.findings import Comparison
     from pyro_dropout.generative.standardised import Standardised
     from pyro_dropout.protocols import Model, PyroModel, Record
-    from pyro_dropout.tables.dataset import Dataset
+    from pyro_dropout.tables.encoding import Dataset
     from pyro_dropout.tables.reading import Reading
     from pyro_dropout.tabular.recipe import Noise, Scale
 

@@ -16,7 +16,7 @@ from pyro_dropout.cli.terminal import PROGRAM, answer, complain, figure, percent
 if TYPE_CHECKING:
     import torch
 
-    from pyro_dropout.tables.dataset import Dataset
+    from pyro_dropout.tables.encoding import Dataset
     from pyro_dropout.tabular.fitted import FittedTable
     from pyro_dropout.tabular.run_folder import Run
 

@@ -190,12 +190,6 @@ _LISTED = f"Comma-separated, from {', '.join(GUIDE_NAMES)}; by default {', '.joi
 Guides = Annotated[
     list[str] | None, computing_option(metavar="NAMES", help=_LISTED, autocompletion=_completions(GUIDE_NAMES))
 ]
-Guide = Annotated[
-    str,
-    computing_option(
-        metavar="NAME", help=f"One of {', '.join(GUIDE_NAMES)}.", autocompletion=_completions(GUIDE_NAMES)
-    ),
-]
 ChosenGuide = Annotated[
     str,
     computing_option(
@@ -238,8 +232,6 @@ Members = Annotated[
 ]
 Seeds = Annotated[int, computing_option(metavar="N", callback=count, help="Training runs per guide.")]
 Width = Annotated[int, computing_option(metavar="N", callback=count, help="Hidden units of the network.")]
-Steps = Annotated[int, computing_option(metavar="N", callback=count, help="Steps per training run.")]
-LearningRate = Annotated[float, computing_option("--lr", metavar="RATE", callback=positive, help="Learning rate.")]
 OwnSteps = Annotated[
     int | None,
     computing_option(

@@ -1,6 +1,9 @@
 """``pyro-dropout reproduce``, ``datasets`` and ``info``: experiments, their data, and installed versions."""
 
+import ast
+import importlib.util
 import platform
+import sys
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
@@ -37,15 +40,40 @@ def reproduce(
     ] = None,
 ) -> None:
     """Run one of the experiments; without a name, list them."""
-    from pyro_dropout.cli.scripts import about, scripts
-    from pyro_dropout.cli.scripts import reproduce as run
+    from pyro_dropout.mathematics.errors import PyroDropoutError
 
-    if name is not None:
-        run(name, arguments or [])
+    found = _scripts()
+    if name is None:
+        width = max(map(len, found))
+        about = {each: ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "" for each, path in found.items()}
+        print("\n".join(f"{each.ljust(width)}  {text.splitlines()[0]}" for each, text in about.items()))
         return
-    found = scripts()
-    width = max(map(len, found))
-    print("\n".join(f"{name.ljust(width)}  {about(path)}" for name, path in found.items()))
+    if name not in found:
+        raise PyroDropoutError(f"unknown experiment {name!r}; choose from {', '.join(found)}.")
+    spec = importlib.util.spec_from_file_location(f"pyro_dropout_script_{name}", found[name])
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.main(list(arguments or []))
+
+
+def _scripts() -> dict[str, Path]:
+    """Return the experiments by name, from ``models`` next to the package or in the working directory.
+
+    ``import experiments`` then finds the package next to them, as when Python runs a script.
+    """
+    from pyro_dropout.mathematics.errors import PyroDropoutError
+
+    for folder in (Path(__file__).parents[2] / "models", Path("models")):
+        if (folder / "experiments" / "experiment.py").is_file():
+            if str(folder.resolve()) not in sys.path:
+                sys.path.append(str(folder.resolve()))
+            return {path.stem: path for path in sorted(folder.glob("*.py"))}
+    raise PyroDropoutError(
+        "the scripts of the experiments are not installed with the package: they are in the folder 'models' of its"
+        " repository. Run the command from the root of a checkout."
+    )
 
 
 def datasets(
@@ -57,9 +85,8 @@ def datasets(
     quiet: options.Quiet = False,
 ) -> None:
     """List the experiments' data sets and their sources, or download them."""
-    from pyro_dropout.cli.scripts import beside_the_scripts
-
-    collection, fetching = beside_the_scripts("collection"), beside_the_scripts("download")
+    _scripts()
+    collection, fetching = (importlib.import_module(f"experiments.{name}") for name in ("collection", "download"))
     names = options.listed(only) or None
     if download is None:
         if names is not None:

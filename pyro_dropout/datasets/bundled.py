@@ -6,7 +6,7 @@ from importlib import resources
 import torch
 from torch import Tensor
 
-from pyro_dropout.tables.dataset import Dataset
+from pyro_dropout.tables.encoding import Dataset
 
 _GAP = (1968.0, 1971.0)  # held-back years in the middle
 _END = 1981.25  # the paper's last month; some years after it are held back too

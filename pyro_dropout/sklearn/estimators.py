@@ -24,10 +24,11 @@ from pyro_dropout.mathematics.checks import check_count, check_device
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.registry import DEFAULT_GUIDE
-from pyro_dropout.sklearn.automatic import check_decided, choose
 from pyro_dropout.sklearn.inputs import (
+    check_decided,
     check_estimator_settings,
     check_whole_numbers,
+    choose,
     held_back,
     kept_rows,
     layer_widths,

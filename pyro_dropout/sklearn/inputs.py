@@ -1,6 +1,7 @@
-"""Inputs of an estimator: checks of its settings, and the choice of held-back rows."""
+"""Inputs of an estimator: checks of its settings, the choice of held-back rows, and of a recipe with guide="auto"."""
 
 from collections.abc import Sequence
+from dataclasses import fields
 from numbers import Integral
 from typing import Any
 
@@ -20,7 +21,10 @@ from pyro_dropout.mathematics.errors import RangeError
 from pyro_dropout.protocols import Record
 from pyro_dropout.registry import guide_names
 from pyro_dropout.sklearn.network import ACTIVATIONS
+from pyro_dropout.tabular.choice import Choice, choose_recipe, natural_scale
 
+# What the choice decides, or has values of its own for.
+_DECIDED = ("activation", "keep", "length_scale", "tau", "learning_rate", "batch_size", "early_stopping", "warm_start")
 _EXACT = 2**53  # from here on, float64 skips whole numbers
 
 
@@ -119,3 +123,26 @@ def check_estimator_settings(settings: Record) -> None:
         check_flag(name, settings[name])
     check_level("validation_fraction", settings["validation_fraction"])
     check_choice("compile", settings["compile"], ("auto", True, False))
+
+
+def check_decided(settings: Record, kind: type) -> None:
+    """Raise if a setting that ``guide="auto"`` decides is not at its default."""
+    plain = {field.name: field.default for field in fields(kind)}
+    for name in _DECIDED:
+        if name in settings and settings[name] != plain[name]:
+            raise RangeError(
+                f"guide='auto' decides {name} itself; got {name}={settings[name]!r}. Leave it out, or name a guide."
+            )
+
+
+def choose(
+    x: Tensor, y: Tensor, held: Tensor, outputs: int, classes: bool, *, width: int, members: int, steps: int, seed: int
+) -> Choice:
+    """Choose a recipe for rows x, (N, Q), and y, in float64, of which some are ``held`` back, (N,)."""
+    names = tuple(map(str, range(outputs))) if classes else ()
+    x = (x - x.mean(0)) / torch.where(x.std(0) > 0, x.std(0), 1.0)  # float32 could not hold large offsets
+    if not classes:
+        plain = natural_scale(y) == "plain"
+        y = ((y - y.mean(0)) / torch.where(y.std(0) > 0, y.std(0), 1.0) if plain else y).float()
+    train, test = ((x[rows].float(), y[rows]) for rows in (~held, held))
+    return choose_recipe(train, test, names, width=width, members=members, steps=steps, seed=seed)

@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pyro_dropout.mathematics.errors import RangeError
-from pyro_dropout.tables.cells import Cell, Number, as_text, brief, is_blank
+from pyro_dropout.tables.cells import Bools, Cell, Cells, Number, as_text, brief, is_blank
 from pyro_dropout.tables.notation import PLAIN, Notation
 from pyro_dropout.tables.precision import Numbers, exact_numbers, rounded
 from pyro_dropout.tables.table import Table
-from pyro_dropout.tables.whole_column import Bools, Cells
 
 Cycle = Literal["day", "week", "year"]
 CYCLES: dict[Cycle, float] = {"day": 1.0, "week": 7.0, "year": 365.2425}  # in days

@@ -11,23 +11,13 @@ from itertools import compress
 import numpy as np
 
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
-from pyro_dropout.tables.cells import Cell, as_label, as_moment, brief, is_blank
+from pyro_dropout.tables.cells import Cell, Cells, as_label, as_moment, brief, is_blank
 from pyro_dropout.tables.encoding import Remarks
 from pyro_dropout.tables.learning import Task, outcome_column
 from pyro_dropout.tables.notation import Decimal, Notation, date_forms, is_number
 from pyro_dropout.tables.precision import Numbers, exact_numbers, known_numbers, some_different
-from pyro_dropout.tables.recognition import (
-    Recognised,
-    TwoReadingsError,
-    UnrecognisedError,
-    as_range_errors,
-    marks_in,
-    quoted,
-    recognise,
-    settle,
-)
+from pyro_dropout.tables.recognition import Recognised, marks_in, quoted, recognise, settle
 from pyro_dropout.tables.table import Table
-from pyro_dropout.tables.whole_column import Cells
 
 _TEXTS = 0.1  # of the cells that are no numbers make a column of text; fewer are mistakes
 # Names such as id, ID, house_id, id_house, houseId and key; not paid, and not idea.
@@ -128,16 +118,14 @@ def choose_columns(
     left |= {name: "no values" for name in names if name not in filled}
     texts = [name for name in filled if name in categorical or (not strict and _mixed(table.column(name)))]
     texts += [target] if task == "classification" else []
-    with as_range_errors():
-        found, unknown = _recognised(table, [*filled, target], texts, asked, decimal, instead, strict)
+    found, unknown = _recognised(table, [*filled, target], texts, asked, decimal, instead, strict)
     left |= unknown
     for name in [name for name in found if name != target and name not in asked]:
         why = _useless(name, table.column(name), found[name].notation)
         if why:
             del found[name]
             left[name] = why
-    with as_range_errors():
-        settle(table, found, decimal, instead)
+    settle(table, found, decimal, instead)
     counting = [name for name in found if name not in (target, *asked) and _counts_rows(table, name, found[name])]
     for name in counting if len(counting) < len(found.keys() - {target}) else counting[1:]:
         del found[name]
@@ -189,36 +177,31 @@ def _recognised(
 
     Where 1,200 may be large or small, the marks of the other columns decide; if they do not, the column is refused.
     """
-    found: dict[str, Recognised] = {name: Recognised(None) for name in texts}
+    found: dict[str, Recognised] = {}
     left: dict[str, str] = {}
-    unclear: dict[str, TwoReadingsError] = {}
     for name in names:
-        if name in texts:
-            continue
-        try:
-            found[name] = recognise(table, name, decimal, instead[name])
-        except TwoReadingsError as cause:
-            if strict:
-                raise
-            unclear[name] = cause
-        except UnrecognisedError:
-            if strict:
-                raise
+        each = Recognised(None) if name in texts else recognise(table, name, decimal, instead[name])
+        if each.unknown is not None and not strict and name != names[-1]:
             cells = table.column(name).distinct.cells
             forms = date_forms(cells)
-            if len(forms) == 1 and name != names[-1]:
-                found[name] = Recognised(Notation("date", form=forms[0]))
-            elif name in asked or name == names[-1]:
-                raise
-            else:
+            if len(forms) == 1:
+                each = Recognised(Notation("date", form=forms[0]))
+            elif name not in asked:
                 what = "may begin with the day or the month" if forms else "is a number or a date in an unknown form"
                 left[name] = f"{brief(cells[0])} {what}; write it like 1234.5 or 2024-01-31"
+                continue
+        if each.unknown is not None:
+            raise each.unknown
+        if each.doubt is not None and strict:
+            raise each.doubt
+        found[name] = each
     points, commas = marks_in(found)
-    for name, doubt in unclear.items():
-        if points == commas:
-            raise doubt
-        found[name] = recognise(table, name, "point" if points else "comma", instead[name])
-    return {name: found[name] for name in names if name in found}, left
+    for name, each in found.items():
+        if each.doubt is not None:
+            if points == commas:
+                raise each.doubt
+            found[name] = recognise(table, name, "point" if points else "comma", instead[name])
+    return found, left
 
 
 def _mixed(cells: Cells) -> bool:

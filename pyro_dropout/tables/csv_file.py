@@ -15,10 +15,9 @@ from typing import Literal, TextIO
 import numpy as np
 
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
-from pyro_dropout.tables.cells import as_moment
+from pyro_dropout.tables.cells import Cells, as_moment
 from pyro_dropout.tables.notation import is_number
 from pyro_dropout.tables.table import Table, named
-from pyro_dropout.tables.whole_column import Cells, texts_of
 
 Separator = Literal["comma", "semicolon", "tab", "pipe"]
 SEPARATORS: dict[str, str] = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
@@ -210,7 +209,7 @@ def _simple(text: str, width: int, separator: str) -> list[Cells] | None:
         )
     except (ImportError, ValueError):  # a row with too many or too few cells
         return None
-    return [texts_of(column) for column in table.columns] if len(table) == len(lengths) else None
+    return [Cells.of_texts(column.to_pandas()) for column in table.columns] if len(table) == len(lengths) else None
 
 
 def _odd_pieces(
@@ -222,7 +221,7 @@ def _odd_pieces(
             if len(row) != width:
                 hint = " Comments may stand before the header only." if row[0].startswith("#") else ""
                 raise ShapeError(f"{path.name}, row {number}: {len(row)} values for {width} columns.{hint}")
-        yield [texts_of([row[k] for _, row in some]) for k in range(width)], [number for number, _ in some]
+        yield [Cells.of_texts([row[k] for _, row in some]) for k in range(width)], [number for number, _ in some]
 
 
 def _records(path: Path, lines: Iterator[str], line: int, separator: str) -> Iterator[tuple[int, list[str]]]:

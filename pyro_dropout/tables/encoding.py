@@ -13,12 +13,11 @@ from torch import Tensor
 
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 from pyro_dropout.protocols import Record
-from pyro_dropout.tables.cells import Number, brief
+from pyro_dropout.tables.cells import Cells, Number, brief
 from pyro_dropout.tables.column import Column
 from pyro_dropout.tables.notation import PLAIN, Notation
 from pyro_dropout.tables.plain_data import built
 from pyro_dropout.tables.table import Table
-from pyro_dropout.tables.whole_column import Cells
 
 Remarks = Counter[tuple[str, str]]  # {(what was done, column): cells}
 
@@ -202,3 +201,42 @@ class Encoding:
         if not made.inputs or any(len(each) != len(made.features) for each in parts):
             raise TypeError("inputs, and what fills and bounds them, do not fit together")
         return made
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Inputs and targets for training and for testing, in their own units.
+
+    Attributes:
+        name: a title.
+        train: (x, y), inputs (N, Q) and targets (N, D), or class indices (N,).
+        test: the same, held back.
+        x_name: the inputs in words, with their unit.
+        y_name: the targets in words, with their unit.
+        note: where it comes from, and what is held back.
+        encoding: of the columns of its table, if it comes from one.
+
+    Example:
+        >>> import torch
+        >>> from pyro_dropout.tables.encoding import Dataset
+        >>> Dataset("line", (torch.zeros(2, 1), torch.ones(2, 1)), (torch.ones(1, 1), torch.ones(1, 1))).classes
+        ()
+    """
+
+    name: str
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+    x_name: str = "x"
+    y_name: str = "y"
+    note: str = ""
+    encoding: Encoding | None = None
+
+    @property
+    def rows(self) -> tuple[Tensor, Tensor]:
+        """All rows: those for training, and then those held back."""
+        return torch.cat([self.train[0], self.test[0]]), torch.cat([self.train[1], self.test[1]])
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes; () for regression."""
+        return () if self.encoding is None else self.encoding.classes

@@ -95,8 +95,11 @@ def _tables(
     kind = _MARKS.get(begins[:4]) or _KINDS.get(path.suffix.lower()) or _guessed(path, begins)
     if kind == "csv":
         return read_csv(path, size, encoding, separator, strict)
-    read = {"parquet": read_parquet, "excel": read_excel, "json": read_json, "lines": read_json_lines}[kind]
-    return read(path, size, strict)
+    if kind == "parquet":
+        return read_parquet(path, size, strict)
+    table = {"excel": read_excel, "json": read_json, "lines": read_json_lines}[kind](path, strict)
+    step = size or max(1, len(table))
+    return (table.only(range(at, min(at + step, len(table)))) for at in range(0, max(1, len(table)), step))
 
 
 def _guessed(path: Path, begins: bytes) -> str:

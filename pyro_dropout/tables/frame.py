@@ -9,9 +9,8 @@ import numpy as np
 import pandas
 
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
-from pyro_dropout.tables.cells import EXACT
+from pyro_dropout.tables.cells import EXACT, Cells
 from pyro_dropout.tables.table import Table, named
-from pyro_dropout.tables.whole_column import Cells, texts_of
 
 _FIRST, _LAST = np.datetime64("0001-01-01", "us"), np.datetime64("9999-12-31T23:59:59.999999", "us")
 _WHOLE = {kind.lower(): pandas.array([], kind).dtype for n in (8, 16, 32, 64) for kind in (f"Int{n}", f"UInt{n}")}
@@ -92,17 +91,19 @@ def column_of(series: Any, where: Callable[[int], str]) -> Cells:
         series = series.astype(object if series.hasnans and not isinstance(kind, pandas.StringDtype) else kind)
     is_a, kind = pandas.api.types, series.dtype
     if isinstance(kind, pandas.StringDtype):
-        return texts_of(series)
+        return Cells.of_texts(series)
     if is_a.is_datetime64_any_dtype(kind):
         return _moments(series, where)
-    if is_a.is_integer_dtype(kind) or is_a.is_float_dtype(kind):
-        values = series.to_numpy(
-            getattr(kind, "numpy_dtype", kind) if is_a.is_float_dtype(kind) else float, na_value=np.nan
-        )
-        if values.dtype == np.float64 and not bool((np.abs(values) >= EXACT).any()):
-            return Cells(pandas.Series(values))
-        return Cells.of(series if is_a.is_integer_dtype(kind) else values)
-    return Cells.of(series.tolist(), where)
+    if is_a.is_float_dtype(kind):
+        values = series.to_numpy(getattr(kind, "numpy_dtype", kind), na_value=np.nan)
+        values = (
+            values if values.dtype == np.float64 else values.astype(str).astype(np.float64)
+        )  # 0.1, as it is written
+    elif is_a.is_integer_dtype(kind):
+        values = series.to_numpy(float, na_value=np.nan)
+    else:
+        return Cells.of(series.tolist(), where)
+    return Cells.of(series) if bool((np.abs(values) >= EXACT).any()) else Cells(pandas.Series(values))
 
 
 def _moments(series: Any, where: Callable[[int], str]) -> Cells:

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from pyro_dropout.mathematics.errors import RangeError
-from pyro_dropout.tables.cells import Cell, as_number, as_text, brief
+from pyro_dropout.tables.cells import Cell, Ints, as_number, as_text, brief
 from pyro_dropout.tables.column import CYCLES, Column, Cycle
 from pyro_dropout.tables.encoding import Encoding
 from pyro_dropout.tables.notation import PLAIN, Notation
 from pyro_dropout.tables.precision import Numbers, centre_of, known_numbers, some_different
 from pyro_dropout.tables.recognition import quoted
 from pyro_dropout.tables.table import Table
-from pyro_dropout.tables.whole_column import Ints
 
 if TYPE_CHECKING:
     from pyro_dropout.tables.column_selection import Chosen

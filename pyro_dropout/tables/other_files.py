@@ -3,9 +3,8 @@
 import importlib
 import json
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.tables.cells import as_text
 from pyro_dropout.tables.frame import from_arrow, table_from
 from pyro_dropout.tables.table import Table, named
-from pyro_dropout.tables.whole_column import cell_from
 
 _FORMS = "a list of records, [{...}, {...}], or an object of columns, {...: [...]}"
 
@@ -48,8 +46,8 @@ def read_parquet(path: Path, size: int | None, strict: bool = True) -> Iterator[
 # --- Excel ------------------------------------------------------------------------------------------------------------
 
 
-def read_excel(path: Path, size: int | None, strict: bool = True) -> Iterator[Table]:
-    """Yield tables of ``size`` rows from the first sheet that is not empty; None for all rows at once."""
+def read_excel(path: Path, strict: bool = True) -> Table:
+    """Return the first sheet that is not empty."""
     openpyxl = _library(path, "openpyxl", "Excel files", "excel")
     try:
         # An open file, because openpyxl looks at the ends of names; its warnings are about styles.
@@ -68,11 +66,8 @@ def read_excel(path: Path, size: int | None, strict: bool = True) -> Iterator[Ta
     header, *lines = [row for row in sheet.iter_rows() if _filled(row)]
     used = [place for place in range(len(header)) if any(row[place].value is not None for row in (header, *lines))]
     names = named(path.name, [_name(header[place].value) for place in used], strict)
-    step = size or max(1, len(lines))
-    for start in range(0, max(1, len(lines)), step):
-        some = lines[start : start + step]
-        columns = {name: [row[place].value for row in some] for name, place in zip(names, used, strict=True)}
-        yield table_from(path.name, columns, [row[0].row for row in some], notes)
+    columns = {name: [row[place].value for row in lines] for name, place in zip(names, used, strict=True)}
+    return table_from(path.name, columns, [row[0].row for row in lines], notes)
 
 
 def _filled(row: Any) -> bool:
@@ -81,10 +76,9 @@ def _filled(row: Any) -> bool:
 
 def _name(value: object) -> str:
     try:
-        cell = cell_from(value)
+        return "" if value is None else as_text(value)
     except TypeError:
         return str(value)
-    return str(value or "") if cell is None or isinstance(cell, str) else as_text(cell)
 
 
 def _check_cells(file: str, sheet: Any, written: Any) -> None:
@@ -102,52 +96,43 @@ def _check_cells(file: str, sheet: Any, written: Any) -> None:
 # --- JSON -------------------------------------------------------------------------------------------------------------
 
 
-def read_json(path: Path, size: int | None, strict: bool = True) -> Iterator[Table]:
-    """Yield tables of ``size`` rows from a list of records or an object of columns; None for all rows at once."""
+def read_json(path: Path, strict: bool = True) -> Table:
+    """Return a list of records or an object of columns."""
     found = _parsed(path.name, path.read_bytes())
     if isinstance(found, dict):
         columns = {name: _cells(path.name, name, each) for name, each in found.items()}
-        keys = list(dict.fromkeys(key for each in columns.values() for key in each))
+        keys = list(next(iter(columns.values()), {}))
         for name, each in columns.items():
             if list(each) != keys:
                 raise ShapeError(
-                    f"{path.name}: the column {name!r} has other rows than the column {next(iter(columns))!r}."
+                    f"{path.name}: the column {name!r} has other rows than the column {next(iter(found))!r}."
                 )
         found = [{name: each[key] for name, each in columns.items()} for key in keys]
     if not isinstance(found, list):
         raise ShapeError(f"{path.name} is not a table: it must be {_FORMS}.")
-    records = [(row, _record(f"{path.name}, row {row}", each)) for row, each in enumerate(found, 1)]
-    yield from _pieces(
-        path.name, records, list(dict.fromkeys(key for _, each in records for key in each)), size, strict
-    )
+    return _from_records(path.name, list(enumerate(found, 1)), strict)
 
 
-def read_json_lines(path: Path, size: int | None, strict: bool = True) -> Iterator[Table]:
-    """Yield tables of ``size`` rows from a file with one record a line; None for all rows at once."""
-    with path.open("rb") as file:  # twice: a later record may have a column of its own
-        keys = list(dict.fromkeys(key for _, record in _lines(path.name, file) for key in record))
-    with path.open("rb") as file:
-        yield from _pieces(path.name, _lines(path.name, file), keys, size, strict)
+def read_json_lines(path: Path, strict: bool = True) -> Table:
+    """Return a file with one record a line."""
+    lines = enumerate(path.read_bytes().split(b"\n"), 1)
+    records = [(row, _parsed(f"{path.name}, row {row}", line)) for row, line in lines if line.strip()]
+    return _from_records(path.name, records, strict)
 
 
-def _lines(name: str, file: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
-    for row, line in enumerate(file, 1):
-        if line.strip():
-            where = f"{name}, row {row}"
-            yield row, _record(where, _parsed(where, line))
-
-
-def _pieces(
-    file: str, records: Iterable[tuple[int, dict[str, Any]]], keys: list[str], size: int | None, strict: bool
-) -> Iterator[Table]:
-    names = named(file, keys, strict)
-    records = iter(records)
-    while True:
-        some = list(islice(records, size))
-        columns = {name: [record.get(key) for _, record in some] for name, key in zip(names, keys, strict=True)}
-        yield table_from(file, columns, [row for row, _ in some])
-        if size is None or len(some) < size:
-            return
+def _from_records(file: str, records: list[tuple[int, Any]], strict: bool) -> Table:
+    """Return records with their rows as a table; a record may lack a name."""
+    for row, record in records:
+        if not isinstance(record, dict):
+            raise ShapeError(
+                f'{file}, row {row} is not a record: an object such as {{"age": 12, "kind": "oak"}} is needed.'
+            )
+    keys = list(dict.fromkeys(key for _, record in records for key in record))
+    columns = {
+        name: [record.get(key) for _, record in records]
+        for name, key in zip(named(file, keys, strict), keys, strict=True)
+    }
+    return table_from(file, columns, [row for row, _ in records])
 
 
 def _parsed(where: str, text: bytes) -> Any:
@@ -164,12 +149,6 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} occurs twice in an object")
-    return found
-
-
-def _record(where: str, found: Any) -> dict[str, Any]:
-    if not isinstance(found, dict):
-        raise ShapeError(f'{where} is not a record: an object such as {{"age": 12, "kind": "oak"}} is needed.')
     return found
 
 

@@ -16,8 +16,7 @@ from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeE
 from pyro_dropout.protocols import Record
 from pyro_dropout.tables.column_selection import choose_columns
 from pyro_dropout.tables.csv_file import Separator
-from pyro_dropout.tables.dataset import Dataset
-from pyro_dropout.tables.encoding import Encoding, Remarks, told
+from pyro_dropout.tables.encoding import Dataset, Encoding, Remarks, told
 from pyro_dropout.tables.files import read_file, read_pieces
 from pyro_dropout.tables.learning import Task, learn
 from pyro_dropout.tables.notation import Decimal

@@ -4,12 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pyro_dropout.mathematics.checks import did_you_mean
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
-from pyro_dropout.tables.cells import Cell, brief
-from pyro_dropout.tables.whole_column import Cells
+from pyro_dropout.tables.cells import Cell, Cells, Ints, brief
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ class Table:
         assert isinstance(found, Cells)
         return found
 
-    def only(self, kept: Sequence[int] | NDArray[np.int64]) -> "Table":
+    def only(self, kept: Sequence[int] | Ints) -> "Table":
         """Return the table with only these rows, counted from 0."""
         places = np.asarray(kept, np.int64)
         columns = {name: self.column(name).take(places) for name in self.columns}

@@ -1,7 +1,7 @@
 """What held-back rows say about a posterior: how far its intervals must reach to hold their level, and its scores."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -49,11 +49,8 @@ class Calibration:
         if self.intervals is None or not _supports(self.intervals, level):
             return None
         low, high = self.intervals.interval(prediction, level)
-        own = self._own(groups, level)
-        if own is not None:
-            labels, known = own
-            apart = self.by_group.interval(prediction, level, labels)  # type: ignore[union-attr]
-            known = known.to(low.device).unsqueeze(-1)
+        for found, labels, known in self._own(groups, level):
+            apart, known = found.interval(prediction, level, labels), known.to(low.device)
             low, high = torch.where(known, apart[0], low), torch.where(known, apart[1], high)
         return low, high
 
@@ -85,12 +82,10 @@ class Calibration:
         below, above = predicted_tails(prediction, torch.full_like(own, threshold, dtype=_F64))
         outer = torch.minimum(below, above)
         found = _calibrated(outer, next(iter(self.intervals.scores.values())))
-        apart = self._own(groups, _LEVEL)
-        if apart is not None:
-            for label in set(apart[0]):
-                here = torch.tensor([each == label for each in apart[0]]) & apart[1]
-                scores = self.by_group.scores[label]  # type: ignore[union-attr]
-                found = torch.where(here.to(found.device).unsqueeze(-1), _calibrated(outer, scores), found)
+        for apart, labels, known in self._own(groups, _LEVEL):
+            for label in set(labels):
+                here = torch.tensor([each == label for each in labels]).unsqueeze(-1) & known
+                found = torch.where(here.to(found.device), _calibrated(outer, apart.scores[label]), found)
         return torch.where(above > below, 1 - found, found).to(own)
 
     def sets(self, prediction: Prediction, level: float, groups: Sequence[str] | None = None) -> Tensor | None:
@@ -98,23 +93,19 @@ class Calibration:
         if self.intervals is None or not _supports(self.intervals, level):
             return None
         found: Tensor = self.intervals.sets(prediction, level)
-        own = self._own(groups, level)
-        if own is not None:
-            labels, known = own
-            apart = self.by_group.sets(prediction, level, labels)  # type: ignore[union-attr]
-            found = torch.where(known.to(found.device).unsqueeze(-1), apart, found)
+        for apart, labels, known in self._own(groups, level):
+            found = torch.where(known.to(found.device), apart.sets(prediction, level, labels), found)
         return found
 
-    def _own(self, groups: Sequence[str] | None, level: float) -> tuple[list[str], Tensor] | None:
-        """Return a label for each row, and whether its group has enough rows; None if no group has."""
+    def _own(self, groups: Sequence[str] | None, level: float) -> Iterator[tuple[Conformal, list[str], Tensor]]:
+        """Yield the groups, each row's label, and whether it has rows enough, (N, 1); nothing if no group has."""
         if self.by_group is None or groups is None:
-            return None
+            return
         enough = [label for label, count in self.by_group.counts.items() if _enough(count, level)]
-        if not enough:
-            return None
-        known = [label in enough for label in groups]
-        labels = [label if fine else enough[0] for label, fine in zip(groups, known, strict=True)]
-        return labels, torch.tensor(known)
+        if enough:
+            known = [label in enough for label in groups]
+            labels = [label if fine else enough[0] for label, fine in zip(groups, known, strict=True)]
+            yield self.by_group, labels, torch.tensor(known).unsqueeze(-1)
 
     def small_groups(self, level: float) -> dict[str, int]:
         """Return the groups with too few rows for intervals of their own, and how many rows they have."""

@@ -10,8 +10,7 @@ import torch
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.protocols import Record
-from pyro_dropout.tables.dataset import Dataset
-from pyro_dropout.tables.encoding import Encoding
+from pyro_dropout.tables.encoding import Dataset, Encoding
 from pyro_dropout.tables.reading import Reading
 from pyro_dropout.tables.table import Table
 from pyro_dropout.tabular.calibration import calibrate

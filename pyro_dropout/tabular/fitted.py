@@ -19,8 +19,7 @@ from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.protocols import Figure, Record
 from pyro_dropout.registry import resolve_guide
 from pyro_dropout.tables.cells import Cell, Number
-from pyro_dropout.tables.dataset import Dataset
-from pyro_dropout.tables.encoding import Encoding
+from pyro_dropout.tables.encoding import Dataset, Encoding
 from pyro_dropout.tables.frame import table_of
 from pyro_dropout.tables.reading import read_input_pieces
 from pyro_dropout.tables.table import Table

@@ -19,8 +19,7 @@ from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Record
-from pyro_dropout.tables.dataset import Dataset
-from pyro_dropout.tables.encoding import Encoding
+from pyro_dropout.tables.encoding import Dataset, Encoding
 from pyro_dropout.tables.reading import Reading
 from pyro_dropout.tabular.recipe import Recipe
 from pyro_dropout.tabular.run_record import FORMAT, LATER, Training, identity_of, parts_of, read_record, seal_of

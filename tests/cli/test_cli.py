@@ -206,14 +206,6 @@ def test_a_run_that_diverges_later_keeps_what_was_good(tmp_path: Path, monkeypat
     assert [int(path.stem.removeprefix("step-")) for path in sorted((out / "checkpoints").iterdir())][-1] == 60
 
 
-def test_a_folder_that_was_there_stays_when_a_run_diverges(tmp_path: Path) -> None:
-    data = written(tmp_path, houses())
-    (tmp_path / "mine").mkdir()
-    before = contents(tmp_path)
-    assert run("fit", data, "--out", tmp_path / "mine", "--lr", 1e30, *FEW).exit_code == 1
-    assert contents(tmp_path) == before
-
-
 def test_a_posterior_that_is_behind_its_run_says_so(fitted: Path, tmp_path: Path) -> None:
     shutil.copytree(fitted / "houses", tmp_path / "run")
     record = json.loads((tmp_path / "run" / "run.json").read_text("utf-8"))
@@ -293,14 +285,6 @@ def test_a_gpu_is_taken_where_there_is_one(monkeypatch: pytest.MonkeyPatch, gpu:
     assert cli_data._device().startswith("cuda (a card)" if gpu else "cpu")
 
 
-def test_a_run_does_not_remember_where_it_was_fitted(fitted: Path) -> None:
-    # so that what was fitted on a GPU predicts on a machine without one
-    record = json.loads((fitted / "houses" / "run.json").read_text("utf-8"))
-    assert "device" not in {key for section in record.values() if isinstance(section, dict) for key in section}
-    model, guide = runs_on_disk.Run.read(fitted / "houses").trained(fitted / "houses")
-    assert {tensor.device.type for part in (model, guide) for tensor in part.state_dict().values()} == {"cpu"}
-
-
 def test_rows_beyond_the_training_table_are_named(fitted: Path, tmp_path: Path) -> None:
     new = written(tmp_path, "town,area\nb,35\na,900\nb,-2\n")
     out = tmp_path / "p.csv"
@@ -351,15 +335,6 @@ def test_threads_that_wait_do_not_spin(monkeypatch: pytest.MonkeyPatch) -> None:
     assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
 
 
-def test_a_fault_of_the_program_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fault() -> str:
-        raise RuntimeError("a fault")
-
-    monkeypatch.setattr(cli_data, "report", fault)
-    with pytest.raises(RuntimeError, match="a fault"):
-        main(["info"])
-
-
 def test_memory_that_runs_out_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def hungry() -> str:
         raise MemoryError
@@ -370,22 +345,6 @@ def test_memory_that_runs_out_is_one_line(monkeypatch: pytest.MonkeyPatch, capsy
 
 
 # --- the experiments and their data -----------------------------------------------------------------------------------
-
-
-def test_the_experiments_are_listed() -> None:
-    done = run("reproduce")
-    lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
-    assert set(lines) == {path.stem for path in (ROOT / "models").glob("*.py")}
-    assert lines["bnn"].startswith("A Bayesian neural network written out by hand")
-
-
-def test_an_experiment_gets_its_options(tmp_path: Path) -> None:
-    picture = tmp_path / "bnn.png"
-    assert run("reproduce", "bnn", "--quick", "--seed", "1", "--out", picture).exit_code == 0
-    assert picture.stat().st_size > 1000
-    done = run("reproduce", "bnn", "--help")
-    assert done.exit_code == 0
-    assert "--task" in done.stdout  # the script's own options
 
 
 def test_the_data_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

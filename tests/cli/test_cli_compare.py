@@ -11,14 +11,13 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
-import torch
 import xarray
 
 import pyro_dropout as pd
 from pyro_dropout.cli import options as cli_options
 from pyro_dropout.comparison import compare as comparison
 from pyro_dropout.comparison import folder as folder_module
-from pyro_dropout.comparison.standard_models import GUIDES, kept, regression_model, wave_model
+from pyro_dropout.comparison.standard_models import GUIDES
 from pyro_dropout.datasets.bundled import BUNDLED
 from pyro_dropout.training.checkpoints.folder_claim import claimed
 from tests.cli.command import FEW, contents, houses, run, table_of, trees, written
@@ -110,14 +109,6 @@ def test_classes_are_compared_for_machines_and_an_older_comparison_makes_room(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "trees.parquet"]
 
 
-@pytest.mark.deep
-def test_a_series_that_comes_along_is_compared_along_its_input(tmp_path: Path) -> None:
-    options = ["--guides", "mean-field", "--seeds", 1, "--samples", 25, "--out", tmp_path / "out", *FEW]
-    done = run("compare", "sunspots", *options)
-    assert done.exit_code == 0, done.stderr
-    assert (tmp_path / "out" / "figures" / "bands.png").stat().st_size > 10_000
-
-
 def test_co2_has_a_rhythm_of_a_year() -> None:
     data = pd.co2()
     x, y = data.train
@@ -149,19 +140,6 @@ def test_where_nothing_can_be_computed_the_code_is_one(tmp_path: Path, monkeypat
     assert done.stderr.strip() == "pyro-dropout: no guide could be trained; the notes in the table say why."
     assert "- dropout diverged: the loss is nan at step 1" in done.stdout
     assert "the loss is nan at step 1" in (tmp_path / "out" / "report.html").read_text("utf-8")
-
-
-@pytest.mark.filterwarnings("ignore:the point of this Laplace")
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.deep] if "ensemble" in name else []) for name in GUIDES]
-)
-def test_every_guide_fits_both_models(name: str) -> None:
-    data = pd.co2()
-    for model in (wave_model(data.train, width=5), regression_model(data.train, width=5)):
-        guide = GUIDES[name](model)
-        pd.fit(model, guide, *data.train, steps=2, compile=False, progress=False)
-        assert torch.isfinite(pd.predict(model, guide, data.test[0], samples=3, shared=True).mean).all()
-        assert kept(model)(next(iter(model.sites))) == 1.0  # the only input is never dropped
 
 
 def test_the_guides_of_the_help_are_the_guides_there_are() -> None:

@@ -72,10 +72,7 @@ def test_files_of_two_runs_do_not_mix(twins: Path, tmp_path: Path, file: str) ->
     "change",
     [
         lambda record: record["encoding"]["classes"].reverse(),
-        lambda record: record["encoding"]["inputs"].reverse(),
-        lambda record: record["encoding"]["inputs"][0].update(centre=3),
         lambda record: record["model"].update(width=10**9),
-        lambda record: record["data"].update(seed=1),
         lambda record: record["training"].update(lr=0.02),
     ],
 )

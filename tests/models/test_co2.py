@@ -1,85 +1,22 @@
-"""CO₂ beyond the data: the script runs, its objective is the paper's, and its rules judge as they say."""
+"""The two series of the paper: the models are its objective, and scores are those of closed forms."""
 
-import json
-import math
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import jaxtyping
 import pytest
 import torch
 from torch import Tensor
 from torch.func import functional_call
 
 import pyro_dropout as pd
-from tests.models.test_scripts import FOLDER, loaded, picture_size
+from tests.models.test_scripts import FOLDER, loaded
 
 pytestmark = pytest.mark.deep  # the script runs whole, which takes a minute
 
 co2 = loaded(FOLDER / "co2.py")
-N = 30
-
-
-def states(folder: Path) -> dict[Path, int]:
-    """When each checkpoint was written."""
-    return {file.relative_to(folder / "parts"): file.stat().st_mtime_ns for file in folder.glob("parts/**/step-*")}
-
-
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
-    folder = tmp_path_factory.mktemp("co2")
-    jaxtyping.config.update("jaxtyping_disable", True)  # checking shapes takes longer than the run
-    asked = ["--quick", "--quiet", "--steps", "4", "--gp-steps", "4", "--samples", "20", "--out", str(folder)]
-    asked += ["--checkpoints", str(folder / "parts")]
-    assert co2.main([*asked, "--parts", "guides", "4"]) is None
-    before = states(folder)
-    assert {file.parts[0] for file in before} == {"guides", "4"}
-    path = co2.main(asked)  # learns what is left, and joins it all
-    assert {file: state for file, state in states(folder).items() if file in before} == before
-    jaxtyping.config.update("jaxtyping_disable", False)
-    return json.loads(path.read_text("utf-8")), folder
-
-
-def test_the_table_has_every_posterior_and_finite_numbers(found: tuple[dict[str, Any], Path]) -> None:
-    (table,) = found[0]["tables"]
-    names = [row["posterior"] for row in table["rows"]]
-    # MC dropout, standard dropout, the GP, other guides, those with learned priors, dropout beside them, and ensembles
-    assert len(names) == len(set(names)) == 8 + 8 + 1 + 5 + 3 + 1 + 2
-    assert sum(name.startswith("MC") for name in names) == sum(name.startswith("standard") for name in names) == 8
-    assert {"GP", *co2.OTHERS, *co2.LEARNED, *co2.ADAM, *co2.SCALED} <= set(names)
-    for row in table["rows"]:
-        assert list(row)[1:5] == ["std on data", "at 2.5", "at 3.72", "at 10"]
-        assert all(math.isfinite(value) for name, value in row.items() if name != "posterior")
-        assert 0 <= row["in ±2σ"] <= 1
-        certain = row["posterior"].startswith("standard")
-        assert (row["at 3.72"] == 0) == certain
-        assert row["error / σ"] * 0.1 == pytest.approx(row["RMSE after"], rel=1e-4) or not certain
-
-
-def test_the_papers_six_claims_two_more_and_the_figures(
-    found: tuple[dict[str, Any], Path],
-) -> None:
-    claims = found[0]["claims"]
-    assert len({each["claim"] for each in claims}) == 8
-    assert all("{" not in each["number"] and "nan" not in each["number"] for each in claims)
-    assert [each["file"] for each in found[0]["figures"]] == ["co2.png", "co2_std.png", "co2_guides.png"]
-    for each in found[0]["figures"]:
-        width, height, pixels = picture_size(found[1] / each["file"])
-        assert min(width, height) >= 400
-        assert pixels > 20_000
 
 
 # --- the model --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("kind", "expected"), [("ReLU", torch.relu), ("TanH", torch.tanh)])
-def test_an_activation_and_its_gradient(kind: str, expected: Any) -> None:
-    x = torch.linspace(-40, 40, 81, requires_grad=True)
-    value, oracle = co2.Activation(kind)(x), expected(x)
-    assert torch.equal(value, oracle)
-    gradients = [torch.autograd.grad(each.sum(), x)[0] for each in (value, oracle)]
-    assert torch.equal(*gradients)
 
 
 @pytest.mark.parametrize("dropped", [0.1, 0.2])
@@ -156,13 +93,6 @@ def test_scores_of_standard_dropout_by_hand() -> None:
     assert ahead.max() <= 3.72
 
 
-def test_how_far_apart_two_answers_are() -> None:
-    one = SimpleNamespace(mean=torch.tensor([0.0, 0.0, 9.0]), spread=torch.tensor([1.0, 1.0, 1.0]))
-    other = SimpleNamespace(mean=torch.tensor([1.0, -1.0, 0.0]), spread=torch.tensor([1.0, 1.0, 4.0]))
-    assert co2.apart(one, other, torch.tensor([0, 1])) == pytest.approx((1.0, 1.0))
-    assert co2.apart(one, other, torch.tensor([2])) == pytest.approx((9 / math.sqrt(8.5), 4.0))
-
-
 def verdicts(relu: Any, tanh: Any, held: float = 0.1, deeper: float = 1.0, more: float = 1.0) -> list[bool]:
     """Which claims pass for all networks, when std of f is ``relu(x)`` or ``tanh(x)``."""
     questions = co2.Questions(co2.co2_paper())
@@ -190,3 +120,66 @@ def test_each_rule_says_no_to_its_opposite() -> None:
     assert verdicts(grows, grows) == [True, True, False, True, True, True]
     assert verdicts(grows, stays, deeper=1.5) == [True, True, True, False, True, True]
     assert verdicts(grows, stays, more=0.6) == [True, True, True, True, False, True]
+
+
+solar = loaded(FOLDER / "solar.py")
+N = 30
+
+
+# --- the model and the data -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("decay", solar.LAMBDAS)
+def test_every_weight_and_bias_has_the_weight_decay_of_its_replica(decay: float) -> None:
+    net = solar.model(6, decay, N)
+    guide = solar.guide(net)
+    torch.nn.init.normal_(guide.states["2/bias"].loc)
+    pd.ELBO().parts(net, guide, torch.zeros(N, 1), torch.zeros(N, 1))["kl"].backward()
+    locs = {name: p for name, p in guide.named_parameters() if name.endswith("loc")}
+    assert len(locs) == 12  # six weights and six biases
+    for name, loc in locs.items():  # minus the ELBO is Nτ times eq. 3, whose λ‖M‖² has the gradient 2λM
+        assert torch.allclose(loc.grad, 2 * N * solar.TAU * decay * loc, rtol=1e-5), name
+    assert type(guide.posterior("0.weight")).__name__ == "Delta"  # the only input is never dropped
+
+
+def test_what_measures_the_noise_was_neither_learned_nor_in_a_gap() -> None:
+    data = solar.solar()
+    questions = solar.Questions(data)
+    parts = (questions.learned, questions.held, questions.gaps)
+    learned, held, gaps = (set(questions.x[part, 0].tolist()) for part in parts)
+    assert learned | held == set(data.x[:, 0].tolist())
+    assert gaps == set(data.test_x[:, 0].tolist())
+    assert len(learned) + len(held) + len(gaps) == len(learned | held | gaps)
+    assert len(held) == pytest.approx(len(data.x) / 11, abs=1)
+    target = dict(zip(data.x[:, 0].tolist(), data.y[:, 0].tolist(), strict=True))
+    for part in parts[:2]:
+        assert [target[x] for x in questions.x[part, 0].tolist()] == questions.y[part, 0].tolist()
+
+
+# --- the answers ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def process() -> Any:
+    """A GP of which everything is known in closed form, on the data, with a noise that is too large on purpose."""
+    data = solar.solar()
+    questions = solar.Questions(data)
+    x, y = questions.x[questions.learned], questions.y[questions.learned]
+    gp = pd.GP("se", tau=4.0, length_scale=0.1).fit(x, y, steps=0)
+    model = SimpleNamespace(likelihood=pd.Gaussian(4.0))
+    args = SimpleNamespace(samples=4000, seed=0)
+    return data, gp, model, args, questions.ask(model, pd.gp_posterior(gp), args)
+
+
+def test_scores_in_the_gaps_in_closed_form(process: Any) -> None:
+    data, gp, _, _, answer = process
+    mean, variance = gp.predict(data.test_x, noise=False)
+    error = (mean - data.test_y).double()
+    noise = answer.row["noise 1/√τ"]
+    std = (variance.double() + noise**2).sqrt()
+    log_p = torch.distributions.Normal(mean.double(), std).log_prob(data.test_y.double()).mean().item()
+    assert answer.row["RMSE in gaps"] == pytest.approx(error.square().mean().sqrt().item(), abs=0.03)
+    assert answer.row["log p in gaps"] == pytest.approx(log_p, abs=0.05)
+    for column, wide in (("in ±2σ", std), ("in ±2 std of f", variance.sqrt())):
+        low, high = ((error.abs() <= factor * wide).double().mean().item() for factor in (1.9, 2.1))
+        assert low <= answer.row[column] <= high  # 4000 draws know a std to about one per cent

@@ -1,27 +1,14 @@
 """The experiments' data: what the loaders return with and without a folder, and what they say of a broken one."""
 
 import gzip
-import math
-import os
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from experiments.collection import UCI_NAMES, VARIABLE, co2_paper, mnist, solar, uci
+from experiments.collection import VARIABLE, co2_paper, mnist, solar, uci
 
 import pyro_dropout as pd
-from pyro_dropout.datasets import bundled
-
-REAL = os.environ.get(VARIABLE, "")
-with_data = pytest.mark.skipif(not REAL, reason=f"{VARIABLE} names no folder")
-
-
-@pytest.fixture
-def none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No data folder, as on a fresh machine."""
-    monkeypatch.delenv(VARIABLE, raising=False)
 
 
 @pytest.fixture
@@ -60,86 +47,6 @@ def write_images(where: Path, part: str, number: int) -> None:
 
 
 # --- without a folder -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("none")
-def test_the_bundled_months_are_standardised_and_go_on() -> None:
-    data = co2_paper()
-    assert data.source == "bundled"
-    assert data.x.shape == data.y.shape == (272, 1)
-    assert data.test_x.shape == data.test_y.shape == (156, 1)
-    for part in (data.x, data.y):
-        assert abs(part.mean()) < 1e-5
-        assert part.std(correction=0) == pytest.approx(1.0, abs=1e-5)
-    assert abs(float((data.x * data.y).mean())) < 1e-5  # the trend is out
-    step = 2 * math.sqrt(3 / (272**2 - 1))  # of 272 equally spaced numbers with variance 1
-    assert torch.cat([data.x, data.test_x]).diff(dim=0).flatten() == pytest.approx(step, abs=1e-5)
-    assert 3.72 - step < data.test_x[-1] <= 3.72
-    # The year's rhythm: twelve months later is alike, six months later is opposite. The months after the end have
-    # drifted off the old trend (emissions grew), so they are compared with their own running mean.
-    y = torch.cat([data.y, data.test_y]).flatten()[-200:]
-    wave = y - torch.nn.functional.avg_pool1d(y.expand(1, 1, -1), 13, 1, 6, count_include_pad=False)[0, 0]
-    wave = wave[6:-6]
-    assert torch.corrcoef(torch.stack([wave[:-12], wave[12:]]))[0, 1] > 0.95
-    assert torch.corrcoef(torch.stack([wave[:-6], wave[6:]]))[0, 1] < -0.5
-
-
-@pytest.mark.usefixtures("none")
-def test_the_bundled_sunspots_have_five_gaps() -> None:
-    data = solar()
-    assert data.source == "bundled"
-    assert len(data.x) + len(data.test_x) == 309
-    everything = torch.cat([data.y, data.test_y])
-    assert abs(everything.mean()) < 1e-5
-    assert everything.std(correction=0) == pytest.approx(1.0, abs=1e-5)
-    inside = torch.stack([(data.test_x >= lo - 1e-5) & (data.test_x <= hi + 1e-5) for lo, hi in data.gaps])
-    assert inside.sum(1).flatten().tolist() == [15] * 5  # every held-out year is in one gap, fifteen in each
-    assert not any(((data.x > lo) & (data.x < hi)).any() for lo, hi in data.gaps)
-    assert data.x.min() < data.gaps[0][0]
-    assert data.x.max() > data.gaps[-1][1]
-    # Known maxima of the solar cycle: 1957 is the highest of all, 1778 the highest of its century.
-    order = torch.cat([data.x, data.test_x]).flatten().argsort()
-    assert 1700 + int(everything.flatten()[order].argmax()) == 1957
-    assert 1700 + int(everything.flatten()[order][:100].argmax()) == 1778
-
-
-@pytest.mark.usefixtures("none")
-def test_the_made_table_is_its_formula_plus_noise_that_grows() -> None:
-    data = uci("boston")
-    assert data.source == "made"
-    assert data.x.shape == (400, 5)
-    a, b, c, d, _ = data.x.double().T
-    rest = data.y.flatten() - (10 + 4 * torch.sin(torch.pi * a) + 3 * b * c + 2 * d**2)
-    scaled = rest / (0.3 + 0.4 * a.abs())
-    assert abs(scaled.mean()) < 0.2
-    assert 0.85 < scaled.std() < 1.15  # 400 standard normals: the deviation is known to 1/√800
-    assert rest[a.abs() > 0.7].std() > 1.2 * rest[a.abs() < 0.3].std()
-    assert len(data.train_rows) == len(data.test_rows) == 20
-    for train, test in zip(data.train_rows, data.test_rows, strict=True):
-        assert (len(train), len(test)) == (360, 40)
-        assert torch.cat([train, test]).sort().values.equal(torch.arange(400))
-    assert len({tuple(rows.tolist()) for rows in data.test_rows}) == 20
-    assert torch.equal(uci("boston").y, data.y)
-
-
-@pytest.mark.usefixtures("none")
-def test_the_drawn_digits_can_be_told_apart() -> None:
-    data = mnist()
-    assert data.source == "made"
-    assert data.x.shape == (2000, 1, 28, 28)
-    assert data.test_x.shape == (500, 1, 28, 28)
-    assert data.x.dtype == torch.float32
-    assert data.x.min() >= 0
-    assert data.x.max() <= 1
-    assert torch.bincount(data.y).tolist() == [200] * 10
-    assert torch.bincount(data.test_y).tolist() == [50] * 10
-    assert not torch.equal(data.x[:500].sum((1, 2, 3)), data.test_x.sum((1, 2, 3)))
-    # The nearest training image names the digit; chance is 10%, MNIST's 2,000 nearest neighbours reach about 91%.
-    nearest = torch.cdist(data.test_x.flatten(1), data.x.flatten(1)).argmin(1)
-    assert (data.y[nearest] == data.test_y).float().mean() > 0.9
-    ink = data.x.mean((1, 2, 3))
-    assert ink.min() > 0.05
-    assert ink.max() < 0.4
 
 
 # --- with a folder ----------------------------------------------------------------------------------------------------
@@ -234,63 +141,3 @@ def test_a_folder_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # --- the paper's own data, where they are -----------------------------------------------------------------------------
-
-
-@with_data
-def test_the_bundled_months_are_the_papers() -> None:
-    """The continuation is trustworthy as far as both records agree where they overlap, in units of y (2.1 ppm)."""
-    paper = co2_paper()
-    months = np.array([line.split(",") for line in bundled_lines("co2.csv")], dtype=float)[:272]
-    x, y = paper.x.double().numpy().ravel(), paper.y.double().numpy().ravel()
-    design = np.stack([np.ones(272), x, months[:, 1]], 1)
-    rest = y - design @ np.linalg.lstsq(design, y, rcond=None)[0]
-    assert np.abs(rest).max() < 0.24  # 0.23: weekly values averaged here, an older monthly record there
-    assert np.sqrt(np.mean(rest**2)) < 0.045
-    # Missing months are closed up in the paper: against the calendar the two agree less well.
-    design[:, 1] = months[:, 0]
-    worse = y - design @ np.linalg.lstsq(design, y, rcond=None)[0]
-    assert np.std(worse) > 1.3 * np.std(rest)
-    # The first held-out month follows the last one smoothly: the seasonal step from March to April is about 0.5.
-    assert abs(float(paper.test_y[0] - paper.y[-1])) < 0.8
-
-
-@with_data
-def test_the_papers_irradiance_has_five_gaps_of_twenty() -> None:
-    data = solar()
-    assert (len(data.x), len(data.test_x)) == (275, 100)
-    assert [int(((data.test_x >= lo - 1e-6) & (data.test_x <= hi + 1e-6)).sum()) for lo, hi in data.gaps] == [20] * 5
-
-
-@with_data
-@pytest.mark.parametrize(
-    ("name", "rows", "inputs", "splits"),
-    [("boston", 506, 13, 20), ("concrete", 1030, 8, 20), ("naval", 11934, 16, 20), ("protein", 45730, 9, 5)],
-)
-def test_the_splits_are_those_of_the_published_recipe(name: str, rows: int, inputs: int, splits: int) -> None:
-    data = uci(name)
-    assert data.x.shape == (rows, inputs)
-    assert len(data.train_rows) == splits
-    dice = np.random.RandomState(1)
-    for train, test in zip(data.train_rows, data.test_rows, strict=True):
-        order = dice.choice(range(rows), rows, replace=False)
-        assert torch.cat([train, test]).tolist() == order.tolist()
-        assert len(train) == round(0.9 * rows)
-
-
-@with_data
-def test_mnist_is_mnist() -> None:
-    data = mnist()
-    assert len(data.x) == 60_000
-    assert data.x.mean() == pytest.approx(0.1307, abs=1e-4)  # the constants everyone normalises with
-    assert data.x.std() == pytest.approx(0.3081, abs=1e-4)
-    assert data.y[:10].tolist() == [5, 0, 4, 1, 9, 2, 1, 3, 1, 4]
-    assert data.test_y[:4].tolist() == [7, 2, 1, 0]
-
-
-def bundled_lines(name: str) -> list[str]:
-    path = Path(bundled.__file__).parent / "data" / name
-    return [line for line in path.read_text("utf-8").splitlines() if line[:1].isdigit()]
-
-
-def test_every_set_has_a_folder_name() -> None:
-    assert len(UCI_NAMES) == len(set(UCI_NAMES.values())) == 9

@@ -3,7 +3,6 @@
 import gzip
 import hashlib
 import io
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,7 @@ from urllib.request import Request
 
 import pytest
 from experiments import download as module
-from experiments.collection import UCI_NAMES, VARIABLE
+from experiments.collection import UCI_NAMES
 from experiments.download import Item, download, manifest
 
 import pyro_dropout as pd
@@ -119,20 +118,6 @@ def test_a_fault_of_the_network_is_one_sentence(
     assert files(tmp_path) == []
 
 
-def test_an_answer_that_breaks_off_leaves_nothing(tmp_path: Path, source: dict[str, bytes | Exception]) -> None:
-    class Broken(io.BytesIO):
-        def read(self, size: int | None = -1, /) -> bytes:
-            if self.tell():
-                raise ConnectionResetError("broke off")
-            return super().read(10)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_open", lambda url: Broken(TEXT))
-        with pytest.raises(pd.PyroDropoutError, match="broke off"):
-            download(tmp_path, progress=False)
-    assert files(tmp_path) == []
-
-
 def test_only_https() -> None:
     for url in ("http://example.org/a", "file:///etc/hosts", "ftp://example.org/a"):
         with pytest.raises(pd.PyroDropoutError, match="only https"):
@@ -161,12 +146,3 @@ def test_the_manifest_is_whole() -> None:
         manifest(["iris"])
     with pytest.raises(pd.PyroDropoutError, match="HDF5 only"):
         manifest(["co2"])
-
-
-@pytest.mark.skipif(not os.environ.get(VARIABLE), reason=f"{VARIABLE} names no folder")
-def test_a_full_folder_needs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(url: str) -> None:
-        raise AssertionError(f"asked for {url}")
-
-    monkeypatch.setattr(module, "_open", refused)
-    assert download(os.environ[VARIABLE], progress=False) == []

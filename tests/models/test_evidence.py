@@ -1,19 +1,15 @@
 """Laplace approximations of a fleet of small networks equal those made one by one; the script runs."""
 
-import json
 import math
 import warnings
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from experiments.laplace_splits import best_tau, laplace_fleet, log_density
+from experiments.laplace_splits import laplace_fleet
 from torch import nn
-from torch.distributions import Normal
 
 import pyro_dropout as pd
-from tests.models.test_scripts import FOLDER, loaded
 
 X = torch.linspace(-2, 2, 60).unsqueeze(-1)
 Y = 3 * torch.sin(2 * X) + 5
@@ -53,24 +49,6 @@ def test_answers_equal_those_of_the_library_one_by_one() -> None:
         for factor in (0.9, 1.1):  # no other τ with the same weight decay has more evidence
             near = {name: length * math.sqrt(factor * tau) for name, length in lengths.items()}
             assert posterior.log_evidence(factor * float(tau), near) < best
-
-
-def test_the_best_tau_has_the_largest_density() -> None:
-    error, extra = torch.randn(7, dtype=torch.float64), torch.rand(7, dtype=torch.float64)
-    tau = best_tau(error, extra)
-    expected = Normal(0.0, ((1 + extra) / tau).sqrt()).log_prob(error)
-    torch.testing.assert_close(log_density(error, extra, tau), expected)
-    assert all(log_density(error, extra, f * tau).sum() < expected.sum() for f in (0.99, 1.01))
-
-
-@pytest.mark.deep
-def test_the_script_compares_both_ways_of_choosing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PYRO_DROPOUT_DATA", raising=False)
-    options = ["--quick", "--quiet", "--device", "cpu", "--steps", "5", "--out", str(tmp_path)]
-    loaded(FOLDER / "evidence.py").main(options)
-    record = json.loads((tmp_path / "records.json").read_text("utf-8"))[0]
-    assert {"folds_chose", "evidence_chose", "at_dropout"} <= set(record)
-    assert record["evidence_chose"]["seconds"] < record["folds_chose"]["seconds"]
 
 
 @pytest.mark.deep

@@ -10,8 +10,6 @@ import torch
 from experiments.experiment import Experiment, read_rows
 from matplotlib.figure import Figure
 
-import pyro_dropout as pd
-
 
 def started(tmp_path: Path, *words: str) -> Experiment:
     experiment = Experiment("coin", "How often?\n\nMore.")
@@ -25,14 +23,6 @@ def test_quick_changes_defaults_and_not_what_was_given(tmp_path: Path) -> None:
     assert started(tmp_path).args.throws == 1000
     assert started(tmp_path, "--quick").args.throws == 10
     assert started(tmp_path, "--quick", "--throws", "7").args.throws == 7
-
-
-def test_the_seed_makes_everything_repeat(tmp_path: Path) -> None:
-    drawn = []
-    for _ in range(2):
-        started(tmp_path, "--seed", "3")
-        drawn.append(torch.rand(3))
-    assert torch.equal(*drawn)
 
 
 def test_the_record_is_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,18 +53,3 @@ def test_the_record_is_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_the_options_of_another_process(tmp_path: Path) -> None:
     experiment = started(tmp_path, "--quick", "--names", "x", "y", "--throws=3", "--seed", "1")
     assert experiment.options_but("out", "names", "throws") == ["--quick", "--seed", "1"]
-
-
-@pytest.mark.usefixtures("unchecked_shapes")
-def test_bad_input(tmp_path: Path) -> None:
-    empty = tmp_path / "page.md"
-    empty.write_text("no table", "utf-8")
-    with pytest.raises(pd.PyroDropoutError, match="has no table"):
-        read_rows(empty)
-    with pytest.raises(pd.PyroDropoutError, match=r"--device must be a torch device that can be used here.*'abacus'"):
-        started(tmp_path, "--device", "abacus")
-    (tmp_path / "file").write_text("")
-    with pytest.raises(pd.PyroDropoutError, match="cannot be created"):
-        Experiment("coin", "x").start(["--out", str(tmp_path / "file")])
-    with pytest.raises(pd.RangeError, match="verdict must be one of"):
-        started(tmp_path).claim("x", "maybe", "y")  # type: ignore[arg-type]

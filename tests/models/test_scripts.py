@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import json
 import math
 import re
 import struct
@@ -9,7 +10,9 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import jaxtyping
 import pytest
+from experiments.experiment import VERDICTS
 
 from pyro_dropout.guides import GUIDES
 
@@ -17,6 +20,7 @@ FOLDER = Path(__file__).parents[2] / "models"
 SCRIPTS = sorted(FOLDER.glob("*.py"))
 BY_HAND = [FOLDER / "bnn.py", FOLDER / "deep_gp.py"]
 EXPERIMENTS = [path for path in SCRIPTS if path not in BY_HAND]
+QUICK = ("evidence", "thompson")  # the others run in the long tests
 TASKS = ("regression", "classification")
 ALLOWED = {"torch", "pyro", "numpy", "matplotlib", "tqdm", "pyro_dropout", "experiments"}
 NUMBER = re.compile(r"-?(?:\d+\.\d+|inf|nan)")
@@ -76,15 +80,6 @@ def test_a_script_prints_numbers_and_draws_a_picture(
     assert pixels > 10_000  # an empty frame of this size takes a few thousand
 
 
-def test_the_same_seed_gives_the_same_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = []
-    for seed in ("1", "1", "2"):
-        options = ["--quick", "--seed", seed, "--out", str(tmp_path / "picture.png")]
-        loaded(FOLDER / "bnn.py").main(options)
-        said.append(capsys.readouterr().out)
-    assert said[0] == said[1] != said[2]
-
-
 @pytest.mark.parametrize("path", BY_HAND, ids=lambda path: path.stem)
 def test_a_script_is_short_and_written_by_hand(path: Path) -> None:
     source = path.read_text("utf-8")
@@ -127,6 +122,29 @@ def test_an_experiment_is_short_and_reads_from_the_model_down(path: Path) -> Non
     assert "\n" not in first  # one line says what the question is
     equations = [line for line in rest.splitlines() if line.startswith("    ")]
     assert any("=" in line or "≈" in line for line in equations)  # and an equation what is computed
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=() if path.stem in QUICK else pytest.mark.deep, id=path.stem) for path in EXPERIMENTS],
+)
+def test_an_experiment_writes_a_whole_record(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYRO_DROPOUT_DATA", raising=False)
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # checking shapes takes longer than the run
+    loaded(path).main(["--quick", "--quiet", "--out", str(tmp_path)])
+    record = json.loads((tmp_path / "results.json").read_text("utf-8"))
+    assert record["how"]["command"].startswith(f"pyro-dropout reproduce {path.stem} --quick")
+    assert record["tables"]
+    for table in record["tables"]:
+        assert table["rows"], table["title"]
+        assert {tuple(row) for row in table["rows"]} == {tuple(table["rows"][0])}
+        numbers = [value for row in table["rows"] for value in row.values() if isinstance(value, float)]
+        assert all(math.isfinite(number) for number in numbers), table["title"]
+    assert {claim["verdict"] for claim in record["claims"]} <= set(VERDICTS)
+    page = (tmp_path / "results.md").read_text("utf-8")
+    for figure in record["figures"]:
+        assert picture_size(tmp_path / figure["file"])[2] > 5_000
+        assert figure["file"] in page
 
 
 @pytest.mark.deep

@@ -1,18 +1,15 @@
-"""The LSTM's three ways to drop: what a mask per sequence and per step are, and what the script makes of them."""
+"""The LSTM: what a mask per sequence and per step are, and forecasts that run on."""
 
-import json
 import math
-from pathlib import Path
 from types import ModuleType
-from typing import Any
 
-import jaxtyping
 import pytest
 import torch
+from experiments.free_running import free_run
 from torch import nn
 
 import pyro_dropout as pd
-from tests.models.test_scripts import FOLDER, loaded, picture_size
+from tests.models.test_scripts import FOLDER, loaded
 
 pytestmark = pytest.mark.deep  # the script runs whole, which takes a minute
 
@@ -20,35 +17,6 @@ pytestmark = pytest.mark.deep  # the script runs whole, which takes a minute
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
     return loaded(FOLDER / "sequence.py")
-
-
-@pytest.fixture(scope="module")
-def run(script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    folder = tmp_path_factory.mktemp("sequence")
-    jaxtyping.config.update("jaxtyping_disable", True)  # checking shapes takes longer than the run
-    script.main(["--quick", "--quiet", "--out", str(folder)])
-    jaxtyping.config.update("jaxtyping_disable", False)
-    return folder, json.loads((folder / "results.json").read_text("utf-8"))
-
-
-def test_the_table_has_every_arm_with_finite_numbers(script: ModuleType, run: tuple[Path, Any]) -> None:
-    (table,) = run[1]["tables"]
-    assert [row["arm"] for row in table["rows"]] == list(script.ARMS.values())
-    for row in table["rows"]:
-        assert all(math.isfinite(value) for name, value in row.items() if name != "arm")
-        assert row["± one step"] > 0
-        assert row["± free-running"] > 0
-    keeps = [row["keep"] for row in table["rows"]]
-    assert keeps[2] == 1
-    assert set(keeps[:2]) <= set(script.KEEPS)
-
-
-def test_claims_and_figures_are_there(run: tuple[Path, Any]) -> None:
-    folder, record = run
-    assert len(record["claims"]) == 3
-    assert all("one step" in claim["number"] and "free-running" in claim["number"] for claim in record["claims"])
-    assert [figure["file"] for figure in record["figures"]] == ["co2.png"]
-    assert picture_size(folder / "co2.png")[2] > 20_000
 
 
 def test_without_masks_it_is_the_lstm_of_torch(script: ModuleType) -> None:
@@ -90,17 +58,6 @@ def test_one_draw_of_a_free_run_is_one_function(script: ModuleType) -> None:
     assert set(distance.argmin(1).tolist()) == {0, 1, 3}  # one of them is missed with probability < 1e-30
 
 
-def test_masks_of_every_step_differ(script: ModuleType) -> None:
-    """With one hidden unit and masks of every step there are more forecasts than functions."""
-    torch.manual_seed(2)
-    net = script.model("step", 0.5, 1, 1.0)
-    posterior = script.guide(net, "step", 0.5)
-    x = torch.randn(1, 5)
-    posterior(x, torch.zeros(1, 1))
-    f = script.free_run(net, posterior, x, 3, tau=1e14, samples=300).f[:, 0]
-    assert len({tuple(round(value, 3) for value in row) for row in f.tolist()}) > 8
-
-
 def test_arms_start_with_the_same_weight_decay(script: ModuleType) -> None:
     """The penalty on keep·M in one arm is the KL of M in the other, up to the entropy of six labels."""
     penalties = []
@@ -113,18 +70,20 @@ def test_arms_start_with_the_same_weight_decay(script: ModuleType) -> None:
     assert [value + labels for value in penalties[0]] == pytest.approx(penalties[1], rel=1e-4)
 
 
-def test_windows_end_where_their_targets_begin(script: ModuleType) -> None:
-    x, y = script.windows(torch.arange(20.0), 4, 10, 15)
-    assert y.flatten().tolist() == [10, 11, 12, 13, 14]
-    assert x[0].tolist() == [6, 7, 8, 9]
-    assert x[-1].tolist() == [10, 11, 12, 13]
+def walker(keep: float) -> tuple[pd.BayesianNet, pd.AutoDropout]:
+    """The next value is w times the last one; with dropout w is 0 or its mean over keep."""
+    model = pd.BayesianNet(torch.nn.Linear(1, 1, bias=False))
+    guide = pd.AutoDropout(model, keep=keep)
+    with torch.no_grad():
+        guide.states["weight"].loc.fill_(2.0)
+    return model, guide
 
 
-@pytest.mark.parametrize("name", ["co2", "solar"])
-def test_a_series_has_no_hole(script: ModuleType, name: str) -> None:
-    data, values = script.series(name)
-    x = torch.cat([data.x, data.test_x]).flatten().sort().values.diff()
-    assert len(values) == len(x) + 1
-    assert x.max() < 1.01 * x.min()
-    start = data.x.flatten().argmin()
-    assert values[0] == data.y[start, 0]
+def test_a_draw_of_the_weights_holds_to_the_end() -> None:
+    model, guide = walker(keep=0.5)
+    torch.manual_seed(0)
+    f = free_run(model, guide, torch.ones(1, 1), 4, tau=1e16, samples=400).f[:, 0]
+    alive = f[:, 0] != 0
+    torch.testing.assert_close(f[alive], torch.tensor([2.0, 4.0, 8.0, 16.0]).expand(int(alive.sum()), 4))
+    assert f[~alive].abs().max() < 1e-6
+    assert 140 < int(alive.sum()) < 260  # 400 coins: six standard deviations of 10

@@ -1,9 +1,7 @@
 """Thompson sampling against ε-greedy: the script runs, and its learners do what Q-learning with dropout should."""
 
 import argparse
-import json
 import math
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -12,19 +10,12 @@ import pytest
 import torch
 
 import pyro_dropout as pd
-from tests.models.test_scripts import FOLDER, loaded, picture_size
+from tests.models.test_scripts import FOLDER, loaded
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
     return loaded(FOLDER / "thompson.py")
-
-
-@pytest.fixture(scope="module")
-def out(script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("thompson")
-    script.main(["--quick", "--quiet", "--out", str(folder)])
-    return folder
 
 
 def made(script: ModuleType) -> Any:
@@ -47,28 +38,6 @@ def remember(learners: Any, ticks: int) -> list[tuple[np.ndarray, ...]]:
         learners.memory.write(t, *story[-1])
         states = after
     return story
-
-
-def test_the_record_is_whole(out: Path) -> None:
-    record = json.loads((out / "results.json").read_text("utf-8"))
-    learners, curve = record["tables"]
-    assert [(row["strategy"], row["seed"]) for row in learners["rows"]] == [
-        (name, seed) for name in ("Thompson sampling", "ε-greedy") for seed in (0, 1)
-    ]
-    numbers = [value for table in record["tables"] for row in table["rows"] for value in row.values()]
-    numbers = [value for value in numbers if not isinstance(value, str)]
-    assert all(math.isfinite(value) for value in numbers)
-    assert len(numbers) > 60
-    assert curve["rows"][-1]["ticks"] == 1500
-    for row in learners["rows"]:  # two batches follow the burn-in, and who is above the level at the end has reached it
-        assert row["batches to 1"] in ((1, 2) if row["average reward at the end"] >= 1 else (1, 2, "never"))
-    assert [claim["verdict"] in ("holds", "holds in part", "does not hold") for claim in record["claims"]] == [True] * 2
-    assert record["claims"][0]["verdict"] == "does not hold"
-    assert [figure["file"] for figure in record["figures"]] == ["rewards.png", "world.png"]
-    for figure in record["figures"]:
-        width, height, pixels = picture_size(out / figure["file"])
-        assert min(width, height) >= 400
-        assert pixels > 10_000
 
 
 def test_the_acting_network_is_the_model_s_under_one_mask(script: ModuleType, learners: Any) -> None:
@@ -167,11 +136,6 @@ def test_thompson_sampling_chooses_as_the_posterior_does(learners: Any) -> None:
     assert (ours > 0).sum() > 1  # it does explore
 
 
-@pytest.mark.parametrize(("t", "rate"), [(0, 1.0), (3000, 1.0), (101_500, 0.5), (190_150, 0.05), (250_000, 0.05)])
-def test_epsilon_falls_from_one_to_a_twentieth(script: ModuleType, t: int, rate: float) -> None:
-    assert script.epsilon(t) == pytest.approx(rate)
-
-
 @pytest.mark.parametrize(
     ("thompson", "greedy", "verdict"),
     [
@@ -188,25 +152,3 @@ def test_the_verdict_follows_the_rule(script: ModuleType, thompson: list, greedy
     assert f"{sum(map(math.isinf, thompson))} of 5" in numbers
     if verdict == "holds in part":
         assert "3.0 against 8.0 (ratio 2.67)" in numbers
-
-
-@pytest.mark.parametrize("options", [["--seeds", "1"], ["--ticks", "1300"]])
-def test_too_little_to_judge_by_is_refused(script: ModuleType, tmp_path: Path, options: list[str]) -> None:
-    with pytest.raises(pd.PyroDropoutError, match="--seeds must be at least 2"):
-        script.main(["--quick", "--quiet", "--out", str(tmp_path), *options])
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize(("reward", "clearance"), [("demonstration", True), ("meals", False)])
-def test_the_reward_is_the_one_that_was_asked_for(
-    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reward: str, clearance: bool
-) -> None:
-    class SeenError(Exception):
-        pass
-
-    def world(*args: Any, clearance: bool) -> None:
-        raise SeenError(clearance)
-
-    monkeypatch.setattr(script, "Foraging", world)
-    with pytest.raises(SeenError, match=str(clearance)):
-        script.main(["--quick", "--quiet", "--reward", reward, "--out", str(tmp_path)])

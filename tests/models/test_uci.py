@@ -1,7 +1,6 @@
-"""The UCI script: a quick run is whole, its model and guides are what they say, and its verdicts follow its rules."""
+"""Nine tables and their holes: splits, guides, priors, verdicts and stored records."""
 
 import json
-import math
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from experiments.experiment import Experiment
-from experiments.regression_grids import GRIDS
+from experiments.selection import GRIDS, add_options, collect
 
 import pyro_dropout as pd
 from tests.models.test_scripts import FOLDER, loaded
@@ -20,31 +19,6 @@ pytestmark = pytest.mark.deep  # the script runs whole, which takes a minute
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
     return loaded(FOLDER / "uci.py")
-
-
-@pytest.fixture(scope="module")
-def out(script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("uci")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("PYRO_DROPOUT_DATA", raising=False)
-        script.main(["--quick", "--quiet", "--device", "cpu", "--out", str(folder)])
-    return folder
-
-
-def test_the_record_is_whole(out: Path) -> None:
-    record: dict[str, Any] = json.loads((out / "results.json").read_text("utf-8"))
-    assert [row["method"] for row in record["tables"][1]["rows"]] == [
-        "dropout, 1", "dropout, 1, stacked", "heteroscedastic, 1", "heteroscedastic, 1, stacked", "ensemble, 1",
-        "ensemble, 1, stacked",
-    ]  # fmt: skip
-    assert record["tables"][0]["rows"][0]["source"] == "made"  # there is no data folder here, and the table says so
-    assert len(record["claims"]) == 3
-    assert (out / "gains.png").stat().st_size > 5000
-    for each in json.loads((out / "records.json").read_text("utf-8")):
-        numbers = [*each["log_likelihood"], *each["rmse"], *each["mixture_log_likelihood"], *each["tau"]]
-        numbers += [*each["coverage"], *each["mixture_coverage"]]
-        assert all(math.isfinite(number) for number in numbers)
-        assert each["lost"] == 0
 
 
 def test_the_weight_decay_is_that_of_the_objective(script: ModuleType) -> None:
@@ -80,24 +54,6 @@ def made(name: str, kind: str, layers: int, scores: list[float], mixed: list[flo
 
 
 @pytest.mark.parametrize(
-    ("level", "extra", "verdicts"),
-    [(5.0, 0.5, ["holds", "holds"]), (-9.0, -0.5, ["does not hold", "does not hold"])],
-)
-def test_verdicts_follow_the_scores(
-    script: ModuleType, tmp_path: Path, level: float, extra: float, verdicts: list[str]
-) -> None:
-    experiment = Experiment("uci", "x")
-    experiment.start(["--out", str(tmp_path)])
-    plain = [level, level + 1]
-    records = [made(name, "dropout", 1, plain, [p + extra for p in plain]) for name in ("boston", "wine")]
-    script.report(experiment, records)
-    found = json.loads(experiment.finish().read_text("utf-8"))
-    assert [claim["verdict"] for claim in found["claims"]] == verdicts
-    assert found["tables"][0]["rows"][0]["drop"] == 0.2
-    assert len(found["tables"]) == 2
-
-
-@pytest.mark.parametrize(
     ("gains", "verdict"),
     [([0.5] * 7 + [0.0] * 2, "holds"), ([0.5] * 8 + [-0.5], "holds in part"), ([0.0] * 9, "does not hold")],
 )
@@ -115,22 +71,67 @@ def test_an_ensemble_must_be_better_almost_everywhere_and_worse_nowhere(
     assert [claim["verdict"] for claim in found if claim["claim"].startswith("ensemble: ")] == [verdict]
 
 
-def test_twins_are_told_where_there_are_any(script: ModuleType, tmp_path: Path) -> None:
-    experiment = Experiment("uci", "x")
-    experiment.start(["--out", str(tmp_path)])
-    one, other = (made(name, "dropout", 1, [1.0, 2.0], [2.0, 3.0]) for name in ("boston", "wine"))
-    for record, share in ((one, 0.0), (other, 0.25)):
-        record |= {"twins": [share, share], "fresh_log_likelihood": [0.5, 0.7]}
-        record |= {"mixture_fresh_log_likelihood": [0.6, 0.8]}
-    script.report(experiment, [one, other])
-    rows = json.loads(experiment.finish().read_text("utf-8"))["tables"][2]["rows"]
-    assert [(row["set"], row["method"]) for row in rows] == [("wine", "dropout, 1")]
-    assert rows[0] == rows[0] | {"twins": "25.0%", "all rows": "1.50 ± 0.50", "without twins": "0.60 ± 0.10"}
-
-
 def test_stored_records_are_reported_without_training(script: ModuleType, tmp_path: Path) -> None:
     records = [made("wine", "dropout", 1, [1.0, 2.0], [1.0, 2.0]), made("wine", "ensemble", 1, [1.5, 2.3], [1.0, 2.0])]
     (tmp_path / "kept.json").write_text(json.dumps(records), "utf-8")
     script.main(["--records", str(tmp_path / "kept.json"), "--out", str(tmp_path)])
     gains = json.loads((tmp_path / "results.json").read_text("utf-8"))["tables"][2]["rows"]
     assert [(row["method"], row["wine"]) for row in gains] == [("ensemble, 1", "0.400 ± 0.100")]
+
+
+gaps = loaded(FOLDER / "holes.py")
+
+
+@pytest.mark.parametrize("count", [9, 10, 11])
+def test_a_hole_is_the_middle_third_of_an_input(count: int) -> None:
+    values = torch.randperm(count, generator=torch.Generator().manual_seed(0)).float()
+    rest, inside = gaps.hole(values, seed=0)
+    assert sorted(torch.cat([rest, inside]).tolist()) == list(range(count))
+    assert sorted(values[inside].tolist()) == list(range(3, count - 3))
+
+
+def test_inputs_without_a_middle_are_left_out_by_name() -> None:
+    generator = torch.Generator().manual_seed(0)
+    three = torch.arange(30).float() % 3
+    x = torch.stack([torch.rand(30, generator=generator), three.clamp(max=1), torch.ones(30), three], 1)
+    (train, test), told = gaps.holes(x, seed=0, most=99)
+    assert told["inputs_used"] == ["input 1", "input 4"]
+    assert told["left_out"] == ["input 2", "input 3"]
+    assert told["ties"] == [0.0, 0.0]
+    assert (x[test[1], 3] == 1).all()
+    assert (x[train[1], 3] != 1).all()
+    assert gaps.holes(x, seed=0, most=1)[1]["inputs_used"] == ["input 1"]
+    x[0, 3] = 1.0  # one more row of the middle value than the hole has room for
+    assert gaps.holes(x, seed=0, most=99)[1]["ties"] == [0.0, 1.0]
+
+
+TASKS = [{"set": "yacht", "kind": kind} for kind in ("dropout", "ensemble")]
+
+
+def collected(out: Path, *options: str) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return the kinds that were run, and all records."""
+    experiment = Experiment("uci", "x")
+    experiment.option("--sets", nargs="+", default=["yacht"])
+    add_options(experiment, steps=100)
+    experiment.start(["--out", str(out), "--device", "cpu", *options])
+    ran: list[str] = []
+
+    def run(task: dict[str, Any]) -> dict[str, Any]:
+        ran.append(task["kind"])
+        return {"score": len(ran)}
+
+    return ran, collect(experiment, "x.py", run, TASKS, ("steps", "seed"))
+
+
+def test_a_run_continues_from_records_with_the_same_options(tmp_path: Path) -> None:
+    assert collected(tmp_path)[0] == ["dropout", "ensemble"]
+    ran, records = collected(tmp_path)
+    assert ran == []
+    assert records == json.loads((tmp_path / "records.json").read_text("utf-8"))
+    assert records[1] == TASKS[1] | {"score": 2, "steps": 100, "seed": 0, "members": 16, "fold_members": 4}
+    ran, records = collected(tmp_path, "--members", "5")  # which a single network does not have
+    assert ran == ["ensemble"]
+    assert [record.get("members") for record in records] == [None, 5]
+    ran, records = collected(tmp_path, "--steps", "7")
+    assert ran == ["dropout", "ensemble"]
+    assert [record["steps"] for record in records] == [7, 7]

@@ -1,39 +1,16 @@
 """Why Gaussian guides lose: every combination has a row, starts are what they are called, and changes are compared."""
 
-import csv
-import json
-import math
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import jaxtyping
 import pytest
 import torch
-from experiments.single_changes import compared
+from experiments.summaries import compared
 
 import pyro_dropout as pd
 from tests.models.test_scripts import FOLDER, loaded
 
 script = loaded(FOLDER / "why_gaussian.py")
-
-
-@pytest.mark.deep  # the script runs whole
-def test_the_rows_have_every_combination(tmp_path: Path) -> None:
-    jaxtyping.config.update("jaxtyping_disable", True)  # checking shapes takes longer than the run
-    path = script.main(["--quick", "--quiet", "--priors", "fixed", "learned", "--out", str(tmp_path)])
-    jaxtyping.config.update("jaxtyping_disable", False)
-    with (tmp_path / "rows.csv").open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    keys = {tuple(row.values())[:7] for row in rows}
-    # for each problem dropout; and read twice: Laplace, three starts that are not trained, and all that are
-    assert len(rows) == len(keys) == 2 * (1 + 2 * (1 + 3 + 2 * (4 + 5)))
-    for row in rows:
-        assert math.isfinite(float(row["log p"]))
-        assert bool(row["ratio"]) == (row["problem"] == "two clusters")  # where there is a gap
-    changes, beside = (table["rows"] for table in json.loads(path.read_text("utf-8"))["tables"])
-    assert len(changes) == 2 * 6  # both problems, and all changes but those of T
-    assert [row["trained Gaussians above dropout"].split(" of ")[1] for row in beside] == ["36", "36"]
 
 
 def test_the_starts_are_what_they_are_called() -> None:

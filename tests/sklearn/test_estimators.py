@@ -1,7 +1,6 @@
 """The scikit-learn estimators: scikit-learn's own checks, calibrated answers, and manners towards the process."""
 
 import copy
-import functools
 import pickle
 import random
 from typing import Any
@@ -22,10 +21,8 @@ from sklearn.utils.estimator_checks import check_estimator
 
 import pyro_dropout as pd
 from pyro_dropout.registry import guide_names, resolve_guide
-from pyro_dropout.sklearn import estimators as module
 from pyro_dropout.sklearn.estimators import DropoutClassifier, DropoutRegressor
 from pyro_dropout.sklearn.inputs import held_back
-from pyro_dropout.training import loop
 
 QUICK: Any = {"hidden_layer_sizes": (8,), "max_steps": 5, "learning_rate": 0.1, "samples": 20, "random_state": 0}
 FAMILIES = {name: resolve_guide(name).guide for name in guide_names()}
@@ -254,29 +251,6 @@ def test_warm_start_goes_on() -> None:
     classifier = DropoutClassifier(**QUICK, warm_start=True).fit(*sides())
     with pytest.raises(pd.PyroDropoutError, match="y also has 'middle'"):
         classifier.fit(X, np.repeat(["left", "middle"], 30))
-
-
-def test_the_training_decides_whether_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-
-    def note(*args: Any, **options: Any) -> Any:
-        asked.append(options["compile"])
-        raise InterruptedError
-
-    monkeypatch.setattr(module, "train", note)
-    for settings in ({}, {"compile": False}, {"compile": True}):
-        with pytest.raises(InterruptedError):
-            DropoutClassifier(**settings).fit(*sides())
-    assert asked == ["auto", False, True]
-
-
-@pytest.mark.deep
-def test_verbose_shows_a_bar(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "tqdm", functools.partial(loop.tqdm, mininterval=0))  # every step is drawn
-    DropoutClassifier(**QUICK).fit(*sides())
-    assert capfd.readouterr().err == ""
-    DropoutClassifier(**QUICK, verbose=True).fit(*sides())
-    assert "5/5" in capfd.readouterr().err
 
 
 # --- manners ----------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 import pyro_dropout as pd
 from pyro_dropout.tables.files import read_file, read_pieces
 from pyro_dropout.tables.reading import read_table
-from tests.cli.command import FEW, run, written
+from tests.cli.command import written
 
 KINDS = ("#1 oak", "elm", "ash")
 TREES = "kind,age,height\n" + "".join(f"{KINDS[k % 3]},{k},{k * 1.5}\n" for k in range(60))
@@ -22,14 +22,6 @@ def test_a_row_that_begins_with_a_hash_is_a_row(tmp_path: Path) -> None:
     assert len(data.train[0]) == 60
     assert data.encoding is not None
     assert data.encoding.inputs[0].categories == ("#1 oak", "ash", "elm")
-
-
-def test_rows_that_begin_with_a_hash_are_predicted(tmp_path: Path) -> None:
-    data = written(tmp_path, TREES)
-    assert run("fit", data, "--out", tmp_path / "run", *FEW).exit_code == 0
-    new = written(tmp_path, "kind,age\n#1 oak,3\nelm,4\n#1 oak,5\n", "new.csv")
-    done = run("predict", tmp_path / "run", new, "--out", tmp_path / "p.csv", "--samples", 5)
-    assert "3 predictions" in done.stdout
 
 
 def test_comments_before_the_header_are_counted_aloud(tmp_path: Path) -> None:
@@ -160,16 +152,3 @@ def test_another_encoding_is_asked_for(tmp_path: Path) -> None:
     for wrong in ("klingon", "hex"):
         with pytest.raises(pd.RangeError, match=f"encoding must be the name of a text encoding.*got '{wrong}'"):
             read_file(path, encoding=wrong)
-
-
-def test_the_command_line_takes_both_flags(tmp_path: Path) -> None:
-    text = "a,b;größe\n" + "".join(f"{k},x{k % 5};{k}\n" for k in range(12))
-    data = written(tmp_path, text.encode("latin-1"))
-    how = ["--encoding", "latin-1", "--separator", "comma", "--target", "a", "--strict"]
-    refused = run("fit", data, "--out", tmp_path / "run", *FEW)
-    assert refused.exit_code == 2
-    assert "--encoding" in refused.stderr
-    assert run("fit", data, "--out", tmp_path / "run", *how, *FEW).exit_code == 0
-    asked = ["predict", tmp_path / "run", data, "--out", tmp_path / "p.csv", "--samples", 5]
-    assert "--encoding" in run(*asked).stderr
-    assert "12 predictions of 'a'" in run(*asked, *how[:4]).stdout

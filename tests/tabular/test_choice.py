@@ -8,7 +8,7 @@ from torch import Tensor
 
 import pyro_dropout as pd
 from pyro_dropout.tabular import choice
-from pyro_dropout.tabular.choice import batch_for, choose_recipe, natural_scale
+from pyro_dropout.tabular.choice import choose_recipe, natural_scale
 from pyro_dropout.tabular.recipe import Recipe
 
 X = torch.linspace(-1, 1, 60).unsqueeze(-1)
@@ -37,10 +37,6 @@ def halves(y: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
 )
 def test_the_natural_scale_is_that_of_the_values(y: list[float], scale: str) -> None:
     assert natural_scale(torch.tensor(y).unsqueeze(-1)) == scale
-
-
-def test_small_tables_are_one_batch() -> None:
-    assert [batch_for(100), batch_for(2049), batch_for(2049, 7)] == [None, 1024, 7]
 
 
 def rule(monkeypatch: pytest.MonkeyPatch, gain: Any, y: Tensor, **given: Any) -> tuple[choice.Choice, list[Recipe]]:
@@ -119,16 +115,6 @@ def test_counts_with_a_laplace_approximation_have_constant_noise(monkeypatch: py
     assert [(r.scale, r.noise) for r in tried] == [("count", "constant"), ("plain", "constant")]
 
 
-def test_a_cold_posterior_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    labels = (X[:, 0] > 0).long()
-    found, tried = rule(monkeypatch, lambda r: 1.0 if r.temperature < 1 else 0.0, labels, classes=("no", "yes"))
-    assert found.recipe == tried[1]
-    assert found.said == (
-        "mean-field with a learned prior (cold): chosen on 33 % held back; one that is not cold would lose 1 nats,"
-        " ensemble would lose 1 nats."
-    )
-
-
 def test_classes_have_neither_scale_nor_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     labels = (X[:, 0] > 0).long()
     found, tried = rule(monkeypatch, lambda r: 0.0, labels, classes=("no", "yes"))
@@ -170,10 +156,3 @@ def test_noise_that_grows_is_found_by_training() -> None:
     assert found.recipe.noise == "by-input"
     low, high = found.prediction.interval(0.95)
     assert (high - low)[-5:].mean() > 2 * (high - low)[:5].mean()
-
-
-def test_all_candidates_have_one_bar(capsys: pytest.CaptureFixture[str]) -> None:
-    choose_recipe(*halves(torch.exp(3 * X)), guide="mean-field", width=3, steps=10, progress=True)
-    shown = capsys.readouterr().err
-    assert shown.count("choosing:   0%|") == 1
-    assert "/16 [" in shown  # log, plain and noise by input, two steps each, and ten of the chosen one

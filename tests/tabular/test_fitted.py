@@ -219,13 +219,6 @@ def test_a_centred_target_is_not_taken_on_another_scale() -> None:
         pd.fit_table(frame, target="price", scale="log", **QUICK)
 
 
-@pytest.mark.deep
-def test_pictures(fitted: FittedTable) -> None:
-    assert len(fitted.plot().axes) == 4
-    assert len(fitted.plot(houses(50)).axes) == 4
-    assert set(fitted.explain(houses(50)).names) == {"area", "town"}
-
-
 def test_a_run_without_the_section_of_held_back_rows_trains_as_it_did(fitted: FittedTable) -> None:
     """Earlier versions never trained on held-back rows, and their runs can be resumed."""
     assert fitted.data is not None

@@ -95,22 +95,6 @@ def test_without_targets_predictions_stand_in_order_beside_what_matters() -> Non
     assert bool((heights[1:] >= heights[:-1]).all())
 
 
-def test_curves_of_numbers_and_of_dates_look_alike() -> None:
-    encoding = Encoding((Column("day", cycles=("week",)), Column("size"), Column("rest")), "y")
-    x = torch.randn(60, 5)
-    figure = picture(numbers, encoding, x)
-    lines = [line for ax in figure.axes[2:] for line in ax.lines if line.get_label() == "mean prediction"]
-    assert [(line.get_marker(), line.get_linestyle()) for line in lines] == [("None", "-")] * 2
-
-
-def test_percentages_are_written_in_one_way() -> None:
-    x = table(60)
-    figure = picture(numbers, WIDE, x, numbers(x).mean, level=0.995)
-    written = [*drawn(figure), *(text.get_text() for ax in figure.axes for text in ax.get_legend().get_texts())]
-    assert all("%" not in text.replace(" %", "") for text in written)
-    assert any("99.5 % interval" in text for text in written)
-
-
 def test_a_single_input_has_its_curve_in_the_units_of_the_table() -> None:
     x = torch.linspace(-1, 1, 50).unsqueeze(-1)
     figure = picture(numbers, ONE, x, 2 * x)
@@ -133,17 +117,6 @@ def test_classes_have_a_confusion_and_no_intervals() -> None:
     assert sum(int(text.get_text()) for text in figure.axes[0].texts) == 60
     assert "interval" not in " ".join(titles)
     assert drawn(picture(classes, CLASSES, x))[0] == "How sure the predicted classes of 60 rows are"
-
-
-@pytest.mark.parametrize(
-    ("predict", "y"), [(prices, lambda x: (3 * x[:, :1]).exp()), (counts, lambda x: x[:, :1].exp().round())]
-)
-@pytest.mark.thinned(2)
-def test_positive_numbers_and_counts_have_pictures(predict: Any, y: Any) -> None:
-    x = table(60)
-    figure = picture(predict, WIDE, x, y(x))
-    assert len(drawn(figure)) == 4
-    assert len(drawn(picture(predict, WIDE, x))) == 4
 
 
 @pytest.mark.deep

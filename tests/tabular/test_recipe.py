@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from pyro_dropout.generative.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
-from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.tabular.choice import given_recipe
 from pyro_dropout.tabular.recipe import Recipe
 
@@ -27,12 +26,6 @@ def test_a_recipe_builds_its_model(recipe: Recipe, classes: tuple[str, ...], lik
     assert isinstance(model.model.likelihood, likelihood)
     assert model.model.net[-1].out_features == outputs
     assert model.model.net[0].out_features == 4
-
-
-def test_members_are_those_of_the_recipe() -> None:
-    _, guide = Recipe("dropout-ensemble", 4, members=3).build((X, X[:, :1]))
-    assert isinstance(guide, Ensemble)
-    assert guide.members == 3
 
 
 @pytest.mark.parametrize("recipe", [Recipe("dropout", 20), Recipe("dropout-ensemble", 7, 5, "by-input")])

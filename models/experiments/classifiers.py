@@ -1,25 +1,124 @@
-"""The errors of a classifier, and the effect of deferring its uncertain inputs (§5.2).
+"""The errors of a classifier, what deferring its uncertain inputs gains, and what uncertainty detects (§5.2).
 
-Each function returns the rows of a table, with unformatted numbers, and some return a figure.
+AUROC = P(s > s') + ½ P(s = s'),   s the score of an odd input, s' that of an ordinary one
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
+from pyro import poutine
 from torch import Tensor
+from torch.nn import functional
 
-from experiments.band_plots import curve_panels
-from experiments.detection import auroc
-from experiments.standard_error import standard_error
+from experiments.figures import curve_panels
+from experiments.summaries import standard_error
+from pyro_dropout.generative.likelihoods import likelihood_of
 from pyro_dropout.judging.decisions.cascade import cascade
 from pyro_dropout.judging.decisions.rejection import defer, rejection_curve
-from pyro_dropout.mathematics.errors import RangeError, ShapeError
+from pyro_dropout.mathematics.shapes import Bool, Float
 from pyro_dropout.prediction.prediction import Prediction
+from pyro_dropout.protocols import Figure
+from pyro_dropout.training.loss.per_example import per_example
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+_F64 = torch.float64
+
+
+class AUROC(NamedTuple):
+    """How well a score separates two sets; returned by ``auroc``.
+
+    Attributes:
+        value: the probability that an odd input has the higher score; a tie counts half.
+        error: its standard error over inputs of both kinds; NaN if one kind has a single input.
+    """
+
+    value: float
+    error: float
+
+
+def auroc(odd: Float[Tensor, " M"], ordinary: Float[Tensor, " N"]) -> AUROC:
+    """Return the area under the ROC curve of separating odd inputs from ordinary ones by a score, with its error.
+
+    The standard error is that of DeLong, DeLong and Clarke-Pearson (1988): for each input, take the share of the other
+    kind that it is ordered correctly with; the area is the mean of these shares over either kind. It assumes that the
+    two sets are independent; if an odd input is a changed ordinary one, it is somewhat too large or too small. Both are
+    computed by sorting, in (M + N) log N.
+
+    Args:
+        odd: scores of the inputs that should score higher, (M,): entropies, standard deviations.
+        ordinary: scores of the others, (N,).
+
+    Returns:
+        The area and its standard error. An area of exactly 0 or 1 has the error 0, which underestimates the true error:
+        all observed pairs are ordered the same way.
+
+    Example:
+        >>> import torch
+        >>> from experiments.classifiers import auroc
+        >>> found = auroc(torch.tensor([0.9, 0.4, 0.7]), torch.tensor([0.1, 0.4, 0.2, 0.6]))
+        >>> round(found.value, 4), round(found.error, 3)  # 10½ of 12 pairs are ordered correctly
+        (0.875, 0.148)
+    """
+    ordinary = ordinary.to(odd)
+    won, lost = _shares_below(odd, ordinary), 1 - _shares_below(ordinary, odd)
+    if min(len(won), len(lost)) < 2:
+        return AUROC(won.mean().item(), math.nan)
+    return AUROC(won.mean().item(), (won.var() / len(won) + lost.var() / len(lost)).sqrt().item())
+
+
+def _shares_below(values: Tensor, others: Tensor) -> Tensor:
+    """Return for each value the share of the others below it; ties count half."""
+    others, values = others.sort().values, values.contiguous()
+    twice = torch.searchsorted(others, values) + torch.searchsorted(others, values, right=True)
+    return twice.to(_F64) / (2 * len(others))
+
+
+def envelopes_overlap(f: Float[Tensor, "T N C"], level: float = 0.95) -> Bool[Tensor, " N"]:
+    """Return where draws disagree on the class: whether the envelopes of the two largest softmax inputs overlap."""
+    leader, second = f.gather(2, f.mean(0).topk(2).indices.expand(len(f), -1, -1)).unbind(-1)
+    return leader.quantile((1 - level) / 2, 0) < second.quantile((1 + level) / 2, 0)
+
+
+def loss_gradient(model: Any, guide: Any, x: Tensor, y: Tensor, *, draws: int | None = None) -> Tensor:
+    """Return the gradient of minus the log-likelihood of each point with respect to its input.
+
+    ``x + ε * loss_gradient(...).sign()`` is the fast gradient sign method of Goodfellow, Shlens and Szegedy (2015).
+
+    Args:
+        model: a model with a likelihood of this package, such as ``BayesianNet``.
+        guide: its posterior.
+        x: inputs, (N, ...).
+        y: their targets, (N, D) or (N,).
+        draws: None for the network with the mean weights, -log p(y | x, E[ω]); or the number T of draws, each point's
+            own, over which E_q[-log p(y | x, ω)] is averaged: an attack on MC dropout itself.
+    """
+    likelihood = likelihood_of(model)
+    x = x.detach().clone().requires_grad_()
+    if draws is None:
+        count, rows = 1, x
+        f = model.evaluate(guide.mean(), x)
+    else:
+        count, rows = draws, x.repeat(draws, *[1] * (x.dim() - 1))  # every copy of a point has its own draw
+        with per_example():
+            f = poutine.replay(model, trace=poutine.trace(guide).get_trace(rows))(rows)
+    y = y.repeat(count, *[1] * (y.dim() - 1))
+    loss = -likelihood.distribution(f).log_prob(likelihood.checked(f, y)).sum() / count
+    return torch.autograd.grad(loss, x)[0]
+
+
+def turned(images: Tensor, degrees: Float[Tensor, " A"]) -> Tensor:
+    """Return images rotated anticlockwise about their centre."""
+    (n, _, height, width), count = images.shape, len(degrees)
+    cos, sin, zero = degrees.deg2rad().cos(), degrees.deg2rad().sin(), torch.zeros_like(degrees)
+    # affine_grid runs from -1 to 1 along both sides, so rotating a non-square image needs their ratio.
+    turns = torch.stack([cos, -sin * height / width, zero, sin * width / height, cos, zero], -1).reshape(count, 2, 3)
+    grid = functional.affine_grid(turns.to(images).repeat(n, 1, 1), [n * count, 1, height, width], align_corners=False)
+    found = functional.grid_sample(images.repeat_interleave(count, 0), grid, align_corners=False)
+    every: Tensor = found.unflatten(0, (n, count))
+    return every
+
 
 Rows = list[dict[str, Any]]
 
@@ -40,28 +139,10 @@ def error_table(
         y: the classes, (N,).
         group: what the models are, as the heading of the first column.
         ways: the names of the two ways.
-
-    Returns:
-        A row for each model: both errors in percent, the second's standard error over inputs (binomial) and over seeds,
-        the gain in points with its standard error, and the mean log-likelihoods of an input in nats.
-
-    Example:
-        >>> import torch, pyro_dropout as pd
-        >>> from experiments.classifier_tables import error_table
-        >>> model = pd.BayesianNet(torch.nn.Linear(2, 3), likelihood=pd.Categorical())
-        >>> guide, x = pd.AutoDropout(model, keep=1.0), torch.randn(10, 2)
-        >>> two = pd.predict(model, guide, x, method="standard"), pd.predict(model, guide, x, samples=5, seed=0)
-        >>> (row,) = error_table({"none": [two, two]}, torch.zeros(10, dtype=torch.long))
-        >>> row["standard %"] == row["MC %"], row["gain"], row["± gain"]  # without dropout the two ways are the same
-        (True, 0.0, 0.0)
     """
     one, other = ways
     rows: Rows = []
     for name, seeds in answers.items():
-        if len(seeds) < 2:
-            raise RangeError(
-                f"answers must hold at least two seeds of each model, for an error; {name!r} has {len(seeds)}."
-            )
         wrong = torch.stack([torch.stack([(answer.probs.argmax(-1) != y).double() for answer in two]) for two in seeds])
         log_p = torch.tensor([[answer.log_prob(y).mean().item() for answer in two] for two in seeds]).mean(0).tolist()
         (first, second), gain = wrong.mean((0, 2)).tolist(), wrong[:, 0] - wrong[:, 1]  # wrong is (seeds, 2, N)
@@ -83,18 +164,6 @@ def detection_row(
         odd: the same for the changed inputs, (M,).
         misled: which of the changed inputs are misclassified but would be right unchanged, (M,).
         fewest: least number of misled inputs for an AUROC; with fewer it is given as 0.5.
-
-    Returns:
-        The number of misled inputs, the mean uncertainties of the changed inputs, the AUROC of separating all of them
-        from ordinary ones, and that of separating the misled ones, which is the purpose of a detector.
-
-    Example:
-        >>> import torch
-        >>> from experiments.classifier_tables import detection_row
-        >>> calm, moved = {"entropy": torch.tensor([0.1, 0.2])}, {"entropy": torch.tensor([0.15, 0.9])}
-        >>> row = detection_row(calm, moved, torch.tensor([False, True]), fewest=1)
-        >>> row["misled"], row["AUROC, entropy"], row["misled, entropy"]
-        (1, 0.75, 1.0)
     """
     count = int(misled.sum())
     row: dict[str, Any] = {"misled": count, **{name: value.mean().item() for name, value in odd.items()}}
@@ -103,20 +172,8 @@ def detection_row(
     return row | {f"misled, {name}": value for name, value in told.items()}
 
 
-def detection_figure(rows: Rows, uncertainties: Sequence[str]) -> "Figure":
-    """Draw error, uncertainty and detection against the size ε of a change, a row of panels for each.
-
-    Args:
-        rows: of ``detection_row``, with the columns "attack", "ε" and "MC error %" beside it.
-        uncertainties: their names.
-
-    Example:
-        >>> from experiments.classifier_tables import detection_figure
-        >>> row = {"attack": "noise", "MC error %": 3.0, "entropy": 0.1, "AUROC, entropy": 0.6}
-        >>> figure = detection_figure([row | {"ε": e} for e in (0.0, 0.1)], ["entropy"])
-        >>> [axes.get_title() for axes in figure.axes]
-        ['noise: error (%)', 'noise: uncertainty (nats)', 'noise: AUROC']
-    """
+def detection_figure(rows: Rows, uncertainties: Sequence[str]) -> Figure:
+    """Draw error, uncertainty and detection against the size ε of a change, a row of panels for each."""
     attacks = dict.fromkeys(row["attack"] for row in rows)
     parts = (
         ("error (%)", "", ["MC error %"]),
@@ -136,7 +193,7 @@ def rejection_table(
     *,
     group: str = "model",
     shares: Sequence[float] = (1.0, 0.99, 0.95),
-) -> tuple[Rows, "Figure"]:
+) -> tuple[Rows, Figure]:
     """Return the error among the inputs kept when the most uncertain ones are deferred to a human.
 
     Args:
@@ -144,21 +201,7 @@ def rejection_table(
             model and of the uncertainty.
         group: what the models are, as the heading of the first column.
         shares: of inputs kept, for the columns of the table.
-
-    Returns:
-        A row for each model and uncertainty: errors in percent, and the share of an oracle's gain over chance; and a
-        figure of the error against the share kept, ± 2 standard errors, with a panel for each model.
-
-    Example:
-        >>> import torch
-        >>> from experiments.classifier_tables import rejection_table
-        >>> entropy, mistake = torch.tensor([0.1, 0.9, 0.3, 0.2]), torch.tensor([0.0, 1.0, 0.0, 0.0])
-        >>> rows, _ = rejection_table({"LeNet": {"entropy": (entropy, mistake)}}, shares=(1.0, 0.75))
-        >>> rows[0]["error % at 100%"], rows[0]["error % at 75%"], rows[0]["of the oracle's gain"]
-        (25.0, 0.0, 1.0)
     """
-    if not shares or not all(0 < share <= 1 for share in shares):
-        raise RangeError(f"shares of inputs kept must lie in (0, 1]; got {list(shares)!r}.")
     rows: Rows = []
     panels: dict[str, dict[str, tuple[Tensor, ...]]] = {}
     for name, by_uncertainty in answers.items():
@@ -184,7 +227,7 @@ def cascade_table(
     *,
     budgets: Sequence[float],
     costs: tuple[float, float] = (1.0, 10.0),
-) -> tuple[Rows, "Figure"]:
+) -> tuple[Rows, Figure]:
     """Return cost and error of a cascade of two classifiers, for each share of inputs deferred to the strong one.
 
     Args:
@@ -194,24 +237,7 @@ def cascade_table(
         y: their classes, (N,).
         budgets: shares of the inputs deferred, each from 0 to 1.
         costs: of one prediction by the weak and by the strong model, in any unit.
-
-    Returns:
-        A row for each budget: the mean cost of an input, as a share of the strong model's, and errors in percent if
-        the weak model's entropy decides what is deferred, and if chance does; and a figure of them.
-
-    Example:
-        >>> import torch, pyro_dropout as pd
-        >>> from experiments.classifier_tables import cascade_table
-        >>> model = pd.BayesianNet(torch.nn.Linear(2, 3), likelihood=pd.Categorical())
-        >>> guide = pd.AutoDropout(model, keep=0.5)
-        >>> weak, strong = (lambda x, T=T: pd.predict(model, guide, x, samples=T, seed=0) for T in (5, 500))
-        >>> x, y = torch.randn(10, 2), torch.zeros(10, dtype=torch.long)
-        >>> rows, figure = cascade_table(weak, strong, x, y, budgets=(0.0, 0.5, 1.0))
-        >>> [row["cost"] for row in rows]
-        [0.1, 0.6, 1.1]
     """
-    if not budgets:
-        raise ShapeError("budgets must hold at least one share of the inputs; it is empty.")
     known: dict[str, Prediction] = {"weak": weak(x)}
 
     def all_or_some(part: Tensor) -> Prediction:

@@ -1,10 +1,9 @@
-"""Columns of a file are judged as a whole; a list of the same cells is judged cell by cell. Both say the same."""
+"""Columns of a file and of a frame: the same cells, the same outcome, and numbers to the bit."""
 
-import csv
-import io
 import random
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pyro_dropout as pd
-from pyro_dropout.tables import whole_column
-from pyro_dropout.tables.cells import EXACT, as_number, cell_of
+from pyro_dropout.tables import cells as column_cells
+from pyro_dropout.tables.cells import EXACT, Cells, as_number, cell_of
 from pyro_dropout.tables.files import read_file, read_pieces
+from pyro_dropout.tables.frame import table_of
 from pyro_dropout.tables.reading import read_input_pieces, read_table
-from pyro_dropout.tables.table import Table
-from pyro_dropout.tables.whole_column import Cells
 
 ROWS = 40
 # Each column is one of these, over and over.
@@ -87,29 +85,18 @@ def outcome(table: Any, new: Any, **options: Any) -> list[Any]:
     return told
 
 
-def one_by_one(columns: dict[str, list[str | None]]) -> dict[str, Cells]:
-    """Cells that are not known to be texts, and so are judged one by one."""
-    return {name: Cells(pandas.Series(cells, dtype=object)) for name, cells in columns.items()}
-
-
-def check(
-    columns: dict[str, list[str]], odd: dict[str, list[str]], end: str = "\n", quoting: Any = 0, **options: Any
-) -> None:
+def check(columns: dict[str, list[str]], odd: dict[str, list[str]], **options: Any) -> None:
+    """A file and a frame of the same texts have the same outcome."""
     with tempfile.TemporaryDirectory() as folder:
-        tables: list[tuple[Path, Table]] = []
+        files, frames = [], []
         for name, cells in (("t.csv", columns), ("new.csv", odd)):
-            text = io.StringIO(newline="")
-            csv.writer(text, lineterminator=end, quoting=quoting).writerows(
-                [list(cells), *zip(*cells.values(), strict=True)]
-            )
-            path = Path(folder, name)
-            path.write_text(text.getvalue(), "utf-8", newline="")
-            read = read_file(path)
-            listed = {name: [cell_of(cell) for cell in each] for name, each in cells.items()}
-            assert read.columns == listed
-            tables.append((path, Table(name, one_by_one(listed), read.rows)))
-        (path, table), (new, more) = tables
-        found, wanted = outcome(path, new, **options), outcome(table, more, **options)
+            frame = pandas.DataFrame(cells, dtype=object)
+            frame.to_csv(Path(folder, name), index=False)
+            files.append(Path(folder, name))
+            read = read_file(files[-1])
+            assert read.columns == {name: [cell_of(cell) for cell in each] for name, each in cells.items()}
+            frames.append(replace(table_of(frame), file=name, rows=read.rows))
+        found, wanted = outcome(*files, **options), outcome(*frames, **options)
         assert len(found) == len(wanted)
         for one, other in zip(found, wanted, strict=True):
             same = torch.equal(one, other) if isinstance(one, torch.Tensor) else repr(one) == repr(other)
@@ -125,7 +112,7 @@ def test_odd_columns(kind: str) -> None:
     cells = (ODD[kind] * ROWS)[:ROWS]
     columns = {"x": [str(row % 7 + 0.5) for row in range(ROWS)], "odd": cells, "y": target()}
     other = columns | {"odd": [*cells[1:], random.Random(kind).choice(["oak", "1", "-", "2024-01-31"])]}
-    for options in ({}, {"strict": True}, {"strict": True, "missing": "drop"}, {"decimal": "comma"}):
+    for options in ({}, {"strict": True, "missing": "drop"}):
         check(columns, other, **options)
     check({"odd": columns["x"], "y": cells}, other)
 
@@ -136,26 +123,6 @@ CELLS = st.one_of(
     st.integers(-(10**20), 10**20).map(str),
     st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=10),
 )
-KINDS = st.sampled_from(sorted(ODD)).map(ODD.__getitem__)
-
-
-@st.composite
-def made(draw: st.DrawFn) -> list[str]:
-    """A column of one kind, in which some cells are of another."""
-    cells = draw(st.lists(st.sampled_from(draw(KINDS)), min_size=12, max_size=30))
-    for _ in range(draw(st.integers(0, 2))):
-        cells[draw(st.integers(0, len(cells) - 1))] = draw(CELLS)
-    return cells
-
-
-WAYS = st.tuples(st.sampled_from(["\n", "\r\n"]), st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]))
-
-
-@given(made(), made(), WAYS, st.sampled_from(["auto", "refuse", "drop", "mean"]))
-def test_columns_with_other_cells(cells: list[str], other: list[str], way: tuple[str, Any], missing: str) -> None:
-    table = {"odd": cells, "y": target(len(cells))}
-    check(table, {"odd": other, "y": target(len(other))}, *way, missing=missing)
-    check({"odd": target(len(cells)), "y": cells}, table, *way, missing=missing)
 
 
 def bits(values: Any) -> bytes:
@@ -204,7 +171,7 @@ def test_without_pyarrow_a_file_has_the_same_cells(tmp_path: Path, monkeypatch: 
     wanted, numbers = dict(read_file(path).columns), read_file(path).column("a").numbers
     assert wanted == {"a": ["1.5", None, "-3e2"], "b": ["oak", None, "elm"]}
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    monkeypatch.setattr(whole_column, "pyarrow", None)
+    monkeypatch.setattr(column_cells, "pyarrow", None)
     with pandas.option_context("mode.string_storage", "python"):
         other = read_file(path)
         assert other.columns == wanted
@@ -233,15 +200,3 @@ def test_bad_quotes_are_refused_by_their_row(tmp_path: Path, line: str) -> None:
     (tmp_path / "t.csv").write_text(f"a,b\n1,2\n{line}\n")
     with pytest.raises(pd.ShapeError, match=r"t\.csv, row 3: "):
         read_file(tmp_path / "t.csv")
-
-
-def test_rows_of_a_column_are_those_of_a_list() -> None:
-    whole = Cells.of(["1", "oak", "", "2", "oak", "1"])
-    some = whole.take(np.array([4, 2, 0, 5]))
-    assert some == ["oak", None, "1", "1"]
-    assert (list(some.distinct.cells), some.distinct.counts.tolist()) == (["oak", "1"], [1, 2])
-    assert (some.distinct.codes.tolist(), some.distinct.rows.tolist()) == ([0, -1, 1, 1], [0, 2])
-    assert whole.numbers is None
-    assert whole.take(np.array([0, 2, 3])).numbers == pytest.approx([1.0, np.nan, 2.0], nan_ok=True)
-    assert whole.without(np.array([True] + [False] * 5)) == [None, "oak", None, "2", "oak", "1"]
-    assert (whole[1:3], whole[-1], whole[2]) == (["oak", None], "1", None)

@@ -1,4 +1,4 @@
-"""Records of experiments that choose their settings by cross-validation: made set by set, and continued from a file."""
+"""Settings chosen by cross-validation on the nine regression tables: what the folds choose from, and their records."""
 
 import json
 import math
@@ -11,12 +11,57 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import pyro_dropout as pd
 from experiments.collection import UCI
 from experiments.experiment import Experiment
-from experiments.paired_gains import said
-from experiments.regression_grids import ANCHORED, grid_of, members_of
+from experiments.summaries import said
 from pyro_dropout import ELBO, DivergedError
 from pyro_dropout.judging.selection import choose
+
+DROPS, DECAY = (0.0002, 0.002, 0.005, 0.01, 0.05, 0.1), (1e-6,)
+BELIEFS: dict[str, tuple[float, ...]] = {"drop": (0.0,), "length": (0.3, 2.0), "lr": (3e-3, 1e-2)}  # widths are learned
+GRIDS: dict[str, dict[str, tuple[float, ...]]] = {  # in addition to τ
+    "dropout": {"drop": DROPS, "decay": DECAY, "lr": (3e-3, 1e-2, 3e-2)},
+    "multiplicative": {"drop": DROPS, "decay": DECAY, "lr": (3e-3, 1e-2)},
+    "concrete": BELIEFS | {"drop": (0.05,)},
+    "mean-field": BELIEFS,
+    "row-mixture": BELIEFS,
+    "low-rank": BELIEFS,
+    "heteroscedastic": {"drop": DROPS, "length": (0.5,), "lr": (1e-3, 5e-3)},  # dropout, and noise by input
+    "ensemble": {"drop": (0.0,), "tau": (3.0, 30.0, 300.0, 3000.0, 3e4), "length": (1.0,), "lr": (1e-2,)},
+    "ensemble of dropout": {"drop": (0.0002, 0.005, 0.05), "decay": DECAY, "lr": (1e-2, 3e-2)},
+    "ensemble of mean-field": BELIEFS,
+}
+ANCHORED = "ensemble"  # its members are points, each with its own anchor
+ENSEMBLES = (ANCHORED, "ensemble of dropout", "ensemble of mean-field")
+DEEPER = {"drop": (0.002, 0.005, 0.02, 0.05)}  # with 2 hidden layers, for guides that drop
+
+
+def beliefs(
+    points: int, drop: float, decay: float | None = None, length: float = 1.0, tau: float | None = None
+) -> tuple[pd.Prior, pd.Gaussian]:
+    """Return prior and noise on standardised data, from a weight decay, a length-scale, or a length-scale and τ.
+
+    Without a weight decay and without τ, τ is learned. With τ given, as for anchored points, the functions of the prior
+    have about the size of the data: later layers are N(0, 1/fan_in).
+    """
+    if decay is not None:
+        length = pd.implied_length_scale(1 - drop, 1.0, decay, points)
+    prior = pd.Prior(length_scale=length, bias_length_scale=length, width_scaled=tau is not None)
+    return prior, pd.Gaussian(tau or 1.0, learn=decay is None and tau is None)
+
+
+def grid_of(kind: str, layers: int, most: int) -> dict[str, tuple[float, ...]]:
+    """Return at most ``most`` values of each setting."""
+    own = GRIDS[kind]
+    grid = own | (DEEPER if layers > 1 and len(own["drop"]) > 1 else {})
+    return {name: values[:most] for name, values in grid.items()}
+
+
+def members_of(kind: str, args: Any) -> dict[str, Any]:
+    """Return how many members an ensemble has, in the end and in the folds; nothing for a single network."""
+    return {"members": args.members, "fold_members": args.fold_members} if kind in ENSEMBLES else {}
+
 
 Record = dict[str, Any]
 BIG = 5000  # number of points from which batches are doubled
