@@ -31,13 +31,12 @@ test: $(VENV)/.installed-dev ## Run the tests (and set everything up first, on a
 	$(PYTEST) $(PARALLEL) $(ARGS)
 
 test-deep: $(VENV)/.installed-dev ## Run the long tests as well, with 5,000 examples to a property.
-	HYPOTHESIS_PROFILE=deep $(PYTEST) $(PARALLEL) -m "not bench" $(ARGS)
+	HYPOTHESIS_PROFILE=deep $(PYTEST) $(PARALLEL) -m "" $(ARGS)
 
 test-share: $(VENV)/.installed-dev ## Run a fifth of the long tests, another for each commit, for four minutes.
 	SHAPE_CHECKS=deep $(PYTEST) -n 2 -m deep --share $(SHARE)/5 --begin-within 240 $(ARGS)
 
 bench: $(VENV)/.installed-dev ## Measure speed beside other libraries, into docs/benchmarks (ARGS=--quick: in 3 minutes).
-	$(PYTEST) -m bench tests/benchmarks
 	$(RUN) tests.benchmarks.speed $(ARGS)
 	$(if $(findstring --quick,$(ARGS)),,$(RUN) tests.benchmarks.limits)
 

@@ -20,6 +20,7 @@ from torch import Tensor, fx
 
 from pyro_dropout.engines import kernel_folder
 from pyro_dropout.engines.generated import library
+from pyro_dropout.engines.generated.operations import DRAWS, PRODUCTS
 from pyro_dropout.engines.generated.statement import NotPlainError
 from pyro_dropout.engines.simplify_graph import owner
 from pyro_dropout.engines.torch_internals import OpOverload
@@ -28,8 +29,6 @@ Call = tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]
 Fixed = tuple[list[Call], list[Tensor]]  # calls, and the results that they leave
 
 _FORMAT = 4
-_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
-_DRAWS = ("uniform_", "normal_")
 _CLOSE = {torch.float32: 1e-4, torch.float64: 1e-9}
 _AWAY = (0.0, 0.0, 0.3, 3.0)  # how far from the start programs are compared; the second call goes on from the first
 
@@ -188,7 +187,7 @@ def _filled(facts: dict[str, Any], libraries: dict[str, bytes], given: Sequence[
     calls: list[Call] = []
     for kind, name, args, numbers, out in facts["calls"]:
         tensors = tuple(tensor(*each) for each in args)
-        if kind == "draw" and name in _DRAWS:
+        if kind == "draw" and name in DRAWS.values():
             calls.append((getattr(tensors[0], name), (), {}))
         elif kind == "plain":
             calls.append((library.bound(libraries[name], numbers["segment"], tensors), (), {}))
@@ -197,7 +196,7 @@ def _filled(facts: dict[str, Any], libraries: dict[str, bytes], given: Sequence[
 
             outs = [[number, tensor(*each)] for number, each in out]
             calls.append((bound_call(name, numbers, tensors, outs), (), {}))
-        elif kind == "product" and name in _PRODUCTS:
+        elif kind == "product" and name in PRODUCTS:
             calls.append((getattr(torch, name), tensors, {**numbers, "out": tensor(*out)}))
         else:
             raise ValueError(f"unknown call {kind} {name}")

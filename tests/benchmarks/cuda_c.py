@@ -17,9 +17,8 @@ from pyro_dropout.engines.in_cuda import InCuda
 from tests.benchmarks import jax_peers
 from tests.benchmarks.fleets import step_of_all
 from tests.benchmarks.ours import EPOCH, dropout, fitting
-from tests.benchmarks.settings import Settings
 from tests.benchmarks.sizes import SMALL, Size
-from tests.benchmarks.timing import Absent, Advance, Contestant, interleave, median_ratio
+from tests.benchmarks.timing import Advance, Contestant, Settings, interleave, median_ratio, ready
 
 TO_JAX = 0.7
 FLEETS = {80: (2000, 35.0), 1600: (500, 120.0)}  # networks: steps, and the most µs a step of all
@@ -53,18 +52,11 @@ def steps(size: Size, device: str, precision: str, rounds: int, alone: bool) -> 
     )
     everyone = [kernel, ours(size, device, kernel=True, batches=EPOCH), jax]
     everyone += [] if alone else [ours(size, device, kernel=False)]
-    ready = []
-    for each in everyone:
-        try:
-            each.prepare(device, 0.05)
-        except Absent as missing:
-            print(f"{each.name} is not here: {missing}")
-            continue
-        ready.append(each)
-    interleave(ready, rounds, device)
-    for each in ready:
+    here = ready(everyone, device, 0.05, {})
+    interleave(here, rounds, device)
+    for each in here:
         print(f"{size.name}, {LABELS[precision]}: {each.name}: {each.best:.1f} µs a step", flush=True)
-    if jax in ready:
+    if jax in here:
         ratio = median_ratio(kernel, jax)
         print(f"{size.name}, {LABELS[precision]}: {ratio:.2f} of JAX by hand (at most {TO_JAX})", flush=True)
 

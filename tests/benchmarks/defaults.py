@@ -48,7 +48,6 @@ from tests.benchmarks.defaults_tables import (
     WIDTHS,
     PlainTorch,
     Rows,
-    export,
     network,
     rows_of,
 )  # fmt: skip
@@ -107,10 +106,10 @@ def trained(rows: Rows, depth: int, width: int, guide: str, prior: str, steps: l
         yield count, list(fleet)
 
 
-def measured(cell: list[Any], file: str | None, device: str, steps: list[int]) -> list[dict[str, Any]]:
+def measured(cell: list[Any], device: str, steps: list[int]) -> list[dict[str, Any]]:
     """Return what a cell gives after each number of steps: test log-likelihoods, and whether it warned."""
     name, depth, width, guide, prior = cell
-    rows = rows_of(name, file).to(device)
+    rows = rows_of(name).to(device)
     found = []
     if guide == "torch":
         plain, done = PlainTorch(rows, depth, width), 0
@@ -149,7 +148,7 @@ def _rounded(each: Tensor) -> list[list[float]]:
     return [[round(float(value), 4) for value in row] for row in each.clamp(min=-1e4)]
 
 
-def _work(task: tuple[list[Any], str | None, str, list[int]]) -> tuple[list[Any], list[dict[str, Any]] | str]:
+def _work(task: tuple[list[Any], str, list[int]]) -> tuple[list[Any], list[dict[str, Any]] | str]:
     torch.set_num_threads(1)
     try:
         return task[0], measured(*task)
@@ -161,16 +160,13 @@ def cells(names: list[str], depths: list[int], widths: list[int], chosen: list[s
     """Return all cells in a random order, plain torch first."""
     nets = list(itertools.product(names, depths, widths))
     found = [[*net, guide, prior] for net in nets for guide in chosen for prior in priors]
-    known = {name: rows_of(name, _FILE[0]) for name in names}
+    known = {name: rows_of(name) for name in names}
     for name, depth, width in nets:
         x = known[name].train[0]
         if sum(p.numel() for p in network(x.shape[1], depth, width, known[name].outputs).parameters()) > WHOLE_MATRIX:
             found = [c for c in found if c[:4] != [name, depth, width, "full-rank"]]
     random.Random(0).shuffle(found)
     return [[*net, "torch", "default"] for net in nets] + found
-
-
-_FILE: list[str | None] = [None]
 
 
 def main() -> None:
@@ -187,16 +183,10 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1, help="cells that are trained at once")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no cell after so long")
     parser.add_argument("--kept", type=Path, default=KEPT, help="where what was measured is kept")
-    parser.add_argument("--file", help="tables that --export has written, where scikit-learn is not installed")
-    parser.add_argument("--export", type=Path, help="write the tables to a file, and stop")
     parser.add_argument("--page", action="store_true", help="write the page from what was measured, and stop")
     given = parser.parse_args()
     given.guides = given.guides or list(ON_NEW if given.tables == ["new"] else guides())
     given.tables = [name for each in given.tables for name in (NEW if each == "new" else (each,))]
-    if given.export:
-        export(given.export)
-        return
-    _FILE[0] = given.file
     known = json.loads(given.kept.read_text("utf-8")) if given.kept.exists() else []
     if not given.page:
         given.kept.parent.mkdir(exist_ok=True)
@@ -218,7 +208,7 @@ def _measured_in_turn(todo: list[Any], given: argparse.Namespace) -> Iterator[li
         running: set[Any] = set()
         while True:
             while waiting and len(running) < given.workers and time.perf_counter() - start < 60 * given.minutes:
-                running.add(pool.submit(_work, (waiting.pop(), given.file, given.device, steps)))
+                running.add(pool.submit(_work, (waiting.pop(), given.device, steps)))
             if not running:
                 return
             done, running = wait(running, return_when=FIRST_COMPLETED)

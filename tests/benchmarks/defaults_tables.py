@@ -7,7 +7,6 @@ docs/defaults.md says which.
 import itertools
 import math
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -86,14 +85,9 @@ def _raw(name: str) -> tuple[np.ndarray, np.ndarray, int, int]:
     return data.data[order], data.target[order], classes, int(0.7 * len(order))
 
 
-def rows_of(name: str, file: str | None = None) -> Rows:
-    """Return a table by name; from a file of ``export``, if scikit-learn is not installed."""
-    if file is None:
-        x, y, classes, count = _raw(name)
-    else:
-        kept = np.load(file)
-        x, y = kept[f"{name}.x"], kept[f"{name}.y"]
-        classes, count = map(int, kept[f"{name}.sizes"])
+def rows_of(name: str) -> Rows:
+    """Return a table by name."""
+    x, y, classes, count = _raw(name)
     spread = x[:count].std(0)
     x = (x - x[:count].mean(0)) / np.where(spread > 1e-8, spread, 1.0)
     inputs = torch.as_tensor(x, dtype=torch.float32)
@@ -102,15 +96,6 @@ def rows_of(name: str, file: str | None = None) -> Rows:
     else:
         targets = torch.as_tensor((y - y[:count].mean()) / y[:count].std(), dtype=torch.float32).unsqueeze(-1)
     return Rows(name, (inputs[:count], targets[:count]), (inputs[count:], targets[count:]), classes)
-
-
-def export(file: Path) -> None:
-    """Write all tables to a file, for a machine without scikit-learn."""
-    kept: dict[str, object] = {}
-    for name in (*CHOSEN_ON, *REPORTED):
-        kept[f"{name}.x"], kept[f"{name}.y"], *sizes = _raw(name)
-        kept[f"{name}.sizes"] = np.array(sizes)
-    np.savez_compressed(file, **kept)
 
 
 def network(inputs: int, depth: int, width: int, outputs: int, drop: float | None = None) -> nn.Sequential:

@@ -8,11 +8,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.benchmarks.report import Section
-from tests.benchmarks.settings import Settings
-from tests.benchmarks.timing import reason
+import torch
 
-SHARE = 0.93
+from tests.benchmarks.report import Row, Section, Task
+from tests.benchmarks.timing import Settings
+
 ROOT = Path(__file__).parents[2]
 COLUMNS = {"cache": "inductor's cache", "seconds": "seconds to the first step", "compiling": "of which compiling"}
 CHILD = """
@@ -42,25 +42,18 @@ def once(device: str, threads: int, cache: str) -> tuple[float, float]:
     return taken, float(done.stdout.split("compiling")[-1])
 
 
-def measure(settings: Settings, threads: int) -> Iterator[Section]:
-    """Measure a process with an empty cache, then the same with what that one has left."""
-    section = Section(
+def section(settings: Settings) -> tuple[Section, Iterator[Task]]:
+    """Return the times of a process with an empty cache, and of another with what that one has left."""
+    made = Section(
         "First step",
         "Seconds from the start of Python to the end of the first compiled step of `pd.fit` (13-50-1, AutoDropout),"
         " imports and exit included.",
         COLUMNS,
     )
-    with tempfile.TemporaryDirectory() as cache:
-        for state in ("empty", "warm"):
-            if settings.deadline.over(SHARE):
-                section.absent[state] = "left out, for the time was up"
-                continue
-            try:
-                taken, compiling = once(settings.device, threads, cache)
-            except Exception as cause:
-                section.absent[state] = reason(cause)
-                print(f"  first step, {state} cache: {reason(cause)}", flush=True)
-                continue
-            section.rows.append({"cache": state, "seconds": taken, "compiling": compiling})
-            print(f"  first step, {state} cache: {taken:.1f} s, of which compiling {compiling:.1f} s", flush=True)
-    yield section
+
+    def measured() -> list[Row]:
+        with tempfile.TemporaryDirectory() as cache:
+            both = [(state, once(settings.device, torch.get_num_threads(), cache)) for state in ("empty", "warm")]
+        return [{"cache": state, "seconds": taken, "compiling": compiling} for state, (taken, compiling) in both]
+
+    return made, iter([("first step", measured)])

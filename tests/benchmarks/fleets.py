@@ -1,6 +1,5 @@
 """Many networks in one computation: the time of one step of all of them."""
 
-import time
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -12,12 +11,10 @@ from pyro_dropout.training.fleet import fleet as fleet_module
 from pyro_dropout.training.loop import loop
 from tests.benchmarks.ours import dropout
 from tests.benchmarks.peers import plain
-from tests.benchmarks.report import Curve, Section
-from tests.benchmarks.settings import Settings
+from tests.benchmarks.report import Row, Section, Task, curve
 from tests.benchmarks.sizes import SMALL
-from tests.benchmarks.timing import Contestant, interleave, reason
+from tests.benchmarks.timing import Contestant, Settings, interleave
 
-SHARE = 0.75
 COLUMNS = {
     "nets": "networks",
     "us": "µs for a step of all",
@@ -60,10 +57,10 @@ def counts(settings: Settings) -> list[tuple[int, int]]:
     return [(1, 200), (8, 100)] if settings.quick else [(1, 500), (10, 200), (80, 50)]
 
 
-def measure(settings: Settings) -> Iterator[Section]:
-    """Measure fleets of growing size, and yield the table as it grows."""
+def section(settings: Settings) -> tuple[Section, Iterator[Task]]:
+    """Return the table of fleets of growing size."""
     torch.set_float32_matmul_precision(settings.precisions[0])
-    section = Section(
+    made = Section(
         "Fleets",
         f"One step of all networks of a `pd.Fleet` of {SMALL.name}, each with mini-batches of {SMALL.batch} of its own,"
         " as `fit` reports it, the best of a few rounds. The ratio is to plain eager PyTorch steps of as many networks,"
@@ -73,23 +70,14 @@ def measure(settings: Settings) -> Iterator[Section]:
     alone = Contestant("plain", lambda: plain(SMALL, settings.device))
     alone.prepare(settings.device, settings.turn)
     interleave([alone], settings.rounds, settings.device)
-    curve = Curve("networks in the fleet", "µs a step of all", SMALL.name)
-    for nets, steps in counts(settings):
-        label, start = f"fleet of {nets}", time.perf_counter()
-        if settings.deadline.over(SHARE):
-            section.absent[label] = "left out, for the time was up"
-            print(f"  {label}: {section.absent[label]}", flush=True)
-            continue
-        try:
-            us = step_of_all(nets, steps, settings)
-        except Exception as cause:
-            section.absent[label] = reason(cause)
-            print(f"  {label}: {section.absent[label]}", flush=True)
-            continue
-        section.rows.append({"nets": nets, "us": us, "each": us / nets, "ratio": us / (nets * alone.best)})
-        curve.x.append(nets)
-        curve.y.append(us)
-        section.curves = [curve]
-        print(f"  {label}: {us:.1f} µs a step ({time.perf_counter() - start:.0f} s in all)", flush=True)
-        yield section
-    yield section
+
+    def measured(nets: int, steps: int) -> list[Row]:
+        us = step_of_all(nets, steps, settings)
+        return [{"nets": nets, "us": us, "each": us / nets, "ratio": us / (nets * alone.best)}]
+
+    def grown() -> list[Row]:
+        nets, us = ([row[key] for row in made.rows] for key in ("nets", "us"))
+        return [curve("networks in the fleet", "µs a step of all", SMALL.name, nets, us)]
+
+    tasks = [(f"fleet of {nets}", lambda n=nets, s=steps: measured(n, s)) for nets, steps in counts(settings)]
+    return made, iter([*tasks, ("growth of fleets", grown)])

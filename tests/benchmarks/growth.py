@@ -1,113 +1,90 @@
-"""How the time of a compiled step grows with width, depth, batch and rank."""
+"""How the time of a compiled step grows with width, depth, batch and rank, and what a long run of them takes."""
 
+import math
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 import pyro_dropout as pd
 from tests.benchmarks.ours import dropout, fitting
-from tests.benchmarks.report import Curve, Section
-from tests.benchmarks.settings import Settings
-from tests.benchmarks.sizes import Size
-from tests.benchmarks.timing import Contestant, interleave, reason
+from tests.benchmarks.report import Row, Section, Task, curve
+from tests.benchmarks.sizes import DEEP, Size
+from tests.benchmarks.timing import Contestant, Settings, interleave
+
+Network = Callable[[int], Size]
+LONG = {"cuda": 1_000_000, "cpu": 100}
+LONG_COLUMNS = {"steps": "steps", "seconds": "seconds in all", "compiling": "of which compiling", "us": "µs a step"}
 
 
-@dataclass
-class Sweep:
-    """One thing that grows.
-
-    Attributes:
-        against: its name, with its unit.
-        case: what is held fixed.
-        size: the network at a value.
-        values: where to measure.
-        low_rank: whether the value is the rank of AutoLowRank; otherwise the guide is AutoDropout.
-    """
-
-    against: str
-    case: str
-    size: Callable[[int], Size]
-    values: list[int]
-    low_rank: bool = False
-
-    def guide(self, value: int) -> Callable[[Any], Any]:
-        """Return what builds the guide."""
-        return (lambda model: pd.AutoLowRank(model, rank=value)) if self.low_rank else dropout
-
-
-def sweeps(settings: Settings) -> list[Sweep]:
-    """Return what grows, as far as the device can take it in little time."""
+def sweeps(settings: Settings) -> list[tuple[str, str, Network, list[int]]]:
+    """Return what grows, what is fixed, the network at a value, and the values, as far as the device takes them."""
     if settings.device == "cuda":
         width, batch, deep = 1024, 512, 1024
-        ranges = [[256, 1024, 2048, 4096], [2, 4, 8, 16], [512, 2048, 8192, 32768], [2, 8, 32]]
+        ranges = [[2, 4, 8, 16], [512, 2048, 8192, 32768], [256, 1024, 2048, 4096], [2, 8, 32]]
     else:
         width, batch, deep = 128, 128, 256
-        ranges = [[64, 256, 1024], [2, 4, 8], [256, 1024, 4096], [4, 16, 64]]
-    if settings.quick:
-        ranges = [values[:2] for values in ranges]
+        ranges = [[2, 4, 8], [256, 1024, 4096], [64, 256, 1024], [4, 16, 64]]
 
-    def net(layers: list[int], points: int) -> Size:
-        return Size("-".join(map(str, layers)), tuple(layers), points)
+    def net(batch: int, *hidden: int) -> Size:
+        return Size("-".join(map(str, (13, *hidden, 1))), (13, *hidden, 1), batch)
 
-    return [
-        Sweep(
-            "hidden layers",
-            f"AutoDropout, width {deep}, batch {batch}",
-            lambda d: net([13, *[deep] * d, 1], batch),
-            ranges[1],
-        ),
-        Sweep(
-            "batch (points)", f"AutoDropout, 13-{width}-{width}-1", lambda b: net([13, width, width, 1], b), ranges[2]
-        ),
-        Sweep(
-            "width (units)",
-            f"AutoDropout, two hidden layers, batch {batch}",
-            lambda w: net([13, w, w, 1], batch),
-            ranges[0],
-        ),
-        Sweep(
-            "rank",
-            f"AutoLowRank, 13-{width}-{width}-1, batch {batch}",
-            lambda r: net([13, width, width, 1], batch),
-            ranges[3],
-            low_rank=True,
-        ),
+    found: list[tuple[str, str, Network]] = [
+        ("hidden layers", f"AutoDropout, width {deep}, batch {batch}", lambda d: net(batch, *[deep] * d)),
+        ("batch (points)", f"AutoDropout, 13-{width}-{width}-1", lambda b: net(b, width, width)),
+        ("width (units)", f"AutoDropout, two hidden layers, batch {batch}", lambda w: net(batch, w, w)),
+        ("rank", f"AutoLowRank, 13-{width}-{width}-1, batch {batch}", lambda r: net(batch, width, width)),
     ]
+    return [(*each, values[:2] if settings.quick else values) for each, values in zip(found, ranges, strict=True)]
 
 
-def measure(settings: Settings) -> Iterator[Section]:
-    """Measure every curve, and yield them as they come."""
+def section(settings: Settings) -> tuple[Section, Iterator[Task]]:
+    """Return the curves."""
     torch.set_float32_matmul_precision(settings.precisions[0])
-    section = Section(
+    made = Section(
         "Growth",
         "A compiled step of `pd.fit`, the best of the rounds in µs. The slope is that of log time against log size over"
         " the upper half of each curve: 1 is linear, 2 is quadratic, below 1 is not yet limited by arithmetic.",
     )
-    for sweep in sweeps(settings):
-        curve = Curve(sweep.against, "µs a step", sweep.case)
-        for value in sweep.values:
-            label = f"{sweep.against} {value}"
-            if settings.deadline.over():
-                section.absent[label] = "left out, for the time was up"
-                continue
-            own = not sweep.low_rank
-            size, guide = sweep.size(value), sweep.guide(value)
-            one = Contestant(
-                label,
-                lambda s=size, g=guide, o=own: fitting(s, settings.device, g, per_example=o, compile=settings.compile),
-            )
-            try:
-                one.prepare(settings.device, settings.turn)
-                interleave([one], settings.rounds, settings.device)
-            except Exception as cause:
-                section.absent[label] = reason(cause)
-                print(f"  {label}: {section.absent[label]}", flush=True)
-                continue
-            curve.x.append(value)
-            curve.y.append(one.best)
-            print(f"  {label}: {one.best:.1f} µs", flush=True)
-        if curve.x:
-            section.curves.append(curve)
-        yield section
+
+    def best(against: str, size: Size, value: int) -> float:
+        low_rank = against == "rank"
+        guide: Any = (lambda model: pd.AutoLowRank(model, rank=value)) if low_rank else dropout
+        how: Any = {"per_example": not low_rank, "compile": settings.compile}
+        one = Contestant(against, lambda: fitting(size, settings.device, guide, **how))
+        one.prepare(settings.device, settings.turn)
+        interleave([one], settings.rounds, settings.device)
+        return one.best
+
+    def measured(against: str, case: str, network: Network, values: list[int]) -> list[Row]:
+        taken = [best(against, network(value), value) for value in values]
+        return [curve(against, "µs a step", case, values, taken)]
+
+    return made, ((sweep[0], lambda s=sweep: measured(*s)) for sweep in sweeps(settings))
+
+
+def long_run(settings: Settings) -> tuple[Section, Iterator[Task]]:
+    """Return the time of the paper's million steps on a GPU; a CPU takes a hundred, for the time of one."""
+    torch.set_float32_matmul_precision(settings.precisions[0])
+    made = Section(
+        "The long run",
+        f"One call of `pd.fit`: AutoDropout, {DEEP.name}, a wave with a trend in {DEEP.batch} points, all of them in"
+        " every step, SGD with momentum 0.9 and the schedule `inverse_decay()`.",
+        LONG_COLUMNS,
+    )
+
+    def measured() -> list[Row]:
+        steps = LONG[settings.device] // (10 if settings.quick else 1)
+        x = torch.linspace(-1.7, 1.7, DEEP.batch).unsqueeze(-1)
+        y = torch.sin(4 * math.pi * x) / 2 + x
+        model = DEEP.model("cpu")
+        how: Any = {"optim": "sgd", "lr": 1e-5, "schedule": pd.inverse_decay(), "compile": settings.compile}
+        start = time.perf_counter()
+        history = pd.fit(
+            model, dropout(model), x, y, steps=steps, device=settings.device, progress=False, seed=0, **how
+        )
+        taken, us = time.perf_counter() - start, 1e6 / history.steps_per_second
+        return [{"steps": steps, "seconds": taken, "compiling": history.compile_seconds, "us": us}]
+
+    return made, iter([("the run", measured)])

@@ -14,7 +14,7 @@ import torch
 
 ROOT = Path(__file__).parents[2]
 ON_CPU = (
-    ("small_steps",),
+    ("general", "--one-by-one"),
     ("threads",),
     ("memory", "--weights", "100e6"),
     ("low_rank",),

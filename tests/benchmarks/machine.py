@@ -9,14 +9,7 @@ import subprocess
 
 import torch
 
-PACKAGES = {
-    "torch": "torch",
-    "pyro": "pyro-ppl",
-    "jax": "jax",
-    "numpyro": "numpyro",
-    "tyxe": "tyxe",
-    "bayesian-torch": "bayesian-torch",
-}
+PACKAGES = {"torch": "torch", "pyro": "pyro-ppl", "jax": "jax", "numpyro": "numpyro"}
 
 
 def cpu_model() -> str:

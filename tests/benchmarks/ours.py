@@ -25,15 +25,15 @@ def dropout(model: Any) -> Any:
     return pd.AutoDropout(model, keep=1 - DROP)
 
 
-# name, guide, whether every data point has a draw of its own, urgency
-GUIDES: list[tuple[str, Guide, bool, int]] = [
-    ("AutoDropout", dropout, True, 1),
-    ("AutoMeanField, one draw a step", pd.AutoMeanField, False, 2),
-    ("AutoMeanField, a draw for each point", pd.AutoMeanField, True, 2),
-    ("AutoLowRank rank 10, one draw a step", lambda model: pd.AutoLowRank(model, rank=RANK), False, 2),
-    ("AutoConcreteDropout", lambda model: pd.AutoConcreteDropout(model, keep=1 - DROP), True, 6),
-    ("AutoMultiplicative", lambda model: pd.AutoMultiplicative(model, alpha=DROP / (1 - DROP)), True, 7),
-    ("AutoRowMixture, 2 components", pd.AutoRowMixture, True, 8),
+# name, guide, whether every data point has a draw of its own
+GUIDES: list[tuple[str, Guide, bool]] = [
+    ("AutoDropout", dropout, True),
+    ("AutoMeanField, one draw a step", pd.AutoMeanField, False),
+    ("AutoMeanField, a draw for each point", pd.AutoMeanField, True),
+    ("AutoLowRank rank 10, one draw a step", lambda model: pd.AutoLowRank(model, rank=RANK), False),
+    ("AutoConcreteDropout", lambda model: pd.AutoConcreteDropout(model, keep=1 - DROP), True),
+    ("AutoMultiplicative", lambda model: pd.AutoMultiplicative(model, alpha=DROP / (1 - DROP)), True),
+    ("AutoRowMixture, 2 components", pd.AutoRowMixture, True),
 ]
 
 
@@ -83,8 +83,8 @@ def contestants(size: Size, device: str, *, compile: bool = True) -> list[Contes
         return lambda: fitting(size, device, guide, per_example=per_example, compile=compile, batches=batches)
 
     return [
-        *(Contestant(f"pd.fit, {name}", fit(guide, own), urgency) for name, guide, own, urgency in GUIDES),
-        Contestant("pd.fit, AutoDropout, shuffled mini-batches", fit(dropout, True, EPOCH), 9),
-        *([Contestant("pd.SVI, AutoDropout", lambda: stepping(size, device, compile=True), 9)] if compile else []),
-        Contestant("pd.SVI(compile=False), AutoDropout", lambda: stepping(size, device, compile=False), 3),
+        *(Contestant(f"pd.fit, {name}", fit(guide, own)) for name, guide, own in GUIDES),
+        Contestant("pd.fit, AutoDropout, shuffled mini-batches", fit(dropout, True, EPOCH)),
+        *([Contestant("pd.SVI, AutoDropout", lambda: stepping(size, device, compile=True))] if compile else []),
+        Contestant("pd.SVI(compile=False), AutoDropout", lambda: stepping(size, device, compile=False)),
     ]

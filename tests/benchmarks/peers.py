@@ -1,4 +1,4 @@
-"""What else takes such a step: plain PyTorch, which is the baseline, stock Pyro, TyXe and bayesian-torch."""
+"""What else takes such a step: plain PyTorch, which is the baseline, and stock Pyro."""
 
 import importlib
 from collections.abc import Callable
@@ -26,28 +26,19 @@ def needed(name: str) -> Any:
         raise Absent(name) from cause
 
 
-def loss_of(size: Size) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the negative log-likelihood of one batch, as one writes it in torch."""
-    return nn.functional.cross_entropy if size.classes else nn.functional.mse_loss
-
-
-def descending(net: nn.Module, loss: Callable[[], Tensor]) -> tuple[Advance, int]:
-    """Return eager steps of Adam."""
+def plain(size: Size, device: str) -> tuple[Advance, int]:
+    """Return the baseline: dropout, a loss and Adam, without even a weight decay."""
+    (x, y), net = size.data(device), size.net(device, dropout=True)
+    loss = nn.functional.cross_entropy if size.classes else nn.functional.mse_loss
     optimiser = torch.optim.Adam(net.parameters(), LEARNING_RATE)
 
     def advance(steps: int) -> None:
         for _ in range(steps):
             optimiser.zero_grad()
-            loss().backward()
+            loss(net(x), y).backward()
             optimiser.step()
 
     return advance, 1
-
-
-def plain(size: Size, device: str) -> tuple[Advance, int]:
-    """Return the baseline: dropout, a loss and Adam, without even a weight decay."""
-    (x, y), net, loss = size.data(device), size.net(device, dropout=True), loss_of(size)
-    return descending(net, lambda: loss(net(x), y))
 
 
 def plain_bnn(size: Size, device: str) -> Callable[..., Any]:
@@ -81,30 +72,6 @@ def stock_pyro(size: Size, device: str, guide: Callable[[Any], Any], loss: Any) 
     return advance, 1
 
 
-def tyxe(size: Size, device: str) -> tuple[Advance, int]:
-    """Return steps of TyXe's ``VariationalBNN.fit``."""
-    package = needed("tyxe")
-    x, y = size.data(device)
-    prior = package.priors.IIDPrior(dist.Normal(torch.zeros((), device=device), torch.ones((), device=device)))
-    if size.classes:
-        likelihood = package.likelihoods.Categorical(len(x))
-    else:
-        likelihood = package.likelihoods.HomoskedasticGaussian(len(x), scale=TAU**-0.5)
-    bnn = package.VariationalBNN(size.net(device), prior, likelihood, package.guides.AutoNormal)
-    optimiser = pyro.optim.Adam({"lr": LEARNING_RATE})
-    return lambda steps: bnn.fit([(x, y)] * steps, optimiser, 1, device=device), 1
-
-
-def bayesian_torch(size: Size, device: str) -> tuple[Advance, int]:
-    """Return steps of a network whose layers bayesian-torch has replaced."""
-    convert = needed("bayesian_torch.models.dnn_to_bnn")
-    (x, y), net, loss = size.data(device), size.net(device), loss_of(size)
-    options = {"prior_mu": 0.0, "prior_sigma": 1.0, "posterior_mu_init": 0.0, "posterior_rho_init": -3.0}
-    convert.dnn_to_bnn(net, {**options, "type": "Reparameterization", "moped_enable": False, "moped_delta": 0.5})
-    net = net.to(device)
-    return descending(net, lambda: loss(net(x), y) + convert.get_kl_loss(net) / len(x))
-
-
 def contestants(size: Size, device: str) -> list[Contestant]:
     """Return the peers that run on torch, the baseline first."""
 
@@ -115,11 +82,9 @@ def contestants(size: Size, device: str) -> list[Contestant]:
         return AutoLowRankMultivariateNormal(model, rank=RANK)
 
     return [
-        Contestant(BASELINE, lambda: plain(size, device), 0),
-        Contestant("Pyro SVI, TraceMeanField_ELBO, our AutoDropout", pyros(dropout, TraceMeanField_ELBO()), 3),
-        Contestant("Pyro SVI, Trace_ELBO, AutoNormal", pyros(AutoNormal, Trace_ELBO()), 3),
-        Contestant("Pyro SVI, TraceMeanField_ELBO, AutoNormal", pyros(AutoNormal, TraceMeanField_ELBO()), 3),
-        Contestant("Pyro SVI, Trace_ELBO, AutoLowRankMultivariateNormal rank 10", pyros(low_rank, Trace_ELBO()), 4),
-        Contestant("TyXe, AutoNormal", lambda: tyxe(size, device), 3),
-        Contestant("bayesian-torch, reparameterisation", lambda: bayesian_torch(size, device), 3),
+        Contestant(BASELINE, lambda: plain(size, device)),
+        Contestant("Pyro SVI, TraceMeanField_ELBO, our AutoDropout", pyros(dropout, TraceMeanField_ELBO())),
+        Contestant("Pyro SVI, Trace_ELBO, AutoNormal", pyros(AutoNormal, Trace_ELBO())),
+        Contestant("Pyro SVI, TraceMeanField_ELBO, AutoNormal", pyros(AutoNormal, TraceMeanField_ELBO())),
+        Contestant("Pyro SVI, Trace_ELBO, AutoLowRankMultivariateNormal rank 10", pyros(low_rank, Trace_ELBO())),
     ]

@@ -17,9 +17,8 @@ from pyro_dropout.generative.precision import products_in
 from tests.benchmarks import jax_peers
 from tests.benchmarks.ours import dropout, fitting
 from tests.benchmarks.predictions import walked
-from tests.benchmarks.settings import Settings
 from tests.benchmarks.sizes import DEEP, SMALL, WIDE, Size
-from tests.benchmarks.timing import Absent, Contestant, interleave, median_ratio, seconds
+from tests.benchmarks.timing import Contestant, Settings, interleave, median_ratio, ready, seconds
 
 STEP_LIMITS = {"1-1024x5-1": 130.0, "784-1024x3-10": 115.0}  # µs
 TO_JAX, TO_TF32 = 0.9, 0.6
@@ -40,20 +39,13 @@ def steps(size: Size, device: str, rounds: int) -> None:
 
     whole, low = ours("float32"), ours("bf16")
     everyone = [whole, low, jax("high"), jax("bf16")]
-    ready = []
-    for each in everyone:
-        try:
-            each.prepare(device, 0.2)
-        except Absent as missing:
-            print(f"{size.name}: {each.name} is not here: {missing}")
-            continue
-        ready.append(each)
-    interleave(ready, rounds, device)
-    for each in ready:
+    here = ready(everyone, device, 0.2, {})
+    interleave(here, rounds, device)
+    for each in here:
         limit = f" (at most {STEP_LIMITS[size.name]:.0f})" if each is low and size.name in STEP_LIMITS else ""
         print(f"{size.name}, {device}: {each.name}: {each.best:.1f} µs a step{limit}")
     print(f"{size.name}: bf16 takes {median_ratio(low, whole):.2f} of TF32")
-    if everyone[-1] in ready:
+    if everyone[-1] in here:
         print(f"{size.name}: {median_ratio(low, everyone[-1]):.2f} of JAX in bf16 (at most {TO_JAX})")
 
 

@@ -11,13 +11,11 @@ from pyro_dropout.prediction.blocks import Walk
 from pyro_dropout.prediction.draws.weight_draws import PerExample
 from pyro_dropout.prediction.moments import Running, block_sums
 from tests.benchmarks.ours import dropout
-from tests.benchmarks.report import Curve, Section
-from tests.benchmarks.settings import Settings
+from tests.benchmarks.report import Row, Section, Task, curve
 from tests.benchmarks.sizes import SMALL, WIDE, Size
-from tests.benchmarks.timing import reason, seconds, wait
+from tests.benchmarks.timing import Settings, seconds, wait
 from tests.oracles.memory import peak_allocated
 
-SHARE = 0.85
 COLUMNS = {"what": "prediction", "precision": "products", "seconds": "seconds", "ratio": "ratio to the bare products"}
 
 
@@ -33,28 +31,27 @@ def peak_bytes(action: Callable[[], Any], device: str) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
-def against_draws(settings: Settings, section: Section) -> None:
-    """Measure time and peak memory of ``pd.predict`` for ever more draws of a small network."""
+def against_draws(settings: Settings) -> list[Row]:
+    """Return time and peak memory of ``pd.predict`` for ever more draws of a small network."""
     # Powers of two, so that all blocks are full: of the same size, however many they are.
     points = 8192 if settings.device == "cuda" else 128
     draws = [128, 1024] if settings.quick else [128, 1024, 8192]
     model = SMALL.model(settings.device)
     guide = dropout(model).to(settings.device)
     x = SMALL.data(settings.device, points)[0]
-    case = f"{SMALL.name} at {points} points"
-    time, memory = Curve("draws T", "seconds", case), Curve("draws T", "peak memory in MiB", case)
-    section.curves = [time, memory]
+    taken, held = [], []
     for samples in draws:
 
         def predict(samples: int = samples) -> Any:
             return pd.predict(model, guide, x, samples=samples, keep_samples=False)
 
-        taken = seconds(predict, settings.device, min(3, settings.rounds))
-        held = peak_bytes(predict, settings.device) / 2**20
-        for curve, value in ((time, taken), (memory, held)):
-            curve.x.append(samples)
-            curve.y.append(value)
-        print(f"  predict, T = {samples}: {taken:.4f} s, {held:.1f} MiB", flush=True)
+        taken.append(seconds(predict, settings.device, min(3, settings.rounds)))
+        held.append(peak_bytes(predict, settings.device) / 2**20)
+    case = f"{SMALL.name} at {points} points"
+    return [
+        curve("draws T", "seconds", case, draws, taken),
+        curve("draws T", "peak memory in MiB", case, draws, held),
+    ]
 
 
 def walked(
@@ -93,10 +90,10 @@ def bare_products(size: Size, device: str, blocks: list[int]) -> Callable[[], No
     return multiply
 
 
-def measure(settings: Settings) -> Iterator[Section]:
-    """Measure both, and yield the section as it grows."""
+def section(settings: Settings) -> tuple[Section, Iterator[Task]]:
+    """Return both tables."""
     points, samples = (10_000, 1000) if settings.device == "cuda" else (200, 20)
-    section = Section(
+    made = Section(
         "Prediction",
         f"T = {samples} draws of {WIDE.name} at {points} points, a draw for each pair, reduced to moments and class"
         " probabilities as `pd.predict` does; compilation is left out. The bare products are the matrix products of"
@@ -104,35 +101,20 @@ def measure(settings: Settings) -> Iterator[Section]:
         " slope of 0 is memory that does not grow.",
         COLUMNS,
     )
-    torch.set_float32_matmul_precision(settings.precisions[0])
-    try:
-        against_draws(settings, section)
-    except Exception as cause:
-        section.absent["curves"] = reason(cause)
-        print(f"  curves: {section.absent['curves']}", flush=True)
-    yield section
-    for precision in settings.precisions:
+
+    def measured(precision: str) -> list[Row]:
         torch.set_float32_matmul_precision(precision)
-        label = {"high": "TF32", "highest": "fp32"}[precision]
+        label, found = {"high": "TF32", "highest": "fp32"}[precision], list[Row]()
         for compile in [True, False] if settings.compile else [False]:
+            predict, blocks = walked(WIDE, settings, samples, points, compile)
+            multiply = bare_products(WIDE, settings.device, blocks)
+            base, own = (seconds(action, settings.device, min(2, settings.rounds)) for action in (multiply, predict))
+            if not found:
+                found.append({"what": "bare products", "precision": label, "seconds": base, "ratio": 1.0})
             name = f"pd.predict{'' if compile else ', uncompiled'}"
-            if settings.deadline.over(SHARE):
-                section.absent[f"{name}, {label}"] = "left out, for the time was up"
-                continue
-            try:
-                predict, blocks = walked(WIDE, settings, samples, points, compile)
-                multiply = bare_products(WIDE, settings.device, blocks)
-                base, own = (
-                    seconds(action, settings.device, min(2, settings.rounds)) for action in (multiply, predict)
-                )
-            except Exception as cause:
-                section.absent[f"{name}, {label}"] = reason(cause)
-                print(f"  {name}, {label}: {reason(cause)}", flush=True)
-                continue
-            shown = {row["precision"] for row in section.rows}
-            if label not in shown:
-                section.rows.append({"what": "bare products", "precision": label, "seconds": base, "ratio": 1.0})
-            section.rows.append({"what": name, "precision": label, "seconds": own, "ratio": own / base})
-            print(f"  {name}, {label}: {own:.3f} s, {own / base:.2f} times the bare products", flush=True)
-            yield section
-    yield section
+            found.append({"what": name, "precision": label, "seconds": own, "ratio": own / base})
+        return found
+
+    tasks: list[Task] = [("curves", lambda: against_draws(settings))]
+    tasks += [(f"products {each}", lambda p=each: measured(p)) for each in settings.precisions]  # type: ignore[misc]
+    return made, iter(tasks)

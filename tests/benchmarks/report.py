@@ -1,42 +1,32 @@
-"""What the measurements are written into: one Markdown page and one JSON file with the same numbers."""
+"""What the measurements are written into: one Markdown page, one JSON file with the same numbers, and a picture."""
 
 import json
 import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
+Task = tuple[str, Callable[[], list[Row]]]  # a name, and what measures some rows
+CURVE_COLUMNS = {"quantity": "measured", "against": "against", "case": "case", "values": "values", "slope": "slope"}
+BLUE, VERMILION = "#0072B2", "#D55E00"  # of Okabe and Ito's palette
+PANELS = 4  # in a line of the picture
 
 
-@dataclass
-class Curve:
-    """A quantity against another, both positive.
+def curve(against: str, quantity: str, case: str, x: Sequence[float], y: Sequence[float]) -> Row:
+    """Return one quantity against another, both positive, as a row: its values, and the power with which it grows.
 
-    Attributes:
-        against: what grows, with its unit, for the axis.
-        quantity: what is measured, with its unit.
-        case: what was held fixed.
-        x: the values of the one.
-        y: the values of the other.
+    The slope is that of log y against log x over the upper half: 1 is linear, 0 is flat.
     """
-
-    against: str
-    quantity: str
-    case: str
-    x: list[float] = field(default_factory=list)
-    y: list[float] = field(default_factory=list)
-
-    @property
-    def slope(self) -> float:
-        """The power with which y grows at the large end: 1 is linear, 0 is flat."""
-        points = max(2, math.ceil(len(self.x) / 2))
-        if len(self.x) < 2:
-            return math.nan
-        xs, ys = ([math.log(v) for v in values[-points:]] for values in (self.x, self.y))
-        x_mean, y_mean = sum(xs) / points, sum(ys) / points
-        spread = sum((x - x_mean) ** 2 for x in xs)
-        return sum((x - x_mean) * (y - y_mean) for x, y in zip(xs, ys, strict=True)) / spread
+    points = max(2, math.ceil(len(x) / 2))
+    xs, ys = ([math.log(v) for v in values[-points:]] for values in (x, y))
+    x_mean, y_mean = sum(xs) / points, sum(ys) / points
+    spread = sum((a - x_mean) ** 2 for a in xs)
+    slope = sum((a - x_mean) * (b - y_mean) for a, b in zip(xs, ys, strict=True)) / spread
+    values = ", ".join(f"{cell(a)}: {cell(b)}" for a, b in zip(x, y, strict=True))
+    told = {"against": against, "quantity": quantity, "case": case, "values": values, "slope": round(slope, 2)}
+    return {**told, "x": list(x), "y": list(y)}
 
 
 @dataclass
@@ -47,9 +37,8 @@ class Section:
         title: its heading.
         note: what is measured, and how.
         columns: {key of a row: heading of its column}, in order.
-        rows: the table.
+        rows: the table, and curves.
         absent: {who is not in the table: why not}.
-        curves: what grows with what.
         taken: when, and how busy the machine was.
     """
 
@@ -58,8 +47,21 @@ class Section:
     columns: dict[str, str] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
     absent: dict[str, str] = field(default_factory=dict)
-    curves: list[Curve] = field(default_factory=list)
     taken: str = ""
+
+    def markdown(self) -> str:
+        """Return the section as Markdown."""
+        parts = [f"### {self.title}", self.note]
+        for columns, curved in ((self.columns, False), (CURVE_COLUMNS, True)):
+            rows = [row for row in self.rows if ("x" in row) == curved]
+            parts += [table(columns, rows)] if rows else []
+        if self.absent:
+            by_reason: dict[str, list[str]] = {}
+            for who, why in self.absent.items():
+                by_reason.setdefault(why, []).append(who)
+            lines = [f"- {why}: {'; '.join(names)}" for why, names in by_reason.items()]
+            parts.append("\n".join(["Not in the table:", "", *lines]))
+        return "\n\n".join([*parts, *([f"Taken {self.taken}."] if self.taken else [])])
 
 
 def cell(value: Any) -> str:
@@ -82,37 +84,6 @@ def table(columns: dict[str, str], rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-CURVE_COLUMNS = {"quantity": "measured", "against": "against", "case": "case", "values": "values", "slope": "slope"}
-
-
-def curve_row(curve: Curve) -> Row:
-    """Return a curve as a row: its values, and its slope at the large end."""
-    values = ", ".join(f"{cell(x)}: {cell(y)}" for x, y in zip(curve.x, curve.y, strict=True))
-    return {**asdict(curve), "values": values, "slope": "" if math.isnan(curve.slope) else round(curve.slope, 2)}
-
-
-def section_text(section: Section) -> str:
-    """Return a section as Markdown."""
-    parts = [f"### {section.title}", section.note]
-    if section.rows:
-        parts.append(table(section.columns, section.rows))
-    if section.curves:
-        parts.append(table(CURVE_COLUMNS, [curve_row(curve) for curve in section.curves]))
-    if section.absent:
-        left: dict[str, dict[str, list[str]]] = {}  # reason -> contestant -> networks
-        for name, why in section.absent.items():
-            network, _, who = name.partition(", ") if name[0].isdigit() else ("", "", name)
-            left.setdefault(why, {}).setdefault(who, []).append(network)
-        lines = [
-            f"- {why}: " + "; ".join(who + (f" ({', '.join(on)})" if on[0] else "") for who, on in names.items())
-            for why, names in left.items()
-        ]
-        parts.append("\n".join(["Not in the table:", "", *lines]))
-    if section.taken:
-        parts.append(f"Taken {section.taken}.")
-    return "\n\n".join(parts)
-
-
 @dataclass
 class Report:
     """All measurements of one machine.
@@ -128,33 +99,56 @@ class Report:
     sections: dict[str, Section] = field(default_factory=dict)
 
     @property
-    def curves(self) -> list[Curve]:
+    def curves(self) -> Iterator[Row]:
         """The curves of all sections."""
-        return [curve for section in self.sections.values() for curve in section.curves]
+        return (row for section in self.sections.values() for row in section.rows if "x" in row)
 
     def markdown(self) -> str:
         """Return the page; it is included into another one, so it starts with a heading of the second rank."""
         parts = [f"## {self.machine.get('gpu') or self.machine.get('cpu', self.name)}"]
         parts.append("\n".join(f"- {key}: {value}" for key, value in self.machine.items()))
-        parts += [section_text(section) for section in self.sections.values()]
-        if self.curves:
+        parts += [section.markdown() for section in self.sections.values()]
+        if any(self.curves):
             parts.append(f"![Time and memory against size, one panel for each quantity]({self.name}_growth.png)")
         return "\n\n".join(parts) + "\n"
 
     def write(self, folder: Path) -> None:
-        """Write the page and the numbers; the figure is drawn by who has matplotlib."""
+        """Write page, numbers and picture."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{self.name}.md").write_text(self.markdown(), "utf-8")
-        (folder / f"{self.name}.json").write_text(
-            json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n", "utf-8"
-        )
+        told = json.dumps(asdict(self), indent=1, ensure_ascii=False)
+        (folder / f"{self.name}.json").write_text(told + "\n", "utf-8")
+        if any(self.curves):
+            draw(list(self.curves), folder / f"{self.name}_growth.png")
 
 
 def read(path: Path) -> Report:
     """Return a report that was written before."""
     found = json.loads(path.read_text("utf-8"))
-    sections = {
-        key: Section(**{**each, "curves": [Curve(**curve) for curve in each["curves"]]})
-        for key, each in found["sections"].items()
-    }
-    return Report(found["name"], found["machine"], sections)
+    return Report(found["name"], found["machine"], {key: Section(**each) for key, each in found["sections"].items()})
+
+
+def draw(curves: list[Row], path: Path) -> None:
+    """Draw one panel for each curve, with a line of slope 1 through its last point to compare with."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator
+
+    rows, across = -(-len(curves) // PANELS), min(PANELS, len(curves))
+    figure = Figure(figsize=(2.9 * across, 2.7 * rows + 0.3), layout="constrained")
+    for each, axes in zip(curves, figure.subplots(rows, across, squeeze=False).flat, strict=False):
+        x, y = each["x"], each["y"]
+        axes.plot(x, [y[-1] * a / x[-1] for a in x], "--", color=VERMILION, lw=1, label="slope 1")
+        axes.plot(x, y, "o-", color=BLUE, lw=1.8, ms=4, label="measured")
+        axes.set(xscale="log", yscale="log", xlabel=each["against"], ylabel=each["quantity"])
+        axes.set_xticks(x, [f"{a:g}" for a in x])
+        axes.minorticks_off()
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.set_ylim(min(y) / 2, max(y) * 2)
+        axes.set_title(f"{each['case']}\nslope {each['slope']:.2f} at the large end", fontsize=8)
+        axes.tick_params(labelsize=8)
+        axes.grid(alpha=0.25)
+    for axes in list(figure.axes)[len(curves) :]:
+        axes.set_axis_off()
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
+    figure.savefig(path, dpi=120)

@@ -12,25 +12,20 @@ from pathlib import Path
 
 import torch
 
-from tests.benchmarks import fleets, growth, long_run, predictions, steps
-from tests.benchmarks.first_step import measure as measure_first_step
+from tests.benchmarks import first_step, fleets, growth, predictions, steps
 from tests.benchmarks.machine import described, file_name, moment
-from tests.benchmarks.report import Report, Section, read, section_text
-from tests.benchmarks.settings import Settings, default_sizes
+from tests.benchmarks.report import Report, Section, Task, cell, read
 from tests.benchmarks.sizes import SIZES
-from tests.benchmarks.timing import Deadline, reason
+from tests.benchmarks.timing import Settings, reason
 
 FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
-LIMITS = {("cpu", False): 560.0, ("cpu", True): 150.0, ("cuda", False): 335.0, ("cuda", True): 150.0}
-
-# In the order of importance, for time may run out.
-SECTIONS: dict[str, Callable[[Settings], Iterator[Section]]] = {
-    "steps": steps.measure,
-    "fleet": fleets.measure,
-    "predict": predictions.measure,
-    "compile": lambda settings: measure_first_step(settings, torch.get_num_threads()),
-    "growth": growth.measure,
-    "long": long_run.measure,
+SECTIONS: dict[str, Callable[[Settings], tuple[Section, Iterator[Task]]]] = {
+    "steps": steps.section,
+    "fleet": fleets.section,
+    "predict": predictions.section,
+    "compile": first_step.section,
+    "growth": growth.section,
+    "long": growth.long_run,
 }
 
 
@@ -46,27 +41,23 @@ def run(settings: Settings, names: list[str], folder: Path) -> Report:
         print(f"{key}: {value}", flush=True)
     for name in names:
         print(f"--- {name}, {(taken := moment())}", flush=True)
-        try:
-            for section in SECTIONS[name](settings):
-                section.taken = taken
-                report.sections[name] = section
-                save(report, folder)
-        except Exception as cause:
-            print(f"{name} {reason(cause)}", flush=True)
+        section, tasks = SECTIONS[name](settings)
+        section.taken = taken
+        for label, task in tasks:
+            try:
+                found = task()
+            except Exception as cause:  # the others are measured all the same
+                section.absent[label] = reason(cause)
+                print(f"  {label}: {section.absent[label]}", flush=True)
+                continue
+            section.rows += found
+            for row in found:
+                told = {key: cell(value) for key, value in row.items() if key not in ("x", "y")}
+                print("  " + ", ".join(f"{key} {value}" for key, value in told.items()), flush=True)
+            report.sections[name] = section
+            report.sections = {name: report.sections[name] for name in SECTIONS if name in report.sections}
+            report.write(folder)
     return report
-
-
-def save(report: Report, folder: Path) -> None:
-    """Write page, numbers and figure."""
-    report.sections = {name: report.sections[name] for name in SECTIONS if name in report.sections}
-    report.write(folder)
-    if report.curves:
-        try:
-            from tests.benchmarks.figure import draw
-
-            draw(report.curves, folder / f"{report.name}_growth.png")
-        except Exception as cause:  # the numbers are worth more than their picture
-            print(f"the figure {reason(cause)}", flush=True)
 
 
 def parsed(argv: list[str] | None) -> argparse.Namespace:
@@ -80,7 +71,6 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=SECTIONS, metavar="SECTION", help=f"of {', '.join(SECTIONS)}")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of torch on the CPU; all cores by default")
     parser.add_argument("--rounds", type=int, help="turns that everyone has")
-    parser.add_argument("--limit", type=float, help="seconds after which nothing new is begun; 0 for no end")
     return parser.parse_args(argv)
 
 
@@ -92,19 +82,17 @@ def main(argv: list[str] | None = None) -> None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_num_threads(args.threads)
     warnings.simplefilter("ignore")  # of the contestants; what fails is listed
-    limit = LIMITS[device, args.quick] if args.limit is None else args.limit or None
+    sizes = list(SIZES.values())[: 1 if args.quick else 3 if device == "cuda" else 2]
     settings = Settings(
         device,
         quick=args.quick,
         rounds=args.rounds or (3 if args.quick else 7),
         turn=0.05 if args.quick or device == "cuda" else 0.2,
-        sizes=[SIZES[name] for name in args.sizes] if args.sizes else default_sizes(device, args.quick),
-        deadline=Deadline(limit),
+        sizes=[SIZES[name] for name in args.sizes] if args.sizes else sizes,
         who=args.who,
     )
     report = run(settings, args.only or list(SECTIONS), args.out)
-    for section in report.sections.values():
-        print(f"\n{section_text(section)}")
+    print(f"\n{report.markdown()}")
 
 
 if __name__ == "__main__":

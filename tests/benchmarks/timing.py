@@ -1,4 +1,4 @@
-"""How time is taken: contestants in turns, in one process, until the time is up."""
+"""How time is taken: contestants in turns, in one process."""
 
 import math
 import re
@@ -11,7 +11,38 @@ from typing import Any
 import pyro
 import torch
 
+from tests.benchmarks.sizes import SMALL, Size
+
 Advance = Callable[[int], Any]
+
+
+@dataclass
+class Settings:
+    """How to measure.
+
+    Attributes:
+        device: "cpu" or "cuda".
+        quick: whether few points and short turns are enough.
+        compile: whether steps are compiled; without, it is all the same machinery, faster to try out.
+        rounds: turns that everyone has.
+        turn: seconds that a turn should last.
+        sizes: the networks of the table of steps.
+        who: a regular expression that the names of contestants in the table of steps match; the baseline always takes
+            part.
+    """
+
+    device: str = "cpu"
+    quick: bool = False
+    compile: bool = True
+    rounds: int = 7
+    turn: float = 0.2
+    sizes: list[Size] = field(default_factory=lambda: [SMALL])
+    who: str = ""
+
+    @property
+    def precisions(self) -> list[str]:
+        """The precisions of matrix products, in torch's words: a CPU has one."""
+        return ["high", "highest"] if self.device == "cuda" else ["highest"]
 
 
 class Absent(Exception):
@@ -25,12 +56,10 @@ class Contestant:
     Attributes:
         name: what tables call it.
         build: makes ready, and returns (advance, quantum): ``advance(n)`` takes n steps, a multiple of quantum.
-        urgency: who is built first, for time may run out; 0 is the baseline.
     """
 
     name: str
     build: Callable[[], tuple[Advance, int]]
-    urgency: int = 1
     advance: Advance = field(init=False)
     turn: int = field(init=False, default=1)
     seconds: list[float] = field(init=False, default_factory=list)
@@ -64,6 +93,19 @@ class Contestant:
         return 1e6 * min(self.seconds)
 
 
+def ready(contestants: list[Contestant], device: str, turn: float, absent: dict[str, str]) -> list[Contestant]:
+    """Return those contestants that could be built; the others are noted as absent, with the reason."""
+    found = []
+    for each in contestants:
+        try:
+            each.prepare(device, turn)
+            found.append(each)
+        except Exception as cause:
+            absent[each.name] = reason(cause)
+            print(f"  {each.name}: {absent[each.name]}", flush=True)
+    return found
+
+
 def interleave(contestants: list[Contestant], rounds: int, device: str) -> None:
     """Let everyone take a turn in every round, so that a busy moment of the machine meets all of them."""
     for _ in range(rounds):
@@ -93,21 +135,6 @@ def seconds(action: Callable[[], Any], device: str, rounds: int) -> float:
         wait(device)
         taken.append(time.perf_counter() - start)
     return min(taken)
-
-
-class Deadline:
-    """When to stop beginning new things.
-
-    Args:
-        limit: seconds from now; None for no end.
-    """
-
-    def __init__(self, limit: float | None) -> None:
-        self.limit, self.start = limit, time.perf_counter()
-
-    def over(self, share: float = 1.0) -> bool:
-        """Whether this share of the time is up."""
-        return self.limit is not None and time.perf_counter() - self.start > share * self.limit
 
 
 def reason(cause: Exception) -> str:

@@ -10,13 +10,6 @@ from torch import Tensor, fx
 from pyro_dropout.engines.cuda.values import UnsupportedError, Value, flat_index, number
 from pyro_dropout.engines.generated.by_torch import elsewhere
 
-aten = torch.ops.aten
-
-DRAWS = {
-    **dict.fromkeys((aten.rand.default, aten.rand_like.default), "uniform_"),
-    **dict.fromkeys((aten.randn.default, aten.randn_like.default), "normal_"),
-}
-
 
 class Constants:
     """Tensors that a graph holds, to be read from the GPU's memory.

@@ -11,21 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from pyro_dropout.engines.cuda import by_number
-from pyro_dropout.engines.cuda.calls import DRAWS, Call, Constants, Draws
-from pyro_dropout.engines.cuda.elementwise import (
-    ARITHMETIC,
-    CHEAP,
-    COMPARISONS,
-    DEAR,
-    DEAR_ARITHMETIC,
-    FILLED,
-    LOGIC,
-    PREDICATES,
-    REDUCTIONS,
-    SAME,
-    VIEWS,
-    WORDS,
-)
+from pyro_dropout.engines.cuda.calls import Call, Constants, Draws
 from pyro_dropout.engines.cuda.loops import Loops
 from pyro_dropout.engines.cuda.values import (
     Indices,
@@ -42,7 +28,21 @@ from pyro_dropout.engines.cuda.values import (
     shifted,
     within,
 )
+from pyro_dropout.engines.generated.formulas import formula_of
+from pyro_dropout.engines.generated.operations import DRAWS, PRODUCTS, filled_with, name_of
 from pyro_dropout.engines.torch_internals import OpOverload
+
+_DEAR = 8  # about how many short operations a function takes
+_CHEAP = 3  # operations that may be computed again wherever they are needed
+_SHORT = {"absolute", "larger", "smaller"}  # functions that are no dearer than arithmetic
+_SAME = {"clone", "detach", "alias", "lift_fresh_copy", "contiguous", "lift_fresh"}
+_RESHAPED = {"view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "_reshape_alias", "flatten"}
+_REDUCED = {"sum": "sum", "amax": "max", "amin": "min", "any": "any", "all": "all", "prod": "prod"}
+# They have a formula, but a kernel computes what torch takes them apart into, each part once.
+_TAKEN_APART = {
+    *("mse_loss", "mse_loss_backward", "binary_cross_entropy_with_logits", "silu", "silu_backward", "masked_fill"),
+    *("leaky_relu", "leaky_relu_backward", "softplus", "softplus_backward", "hardtanh", "hardtanh_backward"),
+}
 
 
 class Lowering:
@@ -99,8 +99,8 @@ class Lowering:
             self._values[node] = self._values[many][which]  # type: ignore[index]
             return
         inputs = node.all_input_nodes
-        if self._draws is not None and node.target in DRAWS:
-            self._values[node] = self._draws.value(DRAWS[node.target], node)
+        if self._draws is not None and name_of(node) in DRAWS:
+            self._values[node] = self._draws.value(DRAWS[name_of(node)], node)
             return
         if all(each in self._known for each in inputs) and not node.target._schema.is_mutable:
             if torch.Tag.nondeterministic_seeded in node.target.tags:
@@ -112,7 +112,7 @@ class Lowering:
                 self._known[node] = found
                 return
         value = self._new(Call.of(node))
-        if isinstance(value, Value) and value.cost > CHEAP and (len(node.users) > 1 or value.cost >= DEAR):
+        if isinstance(value, Value) and value.cost > _CHEAP and (len(node.users) > 1 or value.cost >= _DEAR):
             value = self._stored(value)
         self._values[node] = value
 
@@ -130,103 +130,37 @@ class Lowering:
         own = self._special.get(name)
         if own is not None:
             return own(self, node, shape, dtype)
-        if name in SAME:
+        if name in _SAME:
             return self._value(node.args[0])
-        if name in VIEWS and self._value(node.args[0]).dtype == dtype:
+        if name in _RESHAPED and self._value(node.args[0]).dtype == dtype:
             return reshaped(self._value(node.args[0]), shape)
-        if name in FILLED:
-            return number(FILLED[name], dtype, shape)
-        if name in REDUCTIONS:
-            return self._reduced(node, REDUCTIONS[name], dtype)
-        if node.kwargs and set(node.kwargs) - {"alpha"}:
-            raise UnsupportedError(f"a kernel has no {node.name} with {sorted(node.kwargs)}")
-        if name in ARITHMETIC or name in DEAR_ARITHMETIC:
-            dear = name in DEAR_ARITHMETIC
-            if len(node.args) > 2 + (name == "threshold_backward"):
-                raise UnsupportedError(f"a kernel has no {node.name} with {len(node.args)} arguments")
-            text = DEAR_ARITHMETIC[name] if dear else ARITHMETIC[name]
-            return self._each(text, node.args, shape, dtype, cost=DEAR if dear else 1)
-        if name in COMPARISONS:
-            return self._each(f"({{0}} {COMPARISONS[name]} {{1}})", node.args, shape, dtype, cast=False)
-        if name in PREDICATES:
-            return self._each(PREDICATES[name], node.args, shape, dtype, cast=False)
-        if name in LOGIC:
-            return self._each(f"({{0}} {LOGIC[name]} {{1}})", node.args, shape, dtype)
-        if name in WORDS:
-            return self._each(f"((bool){{0}} {WORDS[name]} (bool){{1}})", node.args, shape, dtype, cast=False)
-        raise UnsupportedError(f"a kernel has no {node.name}")
+        fill = filled_with(name, node.args)
+        if fill is not None:
+            return number(fill, dtype, shape)
+        if name in _REDUCED:
+            return self._reduced(node, _REDUCED[name], dtype)
+        return self._each(node, shape, dtype)
 
     # --- operations one by one ----------------------------------------------------------------------------------------
 
-    def _each(
-        self, text: str, args: Sequence[Any], shape: Shape, dtype: torch.dtype, *, cast: bool = True, cost: int = 1
-    ) -> Value:
+    def _each(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
         """Return an operation on elements."""
-        parts = []
-        for arg in args:
-            like = dtype if cast else torch.float64
-            if not isinstance(arg, fx.Node) and not cast and not isinstance(arg, float):
-                like = torch.int64
-            parts.append(broadcast(self._value(arg, like), shape))
-        kind = c_type(dtype)
+        formula = formula_of(node.name, node.args, node.kwargs, dtype, lambda each: each.meta["val"])
+        if formula is None or node.name in _TAKEN_APART:
+            raise UnsupportedError(f"a kernel has no {node.name} with {len(node.args)} arguments {sorted(node.kwargs)}")
+        kind, text = c_type(dtype), formula.text.replace("_(", "(")
+        parts, casts = [], []
+        for operand, t in zip(formula.operands, formula.types, strict=True):
+            parts.append(broadcast(self._value(operand, t or dtype), shape))
+            casts.append("" if t in (None, parts[-1].dtype) else f"({c_type(t)})")
 
         def at(indices: Indices) -> str:
-            found = [
-                f"(({kind}){part.at(indices)})" if cast and part.dtype != dtype else part.at(indices) for part in parts
-            ]
-            return f"(({kind}){text.format(*found)})"
+            found = [f"({cast}{part.at(indices)})" for cast, part in zip(casts, parts, strict=True)]
+            return f"(({kind})({text.format(*found)}))"
 
+        dear = "/" in text or bool(formula.functions - _SHORT)
+        cost = 0 if node.name == "_to_copy" else _DEAR if dear else 1
         return Value(shape, dtype, at, cost + sum(part.cost for part in parts))
-
-    def _sum_of_two(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
-        name = node.name
-        alpha = node.kwargs.get("alpha", node.argument(2, 1))
-        left, right = node.args[:2]
-        if "rsub" in name:
-            left, right = right, left
-            if alpha != 1:
-                raise UnsupportedError("a kernel has no rsub with alpha")
-        sign = "+" if name.endswith("add") else "-"
-        if dtype == torch.bool:
-            sign = "|"
-        times = "{1}" if alpha == 1 else f"(({c_type(dtype)}){alpha!r} * {{1}})"
-        return self._each(f"({{0}} {sign} {times})", (left, right), shape, dtype)
-
-    def _where(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
-        which, *rest = (broadcast(self._value(arg, dtype), shape) for arg in node.args)
-        kind = c_type(dtype)
-
-        def at(indices: Indices) -> str:
-            yes, no = (f"({kind}){part.at(indices)}" for part in rest)
-            return f"({which.at(indices)} ? {yes} : {no})"
-
-        return Value(shape, dtype, at, 1 + which.cost + sum(part.cost for part in rest))
-
-    def _not(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
-        return self._each("(!{0})" if dtype == torch.bool else "(~{0})", node.args, shape, dtype)
-
-    def _power(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
-        base, power = node.args
-        if power == 2 and isinstance(base, fx.Node):
-            return self._each("({0} * {1})", (base, base), shape, dtype)
-        return self._each("pow({0}, {1})", node.args, shape, dtype, cost=DEAR)
-
-    def _remainder(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
-        if dtype.is_floating_point:
-            raise UnsupportedError("a kernel has no remainder of real numbers")
-        return self._each("((({0} % {1}) + {1}) % {1})", node.args, shape, dtype)
-
-    def _clamp(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
-        low, high = ([*node.args[1:], None, None])[:2]
-        low, high = node.kwargs.get("min", low), node.kwargs.get("max", high)
-        name = node.name
-        if name.endswith("clamp_max"):
-            low, high = None, low
-        value = self._value(node.args[0])
-        for bound, text in ((low, "larger({0}, {1})"), (high, "smaller({0}, {1})")):
-            if bound is not None:
-                value = self._pair(text, value, self._value(bound, dtype), shape, dtype)
-        return value
 
     def _pair(self, text: str, left: Value, right: Value, shape: Shape, dtype: torch.dtype) -> Value:
         left, right, kind = broadcast(left, shape), broadcast(right, shape), c_type(dtype)
@@ -236,9 +170,6 @@ class Lowering:
             lambda at: text.format(f"(({kind}){left.at(at)})", f"(({kind}){right.at(at)})"),
             1 + left.cost + right.cost,
         )
-
-    def _converted(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
-        return self._each("{0}", node.args[:1], shape, dtype, cost=0)
 
     def _expanded(self, node: Call, shape: Shape, _: torch.dtype) -> Value:
         return broadcast(self._value(node.args[0]), shape)
@@ -303,9 +234,6 @@ class Lowering:
         dim = node.args[2] % len(shape)
         row = reshaped(value, (*value.shape[:dim], 1, *value.shape[dim:]))
         return within(row, other, dim, node.args[3] % shape[dim], shape)
-
-    def _filled(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
-        return number(node.args[1], dtype, shape)
 
     # --- sums ---------------------------------------------------------------------------------------------------------
 
@@ -374,17 +302,9 @@ class Lowering:
         return self._total(terms, terms.shape[-1:])
 
     _special: ClassVar[dict[str, Callable[["Lowering", Call, Shape, torch.dtype], Value]]] = {
-        **dict.fromkeys(("add", "sub", "rsub"), _sum_of_two),
-        **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm"), _product),
+        **dict.fromkeys(PRODUCTS, _product),
         **dict.fromkeys(("t", "transpose", "permute"), _permuted),
-        **dict.fromkeys(("bitwise_not", "logical_not"), _not),
-        **dict.fromkeys(("clamp", "clamp_min", "clamp_max"), _clamp),
-        **dict.fromkeys(("full_like",), _filled),
-        "where": _where,
         "mean": _mean,
-        "pow": _power,
-        "remainder": _remainder,
-        "_to_copy": _converted,
         "expand": _expanded,
         "slice": _sliced,
         "select": _selected,

@@ -36,7 +36,8 @@ DEVICE int row(long long i, int count) {
   const long long at = i < 0 ? i + count : i;
   return (int)(at < 0 ? 0 : at < count ? at : count - 1);
 }
-template <typename T> DEVICE T log_sum(T a, T b) {
+template <typename T> DEVICE T absolute(T a) { return a < 0 ? -a : a; }
+template <typename T> DEVICE T logaddexp(T a, T b) {
   const T most = larger(a, b);
   return (most == -INF || most == INF) ? most : most + log1p(exp(smaller(a, b) - most));
 }

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from pyro_dropout.engines.cuda import launch
-from pyro_dropout.engines.cuda.calls import DRAWS, Constants, Draws
+from pyro_dropout.engines.cuda.calls import Constants, Draws
 from pyro_dropout.engines.cuda.loops import Loops
 from pyro_dropout.engines.cuda.operations import Lowering
 from pyro_dropout.engines.cuda.recorded import LANES, PREAMBLE, WORD, outside, shaped, simpler
@@ -358,7 +358,7 @@ class WithDraws(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one operation, or take its random numbers from those given."""
-        if n.target in DRAWS and n in self._places:
+        if n in self._places:
             key, begin = self._places[n]
             example: Tensor = n.meta["val"]
             return self._drawn[key][begin : begin + example.numel()].view(example.shape)

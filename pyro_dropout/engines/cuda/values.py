@@ -9,18 +9,14 @@ from math import prod
 
 import torch
 
+from pyro_dropout.engines.generated import functions
+from pyro_dropout.engines.generated.formulas import literal
 from pyro_dropout.mathematics.errors import PyroDropoutError
 
 Indices = tuple[str, ...]
 Shape = tuple[int, ...]
 
-C_TYPES = {
-    torch.float64: "double",
-    torch.float32: "float",
-    torch.int64: "long long",
-    torch.int32: "int",
-    torch.bool: "bool",
-}
+C_TYPES = {**functions.C_TYPES, torch.bool: "bool"}
 
 
 class UnsupportedError(PyroDropoutError):
@@ -55,24 +51,6 @@ def c_type(dtype: torch.dtype) -> str:
     if dtype not in C_TYPES:
         raise UnsupportedError(f"a kernel has no numbers of type {dtype}")
     return C_TYPES[dtype]
-
-
-def literal(value: float | int | bool) -> str:
-    """Return a number in C.
-
-    Example:
-        >>> literal(0.5), literal(-3), literal(float("-inf")), literal(True)
-        ('0.5', '(-3LL)', '(-INF)', 'true')
-    """
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
-        return f"({value}LL)" if value < 0 else f"{value}LL"
-    if value != value:
-        return "(INF - INF)"
-    if abs(value) == float("inf"):
-        return "INF" if value > 0 else "(-INF)"
-    return f"({value!r})" if value < 0 else repr(float(value))
 
 
 def number(value: float | int | bool, dtype: torch.dtype, shape: Shape = ()) -> Value:

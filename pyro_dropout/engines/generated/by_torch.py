@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from pyro_dropout.engines.generated.operations import VIEWS
+from pyro_dropout.engines.generated.operations import VIEWS, name_of
 from pyro_dropout.engines.simplify_graph import shares_memory
 from pyro_dropout.engines.torch_internals import OpOverload
 
@@ -36,7 +36,7 @@ def elsewhere(node: fx.Node, operation: OpOverload) -> OpOverload:
     """Return an operation; where it writes into a tensor that nothing else reads, its form that makes a new one."""
     name, _, overload = operation.name().removeprefix("aten::").partition(".")
     target = node.args[0] if node.args else None
-    if not name.endswith("_") or not isinstance(target, fx.Node) or target.target in VIEWS:
+    if not name.endswith("_") or not isinstance(target, fx.Node) or name_of(target) in VIEWS:
         return operation
     if target.op != "call_function" or list(target.users) != [node] or not _alone(target):
         return operation

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from pyro_dropout.engines.generated.formulas import functions
+from pyro_dropout.engines.generated.functions import functions
 from pyro_dropout.engines.generated.order import Loop, Order, Segment
 from pyro_dropout.engines.generated.statement import Memory, Place, Statement
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pyro_dropout.engines.generated.formulas import C_TYPES, literal, written
+from pyro_dropout.engines.generated.functions import C_TYPES, typed, written
 
 
 class NotPlainError(RuntimeError):
@@ -121,7 +121,7 @@ def together(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
 def number(value: object, c_type: str) -> str:
     """Return a number as it is written in C, in a type."""
     if c_type in ("float", "double") and isinstance(value, int | float) and not isinstance(value, bool):
-        return literal(value, c_type)
+        return typed(value, c_type)
     if c_type in ("int", "long long") and isinstance(value, int):
         return f"({c_type}){int(value)}LL"
     raise NotPlainError(f"{value!r} as {c_type or 'a number'}")

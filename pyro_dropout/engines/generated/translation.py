@@ -13,18 +13,9 @@ import torch
 from torch import Tensor, fx
 
 from pyro_dropout.engines.generated.by_torch import MOST, can_be_called, elsewhere, told
-from pyro_dropout.engines.generated.formulas import (
-    C_TYPES,
-    COMPARISONS,
-    CONDITIONS,
-    COPIES,
-    RESTS,
-    SLOW,
-    TRUTHS,
-    formula_of,
-    literal,
-)
-from pyro_dropout.engines.generated.operations import ANY, DRAWS, FILLS, PRODUCTS, SUMS, VALUES, VIEWS
+from pyro_dropout.engines.generated.formulas import COPIES, formula_of
+from pyro_dropout.engines.generated.functions import C_TYPES, FUNCTIONS, is_slow, typed
+from pyro_dropout.engines.generated.operations import DRAWS, PRODUCTS, VIEWS, filled_with
 from pyro_dropout.engines.generated.statement import (
     Call,
     Memory,
@@ -114,7 +105,7 @@ class Translation:
         place = self._place(node)
         if place.memory.constant is not None:
             whole = place.memory.shape
-            value = literal(place.memory.constant, place.memory.c_type)
+            value = typed(place.memory.constant, place.memory.c_type)
             place.memory.constant = None
             self._state("{0}", [value], whole)
         return place
@@ -140,28 +131,29 @@ class Translation:
         if not isinstance(operation, OpOverload):
             raise NotPlainError(str(operation))
         operation = elsewhere(node, operation)
-        if operation in VIEWS:
+        name = operation._schema.name.removeprefix("aten::")
+        value = filled_with(name, node.args)
+        if name in VIEWS:
             self._show(node, operation)
-        elif operation in FILLS or operation in VALUES:
-            value = FILLS[operation] if operation in FILLS else node.args[VALUES[operation]]
-            if not isinstance(value, int | float):
-                raise NotPlainError(str(operation))
+        elif value is not None:
             self._memory(self._result(node)).constant = float(value)
-        elif operation is aten.copy_.default:
+        elif name == "copy_":
             self._write_over(node)
-        elif operation in DRAWS:
-            self._draw(node)
+        elif name in DRAWS:
+            self._draw(node, name)
         else:
-            self._compute_or_call(node, operation)
+            self._compute_or_call(node, operation, name)
 
-    def _compute_or_call(self, node: fx.Node, operation: OpOverload) -> None:
+    def _compute_or_call(self, node: fx.Node, operation: OpOverload, name: str) -> None:
         """Add an operation as statements or a product or, where it has no such form, as a call of torch."""
         before = len(self.order)
         try:
-            if operation in _SPECIAL:
-                _SPECIAL[operation](self, node)
+            if name in PRODUCTS:
+                self._multiply(node, name)
+            elif name in _SPECIAL:
+                _SPECIAL[name](self, node)
             else:
-                self._compute(node, operation)
+                self._compute(node, name)
         except NotPlainError:
             if len(self.order) > before:
                 raise
@@ -175,7 +167,7 @@ class Translation:
         except RuntimeError as cause:  # torch's own result lies in memory in another order
             raise NotPlainError(str(node.target)) from cause
         for each in made if isinstance(made, list | tuple) else [made]:
-            if each.untyped_storage()._cdata != source.untyped_storage()._cdata:
+            if each.dtype != source.dtype or each.untyped_storage()._cdata != source.untyped_storage()._cdata:
                 raise NotPlainError(str(node.target))
         self._views[node] = made
 
@@ -187,13 +179,13 @@ class Translation:
         for operand in operands:
             place = operand if isinstance(operand, Place | str) else self._place(operand)
             if isinstance(place, Place) and place.memory.constant is not None:
-                place = literal(place.memory.constant, place.memory.c_type)
+                place = typed(place.memory.constant, place.memory.c_type)
             if isinstance(place, str):
                 statement.operands.append(place)
                 continue
             statement.operands.append(len(statement.reads))
             statement.reads.append(place if place.size == write.size else place.broadcast(write.size))
-        if any(name in formula for name in SLOW) or (statement.c_type == "double" and "_(" in formula):
+        if is_slow(formula, statement.c_type):
             self._slow += math.prod(write.size)
             if self._slow > _SLOW_ELEMENTS:
                 raise NotPlainError("too many elements for functions without a vector form")
@@ -204,32 +196,23 @@ class Translation:
             place.memory.written.append(made)
         self.order.append(made)
 
-    def _compute(self, node: fx.Node, operation: OpOverload) -> None:
+    def _compute(self, node: fx.Node, name: str) -> None:
         """Add an operation that computes element by element."""
-        count, rest = RESTS.get(operation, (len(node.args), ()))
-        args, more = list(node.args[:count]), node.args[count:]
         device = node.kwargs.get("device")
-        known = operation in COPIES or set(node.kwargs.items()) <= {("alpha", 1)}
-        known = known and (device is None or torch.device(device).type == "cpu")  # type: ignore[arg-type]
-        if tuple(more) != rest or not known:
-            raise NotPlainError(str(operation))
+        here = device is None or torch.device(device).type == "cpu"  # type: ignore[arg-type]
         result = self._result(node)
-        formula, args = formula_of(operation, args, result.dtype)
-        if formula is None:
-            raise NotPlainError(f"{operation} of {result.dtype}")
-        c_type = C_TYPES[result.dtype]
-        if operation in COMPARISONS:
-            both: list[Any] = [self._view(each) if isinstance(each, fx.Node) else each for each in args]
-            c_type = C_TYPES.get(torch.result_type(*both), "")
-        operands = [each if isinstance(each, fx.Node) else number(each, c_type) for each in args]
-        casts = []
-        for k, each in enumerate(args):
-            own = C_TYPES[self._view(each).dtype] if isinstance(each, fx.Node) else c_type
-            asked = formula in TRUTHS or CONDITIONS.get(operation) == k
-            casts.append("" if own == c_type or asked else c_type)
-            if operation in COPIES and c_type in ("int", "long long") and own in ("float", "double"):
-                raise NotPlainError(str(operation))  # C leaves open what becomes of a number that is too large
-        self._state(formula, operands, result, casts=casts)
+        formula = formula_of(name, node.args, node.kwargs, result.dtype, self._view)
+        if formula is None or not here or not formula.functions <= FUNCTIONS:
+            raise NotPlainError(f"{name} of {result.dtype}")
+        operands, casts = [], []
+        for each, kind in zip(formula.operands, formula.types, strict=True):
+            tensor = isinstance(each, fx.Node)
+            operands.append(each if tensor else number(each, C_TYPES.get(kind, "")))
+            own = self._view(each).dtype if tensor else kind
+            casts.append("" if kind in (None, own) else C_TYPES[kind])
+            if name in COPIES and kind is not None and own.is_floating_point and not kind.is_floating_point:
+                raise NotPlainError(name)  # C leaves open what becomes of a number that is too large
+        self._state(formula.text, operands, result, casts=casts)
 
     def _sum(self, node: fx.Node) -> None:
         source, *rest = list[Any](node.args)
@@ -251,7 +234,7 @@ class Translation:
         self._state("{0}", [source], expanded(total, kept, view.shape), adds=True)
         if mean:
             place = Place(self._memory(total), tuple(total.shape), total.stride(), 0)
-            self._state("{0} / {1}", [place, literal(terms, C_TYPES[result.dtype])], result)
+            self._state("{0} / {1}", [place, typed(terms, C_TYPES[result.dtype])], result)
 
     def _any(self, node: fx.Node) -> None:
         """Add whether any element is true: how many are, and whether that is none."""
@@ -287,7 +270,7 @@ class Translation:
         slope, _, *where = node.args
         result = self._result(node)
         view = aten.select.int if node.target is aten.select_backward.default else aten.slice.Tensor
-        self._state("{0}", [literal(0.0, C_TYPES[result.dtype])], result)
+        self._state("{0}", [typed(0.0, C_TYPES[result.dtype])], result)
         self._state("{0}", [slope], view(result, *where))
 
     def _pad(self, node: fx.Node) -> None:
@@ -309,8 +292,8 @@ class Translation:
         if len(node.args) > 1 or result.dim() < 2:
             raise NotPlainError(str(node.target))
         c_type = C_TYPES[result.dtype]
-        self._state("{0}", [literal(0.0, c_type)], result)
-        self._state("{0}", [literal(1.0, c_type) if made else node.args[0]], result.diagonal(0, -2, -1))
+        self._state("{0}", [typed(0.0, c_type)], result)
+        self._state("{0}", [typed(1.0, c_type) if made else node.args[0]], result.diagonal(0, -2, -1))
 
     def _rows(self, node: fx.Node) -> None:
         """Add the choice of rows by their numbers."""
@@ -330,21 +313,21 @@ class Translation:
         self.bounds.append((rows, whole.size[0]))
         self._state("{0}", [chosen_place], result)
 
-    def _draw(self, node: fx.Node) -> None:
+    def _draw(self, node: fx.Node, name: str) -> None:
         result = self._result(node)
         val = node.meta.get("val")
         if not isinstance(val, Tensor) or not val.is_contiguous() or node.kwargs.get("generator") is not None:
             raise NotPlainError(str(node.target))
         whole = Place(self._memory(result), tuple(result.shape), result.stride(), 0)
-        self._append(Call("draw", DRAWS[node.target], [], whole))  # type: ignore[index]
+        self._append(Call("draw", DRAWS[name], [], whole))
 
-    def _multiply(self, node: fx.Node) -> None:
+    def _multiply(self, node: fx.Node, name: str) -> None:
         if set(node.kwargs) - {"alpha", "beta"}:
             raise NotPlainError(str(node.target))
         reads = [self._realised(each) for each in node.args]
         result = self._result(node)
         whole = Place(self._memory(result), tuple(result.shape), result.stride(), 0)
-        self._append(Call("product", PRODUCTS[node.target], reads, whole, dict(node.kwargs)))  # type: ignore[index]
+        self._append(Call("product", name, reads, whole, dict(node.kwargs)))
 
     def _by_torch(self, node: fx.Node, operation: OpOverload) -> None:
         """Add an operation that stays torch's own."""
@@ -388,13 +371,12 @@ class Translation:
         self._views[node] = None
 
 
-_SPECIAL: dict[Any, Callable[[Translation, fx.Node], None]] = {
-    **dict.fromkeys(SUMS, Translation._sum),
-    **dict.fromkeys(PRODUCTS, Translation._multiply),
-    **dict.fromkeys((aten.stack.default, aten.cat.default), Translation._join),
-    **dict.fromkeys((aten.select_backward.default, aten.slice_backward.default), Translation._part_of_zeros),
-    **dict.fromkeys((aten.eye.default, aten.diag_embed.default), Translation._diagonal),
-    aten.index.Tensor: Translation._rows,
-    aten.constant_pad_nd.default: Translation._pad,
-    **dict.fromkeys(ANY, Translation._any),
+_SPECIAL: dict[str, Callable[[Translation, fx.Node], None]] = {
+    **dict.fromkeys(("sum", "mean"), Translation._sum),
+    **dict.fromkeys(("stack", "cat"), Translation._join),
+    **dict.fromkeys(("select_backward", "slice_backward"), Translation._part_of_zeros),
+    **dict.fromkeys(("eye", "diag_embed"), Translation._diagonal),
+    "index": Translation._rows,
+    "constant_pad_nd": Translation._pad,
+    "any": Translation._any,
 }

@@ -1,0 +1,144 @@
+"""The functions of formulas in C, in a form that a C compiler can vectorise: no table, no branch, no call."""
+
+import re
+from collections.abc import Sequence
+
+import torch
+
+from pyro_dropout.engines.generated.formulas import literal
+
+C_TYPES = {
+    torch.float32: "float",
+    torch.float64: "double",
+    torch.bool: "unsigned char",
+    torch.int32: "int",
+    torch.int64: "long long",
+}
+_LIBRARY = {  # functions of the C library, by type
+    "f": ("sqrt", "lgamma", "erf"),
+    "d": ("sqrt", "lgamma", "erf", "expm1", "log1p", "exp", "log", "tanh"),
+}
+FUNCTIONS = {*_LIBRARY["d"], "absolute", "larger", "smaller", "log_sigmoid", "logaddexp"}
+_SLOW, _QUICK = {"lgamma", "erf"}, {"sqrt", "absolute", "larger", "smaller"}
+
+# Polynomials of Cephes (S. L. Moshier): the error is below two units in the last place.
+_EXP = """
+static inline __attribute__((always_inline)) float exp_f(float x) {
+    x = x < -110.0f ? -110.0f : x;
+    x = x > 100.0f ? 100.0f : x;
+    const float n = __builtin_rintf(x * 1.44269504088896341f);
+    const float r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    const int whole = (int)n, half = whole >> 1;
+    union { int i; float f; } a = {(half + 127) << 23}, b = {(whole - half + 127) << 23};
+    return p * a.f * b.f;
+}
+"""
+_LOG = """
+static inline __attribute__((always_inline)) float log_f(float x) {
+    union { float f; int i; } u = {x < 0x1p-126f ? x * 0x1p25f : x};
+    union { int i; float f; } v = {(u.i & 0x007fffff) | 0x3f000000};
+    const float tiny = x < 0x1p-126f ? 25.0f : 0.0f, low = v.f < 0.707106781186547524f ? 1.0f : 0.0f;
+    const float k = (float)((u.i >> 23) - 126) - tiny - low;
+    const float m = (v.f < 0.707106781186547524f ? v.f + v.f : v.f) - 1.0f, z = m * m;
+    float p = 7.0376836292e-2f;
+    p = p * m - 1.1514610310e-1f;
+    p = p * m + 1.1676998740e-1f;
+    p = p * m - 1.2420140846e-1f;
+    p = p * m + 1.4249322787e-1f;
+    p = p * m - 1.6668057665e-1f;
+    p = p * m + 2.0000714765e-1f;
+    p = p * m - 2.4999993993e-1f;
+    p = p * m + 3.3333331174e-1f;
+    float y = m * z * p + k * -2.12194440e-4f;
+    y = m + (y - 0.5f * z) + k * 0.693359375f;
+    y = x < __builtin_inff() ? y : x;
+    y = x == 0.0f ? -__builtin_inff() : y;
+    return x < 0.0f ? __builtin_nanf("") : y;
+}
+"""
+_TANH = """
+static inline __attribute__((always_inline)) float tanh_f(float x) {
+    const float z = __builtin_fabsf(x), s = x * x;
+    float p = -5.70498872745e-3f;
+    p = p * s + 2.06390887954e-2f;
+    p = p * s - 5.37397155531e-2f;
+    p = p * s + 1.33314422036e-1f;
+    p = p * s - 3.33332819422e-1f;
+    const float near = p * s * x + x, far = 1.0f - 2.0f / (exp_f(z + z) + 1.0f);
+    return z < 0.625f ? near : x < 0.0f ? -far : far;
+}
+"""
+# The rounding of 1 + x, or of e^x, is undone by the same rounding in the other factor (W. Kahan).
+_NEAR_ONE = """
+static inline __attribute__((always_inline)) float log1p_f(float x) {
+    const float u = 1.0f + x, d = u - 1.0f;
+    const float y = log_f(u) * (x / (d == 0.0f ? 1.0f : d));
+    return d == 0.0f ? x : u < __builtin_inff() ? y : u;
+}
+static inline __attribute__((always_inline)) float expm1_f(float x) {
+    const float u = exp_f(x), d = u - 1.0f, l = log_f(u);
+    const float y = d * (x / (l == 0.0f ? 1.0f : l));
+    return d == 0.0f ? x : d == -1.0f ? -1.0f : u < __builtin_inff() ? y : u;
+}
+"""
+_OF_BOTH_TYPES = """
+static inline __attribute__((always_inline)) {type} larger_{f}({type} x, {type} y) {{
+    return (x < y) | (y != y) ? y : x;
+}}
+static inline __attribute__((always_inline)) {type} smaller_{f}({type} x, {type} y) {{
+    return (y < x) | (y != y) ? y : x;
+}}
+static inline __attribute__((always_inline)) {type} log_sigmoid_{f}({type} x) {{
+    return (x < 0 ? x : 0) - log1p_{f}(exp_{f}(-absolute_{f}(x)));
+}}
+static inline __attribute__((always_inline)) {type} logaddexp_{f}({type} x, {type} y) {{
+    const {type} far = absolute_{f}(x - y);
+    return x == y && x - y != 0 ? x : (x < y ? y : x) + log1p_{f}(exp_{f}(-far));
+}}
+"""
+
+
+def is_slow(formula: str, c_type: str) -> bool:
+    """Whether a formula has a function without a vector form."""
+    called = set(re.findall(r"(\w+)_\(", formula))
+    return bool(called & _SLOW or (c_type == "double" and called - _QUICK))
+
+
+def typed(value: float, c_type: str) -> str:
+    """Return a number as torch turns it into a type.
+
+    Example:
+        >>> from pyro_dropout.engines.generated.functions import typed
+        >>> typed(0.5, "float"), typed(float("-inf"), "double")
+        ('(float)0.5', '(double)(-INF)')
+    """
+    return f"({c_type}){literal(float(value))}"
+
+
+def written(formula: str, operands: Sequence[str], c_type: str) -> str:
+    """Return a formula with its operands and the functions of its type.
+
+    Example:
+        >>> from pyro_dropout.engines.generated.functions import written
+        >>> written("1 / sqrt_({0})", ["t3"], "float")
+        '1 / sqrt_f(t3)'
+    """
+    kind = "f" if c_type == "float" else "d"
+    return formula.replace("_(", f"_{kind}(").format(*operands)
+
+
+def functions() -> str:
+    """Return the functions that formulas use, in C."""
+    made = ["#define INF __builtin_inf()", _EXP, _LOG, _TANH, _NEAR_ONE]
+    for kind, c_type, suffix in (("f", "float", "f"), ("d", "double", "")):
+        made += [f"#define {name}_{kind}(x) __builtin_{name}{suffix}(x)" for name in _LIBRARY[kind]]
+        made.append(f"#define absolute_{kind}(x) __builtin_fabs{suffix}(x)")
+        made.append(_OF_BOTH_TYPES.format(type=c_type, f=kind))
+    return "\n".join(made)
