@@ -70,22 +70,22 @@ from .judging.conformal import (
 from .judging.conformal import (
     conformal as conformal,
 )
-from .judging.decisions.cascade import (
+from .judging.decisions import (
     Cascade as Cascade,
 )
-from .judging.decisions.cascade import (
-    cascade as cascade,
-)
-from .judging.decisions.rejection import (
+from .judging.decisions import (
     RejectionCurve as RejectionCurve,
 )
-from .judging.decisions.rejection import (
+from .judging.decisions import (
+    cascade as cascade,
+)
+from .judging.decisions import (
     defer as defer,
 )
-from .judging.decisions.rejection import (
+from .judging.decisions import (
     rejection_curve as rejection_curve,
 )
-from .judging.decisions.thompson import thompson as thompson
+from .judging.decisions import thompson as thompson
 from .judging.diagnostics.elbo_report import (
     ElboReport as ElboReport,
 )
@@ -156,7 +156,7 @@ from .judging.scores.distance import (
 from .judging.scores.distance import (
     predictive_distance as predictive_distance,
 )
-from .judging.scores.interval_score import interval_score as interval_score
+from .judging.scores.errors import interval_score as interval_score
 from .judging.scores.percentile import (
     UncertaintyPercentile as UncertaintyPercentile,
 )

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from pyro_dropout.generative.inputs import check_pairs
 from pyro_dropout.generative.likelihoods import likelihood_of
-from pyro_dropout.judging.decisions.rejection import check_vector
+from pyro_dropout.judging.decisions import check_vector
 from pyro_dropout.mathematics.checks import check_count, check_number
 from pyro_dropout.mathematics.errors import RangeError, ShapeError
 from pyro_dropout.mathematics.shapes import Bool, Float

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.comparison.columns import REFERENCE, columns
-from pyro_dropout.judging.decisions.rejection import RejectionCurve, rejection_curve
+from pyro_dropout.judging.decisions import RejectionCurve, rejection_curve
 from pyro_dropout.judging.scores.calibration import pit
 from pyro_dropout.judging.scores.class_calibration import reliability
 from pyro_dropout.prediction.moments import is_class, is_normal

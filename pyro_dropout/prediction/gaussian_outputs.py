@@ -134,7 +134,7 @@ def output_log_prob(likelihood: Likelihood, mean: Tensor, covariance: Tensor, y:
             own = f.gather(1, places[some].expand(-1, 1, f.shape[-1])).squeeze(1)
             each.append(torch.logsumexp((own - torch.logsumexp(f, 1)).to(F64), -1))
         return torch.where(known, torch.cat(each) - math.log(nodes.count), 0.0)
-    parts = [block_log_prob(likelihood, f, y[some]) for some, f in nodes.outputs(mean, covariance)]
+    parts = [block_log_prob(likelihood.distribution(f), y[some]) for some, f in nodes.outputs(mean, covariance)]
     return torch.cat(parts) - math.log(nodes.count)
 
 

@@ -19,7 +19,7 @@ from pyro_dropout.prediction.gaussian_outputs import (
     output_moments,
     output_products,
 )
-from pyro_dropout.prediction.moments import F64, Points, Sums, indicator_covariance
+from pyro_dropout.prediction.moments import F64, Points, Sums
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.protocols import Distribution, Likelihood
 
@@ -110,7 +110,7 @@ class LinearisedPrediction(Prediction):
         """Cov[y] between the targets of all points, (N, D, N, D), noise included; with Gaussian noise, shared draws."""
         if self._joint is None:
             raise PyroDropoutError("covariances between points are for predict(..., shared=True).")
-        if type(self._likelihood) is not Gaussian:
+        if type(self.likelihood) is not Gaussian:
             raise PyroDropoutError(f"joint_covariance is for Gaussian noise; this prediction is of {self.family}.")
         flat = self._f.to(F64).flatten(1)
         apart = flat - flat.mean(0)
@@ -120,14 +120,12 @@ class LinearisedPrediction(Prediction):
         return found.reshape(*shape, *shape).to(self._squares)
 
     def _covariance(self) -> Tensor:
-        if self._target_dims > 1 and not self.one_of_several:
-            return super()._covariance()  # which says that there is none
-        if self.one_of_several:
-            return indicator_covariance(self._sums["mean"])
+        if self.one_of_several or self._target_dims > 1:
+            return super()._covariance()  # of indicators; or it says that there is none
         pairs = zip(self._f, self._spread, strict=True)
-        within = torch.stack([output_products(self._likelihood, *each, self._nodes) for each in pairs]).mean(0)
+        within = torch.stack([output_products(self.likelihood, *each, self._nodes) for each in pairs]).mean(0)
         pairs = zip(self._f, self._spread, strict=True)
-        means = torch.stack([output_moments(self._likelihood, *each, self._nodes)["mean"] for each in pairs])
+        means = torch.stack([output_moments(self.likelihood, *each, self._nodes)["mean"] for each in pairs])
         apart = means - means.mean(0)
         found = within + torch.einsum("mni,mnj->nij", apart, apart) / len(means)
         # The variances are known exactly where covariances come from quasi-random points.
@@ -137,14 +135,14 @@ class LinearisedPrediction(Prediction):
         """Return log p(y | x) of each point, all its targets together, (N,)."""
         y = self.checked_targets(y)
         pairs = zip(self._f, self._spread, strict=True)
-        each = [output_log_prob(self._likelihood, m, c, y, self._nodes) for m, c in pairs]
-        return (torch.logsumexp(torch.stack(each), 0) - math.log(len(each))).to(self._like)
+        each = [output_log_prob(self.likelihood, m, c, y, self._nodes) for m, c in pairs]
+        return (torch.logsumexp(torch.stack(each), 0) - math.log(len(each))).to(self.like)
 
     # --- the draws, a piece at a time ---------------------------------------------------------------------------------
 
     @property
     def _by_strata(self) -> bool:
-        return type(self._likelihood) in (Gaussian, HeteroscedasticGaussian)
+        return type(self.likelihood) in (Gaussian, HeteroscedasticGaussian)
 
     def distribution_at(self, points: Points) -> Distribution:
         """Return equally probable distributions whose mixture y has at some points, (S, points, D).
@@ -154,7 +152,7 @@ class LinearisedPrediction(Prediction):
         if not self._by_strata:
             return super().distribution_at(points)
         strata = [
-            normal_strata(self._likelihood, m[points], c[points]) for m, c in zip(self._f, self._spread, strict=True)
+            normal_strata(self.likelihood, m[points], c[points]) for m, c in zip(self._f, self._spread, strict=True)
         ]
         loc, scale = (torch.cat(parts) for parts in zip(*strata, strict=True))
         return Normal(loc, scale).to_event(self._target_dims)  # type: ignore[no-untyped-call]

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyro_dropout.judging.stacking import best_noise, log_mixture, noises, stacked
+from pyro_dropout.judging.selection import best_noise, log_mixture, noises, stacked
 from tests.oracles.both_types import dtypes
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import pyro_dropout as pd
 from pyro_dropout.generative.model_call import ModelCall
-from pyro_dropout.prediction.draws.joint_draws import JointDraws, joint_draws
+from pyro_dropout.prediction.joint_draws import JointDraws, joint_draws
 from tests.oracles.predictions import hidden_net, problem
 
 

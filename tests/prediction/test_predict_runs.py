@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import pyro_dropout as pd
-from pyro_dropout.prediction.draws import weight_draws
+from pyro_dropout.prediction import weight_draws
 from tests.oracles.memory import peak_allocated
 from tests.oracles.predictions import close_by_chance, enumerated, problem
 

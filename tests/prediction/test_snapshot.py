@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import pyro_dropout as pd
-from pyro_dropout.prediction.snapshot import frozen
+from pyro_dropout.prediction.predict_network import frozen
 
 
 class Own(pd.Categorical):

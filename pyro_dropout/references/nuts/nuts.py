@@ -16,9 +16,9 @@ from pyro_dropout.generative.random_state import forked, seeded
 from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.mathematics.checks import check_count, check_finite, check_level
 from pyro_dropout.mathematics.notebook_card import told_duration
-from pyro_dropout.prediction.draws.joint_draws import checked_call
-from pyro_dropout.prediction.draws.weight_draws import WholeFunctions
+from pyro_dropout.prediction.joint_draws import checked_call
 from pyro_dropout.prediction.sampled_posterior import SampledPosterior
+from pyro_dropout.prediction.weight_draws import WholeFunctions
 from pyro_dropout.protocols import PyroModel, Tree
 from pyro_dropout.references.nuts.adaptation import Plan
 from pyro_dropout.references.nuts.chains import ChainResult, run_chains

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from pyro_dropout.judging.diagnostics.rank_band import _levels, band, cumulative_counts, uniformity_pvalue
+from pyro_dropout.judging.diagnostics.sbc import _levels, band, cumulative_counts, uniformity_pvalue
 
 
 @given(st.integers(1, 200), st.integers(1, 60))
