@@ -7,9 +7,11 @@ aleatoric, the mean of Var[y | f], which is noise.
 import functools
 import math
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import torch
 from torch import Tensor
+from torch.distributions import constraints
 
 from pyro_dropout.generative.output_shape import OutputShape
 from pyro_dropout.mathematics.checks import check_dense, check_level, check_number, describe
@@ -29,6 +31,8 @@ from pyro_dropout.prediction.moments import (
 from pyro_dropout.prediction.prediction_card import classes_card, numbers_card
 from pyro_dropout.prediction.tails import Normals, Tails, behind, is_whole, log_tails, mixed, mixture_ends
 from pyro_dropout.protocols import Distribution, Likelihood
+
+_Compute = Callable[..., Tensor]
 
 _PIECE = 2**22  # numbers of the samples that are processed at once
 
@@ -163,14 +167,7 @@ class Prediction:
         noise = torch.diag_embed(self._sums["noise"] / self._count)
         return self._accumulated("covariance", block_outer, mean, noise, lambda sums, new: sums + new / self._count)
 
-    def _accumulated(
-        self,
-        label: str,
-        reduce: Callable[[Distribution, Tensor], Tensor],
-        of_points: Tensor,
-        found: Tensor,
-        add: Callable[[Tensor, Tensor], Tensor],
-    ) -> Tensor:
+    def _accumulated(self, label: str, reduce: _Compute, of_points: Tensor, found: Tensor, add: _Compute) -> Tensor:
         """Return ``found`` with what all draws add to it: those that were kept, or the same ones made again."""
         if self._walk is None:
             for points in self.pieces():
@@ -354,8 +351,8 @@ class Prediction:
 
         def ends(points: Points, log_tail: Tensor) -> Tails:
             near = self._sums["mean"][points], self._variance[points].sqrt()
-            tails = functools.partial(self.tails_at, points)
-            return mixture_ends(self.target_distribution, tails, self.normals_at(points), near, log_tail)
+            kind, tails = self.target_distribution, functools.partial(self.tails_at, points)
+            return mixture_ends(kind, tails, self.normals_at(points), self.counts_at(points), near, log_tail)
 
         return self._by_piece(ends, log_tail)
 
@@ -377,10 +374,14 @@ class Prediction:
         found = behind(self.distribution_at(points))
         return None if found is None else (*normal_parts(found[0]), found[1])
 
+    def counts_at(self, points: Points) -> Distribution | None:
+        """Return p(y | f) of single targets with every draw at some points, if y counts from 0."""
+        counts = self.target_distribution.support is constraints.nonnegative_integer
+        return base_of(self.distribution_at(points)) if counts else None
+
     def draw_targets(self, points: Points) -> Tensor:
         """Return a y drawn with each draw at some points, (T, points, D)."""
-        drawn: Tensor = self.distribution_at(points).sample()
-        return drawn
+        return cast(Tensor, self.distribution_at(points).sample())
 
     def per_point(self, each: Tensor) -> Tensor:
         """Return values of single targets, summed for each point, (N,)."""

@@ -178,6 +178,9 @@ class SitePrediction(Prediction):
         """Return the means and standard deviations of all draws if the site is normal."""
         return super().normals_at(points) if is_normal(self.target_distribution) else None
 
+    def counts_at(self, points: Points) -> None:
+        """Return None: a site's counts are not stacked."""
+
     def draw_targets(self, points: Points) -> Tensor:
         """Return a y drawn with each draw; all points are one piece."""
         return self.samples

@@ -13,13 +13,15 @@ from torch.distributions import Bernoulli, Normal, Poisson, TransformedDistribut
 from torch.distributions.transforms import ComposeTransform, Transform
 
 from pyro_dropout.mathematics.errors import PyroDropoutError
-from pyro_dropout.mathematics.mixture_quantiles import mixture_tail_quantile
+from pyro_dropout.mathematics.mixture_quantiles import mixture_quantile, mixture_tail_quantile
 from pyro_dropout.prediction.moments import F64, base_of, normal_parts
 from pyro_dropout.protocols import Distribution
 
 Tails = tuple[Tensor, Tensor]
 Normals = tuple[Tensor, Tensor, Transform]
 
+_SUMMED = 1000  # counts up to here are added up, many times as fast as a search
+_SMALL = math.log(1e-9)
 _ROUNDING = 1e-6  # of a log tail: a count whose tail is as large as asked for is not lost to rounding
 _DOUBLINGS = 200  # of a bracket, or halvings of it
 
@@ -114,7 +116,12 @@ def mixed(each: Tensor) -> Tensor:
 
 
 def mixture_ends(
-    kind: Distribution, tails: Callable[[Tensor], Tails], normals: Normals | None, near: Tails, log_tail: Tensor
+    kind: Distribution,
+    tails: Callable[[Tensor], Tails],
+    normals: Normals | None,
+    counts: Distribution | None,
+    near: Tails,
+    log_tail: Tensor,
 ) -> Tails:
     """Return the least y with log P(Y ≤ y) ≥ log_tail, and the greatest with log P(Y ≥ y) ≥ log_tail, in float64.
 
@@ -122,20 +129,42 @@ def mixture_ends(
         kind: p(y | f) at some output, for its support.
         tails: the log tails of the mixture at y.
         normals: means and standard deviations, (T, ...), and the function of such normals that y is, if it is one.
+        counts: p(y | f) with every draw, if y counts from 0.
         near: the mean and the standard deviation of y.
         log_tail: at most log ½. At -inf the ends are those of all possible targets.
     """
     endless = log_tail.isneginf()
     log_tail = torch.where(endless, math.log(0.5), log_tail)
+    (at, step), whole, common = near, is_whole(kind), bool((log_tail > _SMALL).all())
     if normals is not None:
         loc, scale, function = normals
-        low, high = mixture_tail_quantile(loc, scale, log_tail), -mixture_tail_quantile(-loc, scale, log_tail)
-        return function(torch.where(endless, -math.inf, low)), function(torch.where(endless, math.inf, high))
-    (first, last), (at, step), whole = _bounds(kind), near, is_whole(kind)
-    limit = log_tail - (_ROUNDING if whole else 0.0)
-    low = _least(lambda y: tails(y)[0] >= limit, at, step, whole)
-    high = -_least(lambda y: tails(-y)[1] >= limit, -at, step, whole)
+        if common:
+            low, high = (mixture_quantile(side * loc, scale, log_tail.exp()) for side in (1, -1))
+        else:
+            low, high = (mixture_tail_quantile(side * loc, scale, log_tail) for side in (1, -1))
+        return function(torch.where(endless, -math.inf, low)), function(torch.where(endless, math.inf, -high))
+    summed = _summed(counts, log_tail) if counts is not None and common and bool((at < _SUMMED / 4).all()) else None
+    if summed is not None:
+        low, high = summed
+    else:
+        limit = log_tail - (_ROUNDING if whole else 0.0)
+        low = _least(lambda y: tails(y)[0] >= limit, at, step, whole)
+        high = -_least(lambda y: tails(-y)[1] >= limit, -at, step, whole)
+    first, last = _bounds(kind)
     return torch.where(endless, first, low), torch.where(endless, last, high)
+
+
+def _summed(counts: Distribution, log_tail: Tensor) -> Tails | None:
+    """Return the ends of counts from 0 by adding up the probabilities of the mixture; None if it takes too many."""
+    tail = (log_tail - _ROUNDING).exp()
+    low, high, below = torch.zeros_like(tail), torch.zeros_like(tail), torch.zeros_like(tail)
+    for k in range(_SUMMED):
+        high = torch.where(1 - below >= tail, k, high)
+        below = below + counts.log_prob(torch.full_like(tail, k)).to(F64).exp().mean(0)
+        low = torch.where(below < tail, k + 1, low)
+        if bool(((1 - below < tail) & (below >= tail)).all()):
+            return low, high
+    return None
 
 
 def _least(holds: Callable[[Tensor], Tensor], at: Tensor, step: Tensor, whole: bool) -> Tensor:
