@@ -1,8 +1,8 @@
 """The public names, with the module that each comes from; they are imported when first used."""
 
 from .comparison.compare import compare as compare
-from .comparison.findings import Comparison as Comparison
-from .comparison.gap_figure import plot_kl_gap as plot_kl_gap
+from .comparison.comparison import Comparison as Comparison
+from .comparison.large_k import plot_kl_gap as plot_kl_gap
 from .datasets.bundled import co2 as co2
 from .generative.exact_gp import GP as GP
 from .generative.gaussian_processes import (

@@ -7,8 +7,9 @@ from torch import Tensor, nn
 
 import pyro_dropout as pd
 from pyro_dropout.comparison import compare as comparison
-from pyro_dropout.comparison.findings import Comparison, Row
-from pyro_dropout.comparison.scores import Exam
+from pyro_dropout.comparison.comparison import Comparison
+from pyro_dropout.comparison.exams import Exam
+from pyro_dropout.comparison.findings import Row
 
 QUICK: Any = {"steps": 25, "lr": 0.03, "compile": False, "progress": False}
 SETTINGS: Any = {

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 import pyro_dropout as pd
 from pyro_dropout.comparison import compare as module
-from pyro_dropout.comparison import scores
-from pyro_dropout.comparison.columns import Score, best, columns
-from pyro_dropout.comparison.probes import between, outside
+from pyro_dropout.comparison import exams as scores
+from pyro_dropout.comparison.exams import between, outside
+from pyro_dropout.comparison.findings import Score, best, columns
 from pyro_dropout.references.nuts.nuts import function_rhat
 
 QUICK: Any = {"steps": 150, "lr": 0.02, "samples": 100, "compile": False, "progress": False}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import pyro_dropout as pd
 from pyro_dropout.comparison.folder import write_folder
-from pyro_dropout.comparison.model_source import source_of
+from pyro_dropout.comparison.trained import source_of
 from tests.prediction.pyro_models import CASES, F64, GROUPS, Line, X, Y, coins, line, two_sites
 
 QUICK: Any = {"steps": 60, "lr": 0.1, "samples": 40, "seeds": 1, "compile": False, "progress": False}

@@ -23,14 +23,13 @@ from torch import nn
 
 import pyro_dropout as pd
 from pyro_dropout import registry
-from pyro_dropout.comparison.columns import Score
+from pyro_dropout.comparison.comparison import Comparison
+from pyro_dropout.comparison.exams import Exam
 from pyro_dropout.comparison.figure import calibration_curve, looks, rejection_of
-from pyro_dropout.comparison.findings import Comparison, Row
-from pyro_dropout.comparison.layer_gaps import LayerGap, judged, layer_gaps, overall
-from pyro_dropout.comparison.report import rendering
-from pyro_dropout.comparison.report.page import page
-from pyro_dropout.comparison.report.text import again, facts, findings, gap_table, khat_lines, plain_findings
-from pyro_dropout.comparison.scores import Exam
+from pyro_dropout.comparison.findings import Row, Score
+from pyro_dropout.comparison.large_k import LayerGap, judged, layer_gaps, overall
+from pyro_dropout.comparison.report import page as rendering
+from pyro_dropout.comparison.report.page import again, facts, findings, gap_table, khat_lines, page, plain_findings
 from tests.comparison.sample_comparison import HOSTILE, SETTINGS, regression, scored, series, small_model, smooth
 
 VOID = {"meta", "img"}
