@@ -251,13 +251,13 @@ from .prediction.predict_fleet import (
 from .prediction.prediction import Prediction as Prediction
 from .prediction.sampled_posterior import SampledPosterior as SampledPosterior
 from .prediction.site_prediction import SitePrediction as SitePrediction
-from .references.conjugate import (
+from .references.exact import (
     GaussianPosterior as GaussianPosterior,
 )
-from .references.conjugate import (
+from .references.exact import (
     conjugate as conjugate,
 )
-from .references.gp_posterior import gp_posterior as gp_posterior
+from .references.exact import gp_posterior as gp_posterior
 from .references.nuts.nuts import nuts as nuts
 from .sklearn.estimators import (
     DropoutClassifier as DropoutClassifier,

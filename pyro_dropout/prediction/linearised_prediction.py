@@ -6,19 +6,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from pyro_dropout.generative.likelihoods import Gaussian, HeteroscedasticGaussian
+from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.mathematics.member_mixture import balanced
 from pyro_dropout.mathematics.normal import Normal
 from pyro_dropout.mathematics.positive_definite import semidefinite_root
-from pyro_dropout.prediction.gaussian_outputs import (
-    Nodes,
-    normal_strata,
-    output_log_prob,
-    output_moments,
-    output_products,
-)
+from pyro_dropout.prediction.gaussian_outputs import Nodes, outputs_of
 from pyro_dropout.prediction.moments import F64, Points, Sums
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.protocols import Distribution, Likelihood
@@ -68,9 +62,10 @@ class LinearisedPrediction(Prediction):
         keeps: bool,
     ) -> None:
         self._f, self._spread, self._joint = mean, covariance, joint
-        self._draws, self._seed, self._keeps, self._nodes = samples, seed, keeps, Nodes(samples // 2, seed)
-        pairs = zip(mean, covariance, strict=True)
-        sums = _mixed([output_moments(likelihood, *each, self._nodes) for each in pairs])
+        self._draws, self._seed, self._keeps = samples, seed, keeps
+        self._outputs = outputs_of(likelihood, Nodes(samples // 2, seed))
+        self._members = list(zip(mean, covariance, strict=True))
+        sums = _mixed([self._outputs.moments(*each) for each in self._members])
         super().__init__(likelihood, sums, 1, mean[:, :1], None, None)
 
     def __repr__(self) -> str:
@@ -122,10 +117,8 @@ class LinearisedPrediction(Prediction):
     def _covariance(self) -> Tensor:
         if self.one_of_several or self._target_dims > 1:
             return super()._covariance()  # of indicators; or it says that there is none
-        pairs = zip(self._f, self._spread, strict=True)
-        within = torch.stack([output_products(self.likelihood, *each, self._nodes) for each in pairs]).mean(0)
-        pairs = zip(self._f, self._spread, strict=True)
-        means = torch.stack([output_moments(self.likelihood, *each, self._nodes)["mean"] for each in pairs])
+        within = torch.stack([self._outputs.products(*each) for each in self._members]).mean(0)
+        means = torch.stack([self._outputs.moments(*each)["mean"] for each in self._members])
         apart = means - means.mean(0)
         found = within + torch.einsum("mni,mnj->nij", apart, apart) / len(means)
         # The variances are known exactly where covariances come from quasi-random points.
@@ -134,26 +127,19 @@ class LinearisedPrediction(Prediction):
     def log_prob(self, y: Tensor) -> Tensor:
         """Return log p(y | x) of each point, all its targets together, (N,)."""
         y = self.checked_targets(y)
-        pairs = zip(self._f, self._spread, strict=True)
-        each = [output_log_prob(self.likelihood, m, c, y, self._nodes) for m, c in pairs]
+        each = [self._outputs.log_prob(*member, y) for member in self._members]
         return (torch.logsumexp(torch.stack(each), 0) - math.log(len(each))).to(self.like)
 
     # --- the draws, a piece at a time ---------------------------------------------------------------------------------
-
-    @property
-    def _by_strata(self) -> bool:
-        return type(self.likelihood) in (Gaussian, HeteroscedasticGaussian)
 
     def distribution_at(self, points: Points) -> Distribution:
         """Return equally probable distributions whose mixture y has at some points, (S, points, D).
 
         With Gaussian noise it is one normal, and with a learned noise a few hundred; otherwise one for each sample.
         """
-        if not self._by_strata:
+        if not self._outputs.normal:
             return super().distribution_at(points)
-        strata = [
-            normal_strata(self.likelihood, m[points], c[points]) for m, c in zip(self._f, self._spread, strict=True)
-        ]
+        strata = [self._outputs.strata(m[points], c[points]) for m, c in self._members]
         loc, scale = (torch.cat(parts) for parts in zip(*strata, strict=True))
         return Normal(loc, scale).to_event(self._target_dims)  # type: ignore[no-untyped-call]
 
@@ -165,7 +151,7 @@ class LinearisedPrediction(Prediction):
     def pieces(self) -> Iterator[Points]:
         """Yield the points in pieces that can be processed at once."""
         members, points, width = self._f.shape
-        count = 256 * members if self._by_strata else self._draws
+        count = 256 * members if self._outputs.normal else self._draws
         size = max(1, _PIECE // (max(count, self._draws) * width))
         return (slice(start, start + size) for start in range(0, points, size))
 
