@@ -178,26 +178,3 @@ def test_one_draw_and_networks_left_as_they_were() -> None:
     for part in ("log_likelihood", "replicated"):
         assert torch.equal(getattr(draws, part)["y"], getattr(again, part)["y"])
         assert not torch.equal(getattr(draws, part)["y"], getattr(other, part)["y"])
-
-
-@pytest.mark.usefixtures("unchecked_shapes")
-def test_bad_input() -> None:
-    model, guide, x = problem()
-    y = torch.zeros(5, 1)
-    with pytest.raises(pd.RangeError, match="samples must be a whole number of at least 1; got 0"):
-        joint_draws(ModelCall(model, (x, y)), guide, 0, None)
-    with pytest.raises(pd.RangeError, match="seed must be a whole number or None; got 'a'"):
-        joint_draws(ModelCall(model, (x, y)), guide, 5, "a")  # type: ignore[arg-type]
-    with pytest.raises(pd.ShapeError, match="same number of points, at least one; got 5 points and 4 points"):
-        joint_draws(ModelCall(model, (x, y[:4])), guide, 5, None)
-    with pytest.raises(pd.ShapeError, match="got 5 points and list"):
-        joint_draws(ModelCall(model, (x, [1])), guide, 5, None)
-    with pytest.raises(pd.ShapeError, match=r"y must have shape \(N, D\)"):
-        joint_draws(ModelCall(model, (x, y[:, 0])), guide, 5, None)
-    with pytest.raises(pd.PyroDropoutError, match="<lambda> has no sample site"):
-        joint_draws(ModelCall(lambda x, y: x, (x, y)), guide, 5, None)
-    with pytest.raises(pd.PyroDropoutError, match=r"a network takes its data as \(x, y\); got \(Tensor\)"):
-        joint_draws(ModelCall(model, (x,)), guide, 5, None)
-    other = pd.BayesianNet(nn.Linear(2, 1))
-    with pytest.raises(pd.PyroDropoutError, match="the posterior has no site 'weight', which the model samples"):
-        joint_draws(ModelCall(other, (x, y)), guide, 5, None)

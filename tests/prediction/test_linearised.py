@@ -18,14 +18,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import pyro_dropout as pd
-from pyro_dropout.generative.jacobians import Jacobians
 from pyro_dropout.mathematics.gaussian_expectations import log_mean_sigmoid, sigmoid_moments
 from pyro_dropout.prediction.gaussian_outputs import (
     Nodes,
     _classes_without_waiting,
     outputs_of,
 )
-from pyro_dropout.prediction.linearised import _points_at_once
 from pyro_dropout.prediction.linearised_prediction import LinearisedPrediction
 from tests.contracts.guides import GUIDES
 
@@ -401,19 +399,6 @@ def test_blocks_and_loaders_give_the_same() -> None:
     ):
         assert torch.allclose(whole.probs, other.probs, atol=1e-12)
         assert torch.allclose(whole.samples, other.samples, atol=1e-12)
-
-
-def test_blocks_are_small_enough_for_large_images() -> None:
-    """The largest tensor of a pass is 2·30·30 numbers a point, and a Jacobian has one for each of two outputs too."""
-    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 2)).to(F64)
-    model, x = pd.BayesianNet(net), torch.randn(4, 1, 32, 32, dtype=F64)
-    near = Jacobians(model, pd.AutoMeanField(model).mean(), list(model.sites), x)
-    most = 2**30 / (2 * 30 * 30 * 8)
-    assert _points_at_once(near, x, last=True) == 8192
-    assert _points_at_once(near, x, last=False) == 8192
-    large = x.repeat(1, 1, 10, 10)
-    assert _points_at_once(near, large, last=True) == pytest.approx(most / (318 / 30) ** 2, rel=0.01)
-    assert _points_at_once(near, large, last=False) == pytest.approx(most / (318 / 30) ** 2 / 3, rel=0.01)
 
 
 def test_standardised_models_answer_in_raw_units() -> None:

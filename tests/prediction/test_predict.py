@@ -171,14 +171,6 @@ def test_models_of_ones_own_and_deep_gps_are_predicted_too() -> None:
         pd.predict(model, normal, x, method="standard")
 
 
-def test_words_are_data_points() -> None:
-    model = pd.BayesianNet(
-        nn.Sequential(nn.Embedding(5, 2), nn.Flatten(), nn.Linear(6, 3)), likelihood=pd.Categorical()
-    )
-    answer = pd.predict(model, pd.AutoDropout(model, keep=0.5), torch.randint(5, (4, 3)), samples=10)
-    assert torch.allclose(answer.probs.sum(-1), torch.ones(4))
-
-
 # --- densities and intervals ------------------------------------------------------------------------------------------
 
 
@@ -279,10 +271,3 @@ def test_what_is_said_of_yes_and_no() -> None:
     assert torch.allclose(answer.mutual_information.to(F64), entropy - own, atol=1e-6)
     yes = (p > 0.5).double().mean(0)
     assert torch.allclose(answer.variation_ratio.to(F64), torch.minimum(yes, 1 - yes), atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["probs", "entropy", "mutual_information", "variation_ratio"])
-def test_regression_has_no_classes(name: str) -> None:
-    model, guide, x = problem()
-    with pytest.raises(pd.PyroDropoutError, match=rf"{name} is for classes.*interval\(level\)"):
-        getattr(pd.predict(model, guide, x, samples=2), name)
