@@ -13,8 +13,7 @@ from torch import Tensor
 from experiments.band_plots import curve_panels
 from experiments.detection import auroc
 from experiments.standard_error import standard_error
-from pyro_dropout.judging import decisions as cascade
-from pyro_dropout.judging.decisions import defer, rejection_curve
+from pyro_dropout.judging.decisions import cascade, defer, rejection_curve
 from pyro_dropout.mathematics.errors import RangeError, ShapeError
 from pyro_dropout.prediction.prediction import Prediction
 

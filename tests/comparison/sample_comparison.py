@@ -1,5 +1,6 @@
 """Small comparisons for the tests of the page: trained for a moment, so that everything on it is real."""
 
+import functools
 from typing import Any
 
 import torch
@@ -47,6 +48,7 @@ def scored(name: str, make: Any, exam: Exam, model: Any = small_model, seeds: tu
     return row
 
 
+@functools.cache
 def regression() -> Comparison:
     """Four guides along one input, one of which failed, with names that would break a careless page."""
     exam = Exam(series(40), series(30), samples=30)

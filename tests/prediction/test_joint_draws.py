@@ -122,17 +122,6 @@ def test_a_wrapper_that_can_evaluate_but_whose_prior_is_random() -> None:
     )
 
 
-def test_raw_units_of_a_standardised_model() -> None:
-    x, y = torch.randn(8, 2), 300 + 20 * torch.randn(8, 1)
-    model = pd.Standardised(pd.BayesianNet(hidden_net(), likelihood=pd.Gaussian(4.0)), x, y)
-    draws = joint_draws(ModelCall(model, (x, y)), pd.AutoMeanField(model), 20, None)
-    flat = {name: value[0] for name, value in draws.weights.items()}
-    f = numbers(model.evaluate(flat, x)).reshape(1, 20, 8)
-    expected = stats.norm.logpdf(numbers(y)[:, 0], f, 0.5 * float(y.std()))
-    np.testing.assert_allclose(numbers(draws.log_likelihood["y"]), expected, rtol=1e-4)
-    check_prior(draws, 1e-4)
-
-
 def test_a_sampler_keeps_its_chains_and_is_thinned_evenly() -> None:
     model, _, x = problem()
     kept = {name: torch.randn(3, 100, *value.shape) for name, value in model.net.named_parameters()}

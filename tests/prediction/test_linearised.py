@@ -195,26 +195,6 @@ def test_counts_are_log_normal_mixtures() -> None:
 # --- what comes back is a Prediction ----------------------------------------------------------------------------------
 
 
-def test_it_has_all_of_the_interface_for_classes() -> None:
-    model = pd.BayesianNet(mlp(3), likelihood=pd.Categorical())
-    x, y = torch.randn(8, 3, dtype=F64), torch.randint(3, (8,))
-    answer, again = (linearised(model, pd.AutoMeanField(model, init_scale=0.1), x, seed=0) for _ in range(2))
-    assert torch.equal(answer.samples, again.samples)
-    assert answer.samples.shape == (1000, 8, 3)
-    assert torch.allclose(answer.probs.sum(-1), torch.ones(8, dtype=F64))
-    assert torch.allclose(answer.log_prob(y).exp(), answer.probs.gather(1, y.unsqueeze(1)).squeeze(1))
-    assert torch.allclose(answer.variance, answer.probs * (1 - answer.probs))
-    for each in (answer.entropy, answer.mutual_information, answer.variation_ratio):
-        assert each.shape == (8,)
-        assert bool((each >= 0).all())
-    assert answer.covariance.shape == (8, 3, 3)
-    assert 0 <= pd.ece(answer, y) <= 1
-    cooler = pd.tempered(answer, 2.0)
-    assert bool((cooler.entropy > answer.entropy).all())
-    with pytest.raises(pd.PyroDropoutError, match="interval"):
-        answer.interval()
-
-
 def test_scores_of_numbers_are_exact() -> None:
     torch.manual_seed(0)
     model = pd.BayesianNet(mlp(1), likelihood=pd.Gaussian(tau=4.0))
@@ -399,20 +379,6 @@ def test_blocks_and_loaders_give_the_same() -> None:
     ):
         assert torch.allclose(whole.probs, other.probs, atol=1e-12)
         assert torch.allclose(whole.samples, other.samples, atol=1e-12)
-
-
-def test_standardised_models_answer_in_raw_units() -> None:
-    torch.manual_seed(0)
-    x, y = 1e3 + 50 * torch.randn(20, 3), 1e4 + 300 * torch.randn(20, 1)
-    for outputs, likelihood in ((1, pd.Gaussian(tau=4.0)), (2, pd.HeteroscedasticGaussian())):
-        inner = pd.BayesianNet(mlp(outputs, torch.float32), likelihood=likelihood)
-        model = pd.Standardised(inner, x, y)
-        guide = pd.AutoMeanField(inner, init_scale=0.1)
-        raw, plain = linearised(model, guide, x, seed=0), linearised(inner, guide, model.standard_x(x), seed=0)
-        assert torch.allclose(raw.mean, plain.mean * y.std() + y.mean(), rtol=1e-4)
-        assert torch.allclose(raw.epistemic, plain.epistemic * y.var(), rtol=1e-3)
-        assert torch.allclose(raw.aleatoric, plain.aleatoric * y.var(), rtol=1e-3)
-        assert torch.allclose(raw.log_prob(y), plain.log_prob(model.standard_y(y)) - y.std().log(), atol=1e-3)
 
 
 def test_an_ensemble_is_the_mixture_of_its_members() -> None:

@@ -48,20 +48,6 @@ def test_everything_is_that_of_all_masks(dtype: torch.dtype, shared: bool, outpu
     close_by_chance(answer.log_prob(y), likelihood.log(), error, 4)
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_a_linear_mean_field_net_is_a_gaussian(dtype: torch.dtype, shared: bool) -> None:
-    model = pd.BayesianNet(nn.Linear(4, 2).to(dtype), likelihood=pd.Gaussian(tau=2.0))
-    guide = pd.AutoMeanField(model, init_scale=0.5)
-    x = torch.randn(3, 4, dtype=dtype)
-    count = 20_000
-    answer = pd.predict(model, guide, x, samples=count, shared=shared)
-    weight, bias = guide.posterior("weight"), guide.posterior("bias")
-    mean = (x @ weight.mean.T + bias.mean).detach().to(F64)
-    variance = (x**2 @ weight.variance.T + bias.variance).detach().to(F64)
-    close_by_chance(answer.mean, mean, (variance / count).sqrt())
-    close_by_chance(answer.epistemic, variance, variance * math.sqrt(2 / count))
-
-
 def test_moments_are_those_of_the_samples_whatever_the_blocks(dtype: torch.dtype) -> None:
     model, guide, x = problem(dtype=dtype)
     with torch.no_grad():  # far from zero, where sums of squares lose all digits

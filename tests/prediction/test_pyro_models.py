@@ -317,24 +317,6 @@ def test_samples_that_are_not_kept_and_means() -> None:
 # --- what is refused, and what is not looked at -----------------------------------------------------------------------
 
 
-def test_a_likelihood_written_onto_a_function_is_not_looked_at() -> None:
-    """The advice that this package once gave: the numbers are those of the trace all the same."""
-    case, model, guide = posed("line")
-    ask: Any = {"samples": 30, "seed": 0}
-    before = pd.to_arviz(model, guide, *case.args, **ask)["log_likelihood"]["obs"].values
-    khat = pd.khat(model, guide, *case.args, **ask)
-    mean = pd.predict(model, guide, X, **ask).variance
-    model.likelihood = pd.Gaussian(tau=1e4)
-    try:
-        np.testing.assert_array_equal(
-            pd.to_arviz(model, guide, *case.args, **ask)["log_likelihood"]["obs"].values, before
-        )
-        assert pd.khat(model, guide, *case.args, **ask) == khat
-        assert torch.equal(pd.predict(model, guide, X, **ask).variance, mean)
-    finally:
-        del model.likelihood
-
-
 def test_a_module_whose_likelihood_is_not_used_is_asked_by_its_trace() -> None:
     case, model, guide = posed("module", "AutoNormal")
     before = pd.to_arviz(model, guide, *case.args, samples=30, seed=0)
