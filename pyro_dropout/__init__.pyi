@@ -1,8 +1,8 @@
 """The public names, with the module that each comes from; they are imported when first used."""
 
 from .comparison.compare import compare as compare
-from .comparison.findings import Comparison as Comparison
-from .comparison.gap_figure import plot_kl_gap as plot_kl_gap
+from .comparison.comparison import Comparison as Comparison
+from .comparison.large_k import plot_kl_gap as plot_kl_gap
 from .datasets.bundled import co2 as co2
 from .generative.exact_gp import GP as GP
 from .generative.gaussian_processes import (
@@ -70,22 +70,22 @@ from .judging.conformal import (
 from .judging.conformal import (
     conformal as conformal,
 )
-from .judging.decisions.cascade import (
+from .judging.decisions import (
     Cascade as Cascade,
 )
-from .judging.decisions.cascade import (
-    cascade as cascade,
-)
-from .judging.decisions.rejection import (
+from .judging.decisions import (
     RejectionCurve as RejectionCurve,
 )
-from .judging.decisions.rejection import (
+from .judging.decisions import (
+    cascade as cascade,
+)
+from .judging.decisions import (
     defer as defer,
 )
-from .judging.decisions.rejection import (
+from .judging.decisions import (
     rejection_curve as rejection_curve,
 )
-from .judging.decisions.thompson import thompson as thompson
+from .judging.decisions import thompson as thompson
 from .judging.diagnostics.elbo_report import (
     ElboReport as ElboReport,
 )
@@ -156,7 +156,7 @@ from .judging.scores.distance import (
 from .judging.scores.distance import (
     predictive_distance as predictive_distance,
 )
-from .judging.scores.interval_score import interval_score as interval_score
+from .judging.scores.errors import interval_score as interval_score
 from .judging.scores.percentile import (
     UncertaintyPercentile as UncertaintyPercentile,
 )
@@ -251,13 +251,13 @@ from .prediction.predict_fleet import (
 from .prediction.prediction import Prediction as Prediction
 from .prediction.sampled_posterior import SampledPosterior as SampledPosterior
 from .prediction.site_prediction import SitePrediction as SitePrediction
-from .references.conjugate import (
+from .references.exact import (
     GaussianPosterior as GaussianPosterior,
 )
-from .references.conjugate import (
+from .references.exact import (
     conjugate as conjugate,
 )
-from .references.gp_posterior import gp_posterior as gp_posterior
+from .references.exact import gp_posterior as gp_posterior
 from .references.nuts.nuts import nuts as nuts
 from .sklearn.estimators import (
     DropoutClassifier as DropoutClassifier,

@@ -16,8 +16,7 @@ from torch.nn import functional
 from experiments.figures import curve_panels
 from experiments.summaries import standard_error
 from pyro_dropout.generative.likelihoods import likelihood_of
-from pyro_dropout.judging.decisions.cascade import cascade
-from pyro_dropout.judging.decisions.rejection import defer, rejection_curve
+from pyro_dropout.judging.decisions import cascade, defer, rejection_curve
 from pyro_dropout.mathematics.shapes import Bool, Float
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.protocols import Figure

@@ -15,7 +15,7 @@ from pyro_dropout.cli import options
 from pyro_dropout.cli.terminal import PROGRAM, answer, complain, plain_warnings, score_table
 
 if TYPE_CHECKING:
-    from pyro_dropout.comparison.findings import Comparison
+    from pyro_dropout.comparison.comparison import Comparison
     from pyro_dropout.generative.standardised import Standardised
     from pyro_dropout.protocols import Model, PyroModel, Record
     from pyro_dropout.tables.encoding import Dataset
@@ -240,7 +240,7 @@ def _free_folder() -> str:
 
 
 def _lines(data: "Dataset", result: "Comparison", out: Path, files: list[str], again: list[str]) -> list[str]:
-    from pyro_dropout.comparison.report.text import plain_findings
+    from pyro_dropout.comparison.report.page import plain_findings
 
     shown = os.path.relpath(out)
     return [

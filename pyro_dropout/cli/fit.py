@@ -200,7 +200,7 @@ def _train(
 
 def _told(scores: dict[str, float], rows: int) -> list[str]:
     """Return the scores as sentences: each next to that of a constant prediction, and what calibration has changed."""
-    from pyro_dropout.comparison.scores import off_level
+    from pyro_dropout.comparison.exams import off_level
 
     start = f"On {rows} held-back rows, without training on them: log-likelihood {figure(scores['log_lik'])} per row, "
     if "accuracy" in scores:

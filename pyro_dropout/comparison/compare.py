@@ -2,8 +2,8 @@
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,21 +12,17 @@ import torch
 from pyro import poutine
 from torch import Tensor, nn
 
-from pyro_dropout.comparison.columns import REFERENCE, Score
-from pyro_dropout.comparison.distinct_names import distinct
-from pyro_dropout.comparison.findings import Comparison, Row
-from pyro_dropout.comparison.model_source import source_of
-from pyro_dropout.comparison.progress import Share, WholeBar, estimate
-from pyro_dropout.comparison.scores import Exam, bounds_of
-from pyro_dropout.comparison.site_exam import SiteExam
+from pyro_dropout.comparison.comparison import Comparison
+from pyro_dropout.comparison.exams import Exam, SiteExam, bounds_of
+from pyro_dropout.comparison.findings import REFERENCE, Row, Score, distinct
 from pyro_dropout.comparison.standard_models import standard_guide
-from pyro_dropout.comparison.trained import Build, as_a_fleet, one_by_one
+from pyro_dropout.comparison.trained import Build, WholeBar, as_a_fleet, one_by_one, source_of
 from pyro_dropout.engines.choose import Compile
 from pyro_dropout.generative.inputs import AnyInputs, check_inputs, check_pairs, inputs_of, takes_all
 from pyro_dropout.generative.model_call import ModelCall, is_network
 from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.generative.random_state import forked
-from pyro_dropout.guides.summary import ignored_inputs, told_duration
+from pyro_dropout.guides.summary import ignored_inputs
 from pyro_dropout.mathematics.checks import (
     check_choice,
     check_count,
@@ -99,7 +95,7 @@ def compare(
             in {"laplace": "linearised"}; the others predict with "mc", and so does the reference.
         loss: ``ELBO()`` by default.
         compile: whether training is compiled, as in ``fit``: for all guides or by name, as in {"dropout": False}.
-        progress: say how long it will take, and show one progress bar for the whole.
+        progress: show one progress bar for the whole.
         labels: {"title": ..., "x": ..., "y": ..., "note": ..., "command": ...} for the figures and the HTML report;
             the command is the one that reproduces the comparison.
 
@@ -141,7 +137,8 @@ def compare(
     if reference is not None:
         rows.append(_reference_row(reference, first, exam, progress))
         exam = replace(exam, reference=rows[0].answer)
-    with _whole_bar(builds, numbers, exam, training, progress) as bar:
+    runs = len(numbers) if isinstance(exam, SiteExam) else 1  # the seeds of a fleet are one
+    with closing(WholeBar(len(builds), runs * steps, progress)) as bar:
         for name, build in builds.items():
             own = replace(exam, method=methods[name]) if isinstance(exam, Exam) else exam
             with bar.part(name):
@@ -159,25 +156,6 @@ def compare(
 
 
 # --- one row ------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _whole_bar(
-    builds: Mapping[str, Build], seeds: list[int], exam: Exam | SiteExam, options: Mapping[str, Record], progress: bool
-) -> Iterator[WholeBar]:
-    """Say how long training will take, and yield a bar for all of it; without progress nothing is timed or shown."""
-    shares = dict.fromkeys(builds, Share(0.0))
-    if progress:
-        fleet = isinstance(exam, Exam)
-        for name, build in builds.items():
-            shares[name] = estimate(build, seeds, exam.call, options[name], fleet=fleet)
-    bar = WholeBar(shares, next(iter(options.values()))["steps"], progress)
-    try:
-        number = f"{len(builds)} guide{'s' * (len(builds) > 1)}, {len(seeds)} seed{'s' * (len(seeds) > 1)} each"
-        bar.write(f"{number}: {told_duration(sum(share.seconds for share in shares.values()))}.")
-        yield bar
-    finally:
-        bar.close()
 
 
 def _row(name: str, build: Build, seeds: list[int], exam: Exam | SiteExam, options: Record) -> Row:

@@ -1,21 +1,18 @@
 """The figures of a comparison: bands along one input, calibration, rejection, and scores with their errors."""
 
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from pyro_dropout.comparison.columns import REFERENCE, columns
-from pyro_dropout.judging.decisions.rejection import RejectionCurve, rejection_curve
+from pyro_dropout.comparison.findings import REFERENCE, Findings, columns
+from pyro_dropout.judging.decisions import RejectionCurve, rejection_curve
 from pyro_dropout.judging.scores.calibration import pit
 from pyro_dropout.judging.scores.class_calibration import reliability
 from pyro_dropout.prediction.moments import is_class, is_normal
 from pyro_dropout.prediction.plot_style import literal_text
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.protocols import Axes, Figure
-
-if TYPE_CHECKING:
-    from pyro_dropout.comparison.findings import Comparison
 
 # Okabe and Ito's colour-blind-safe palette; from the seventh guide on, lines are dashed.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -28,7 +25,7 @@ _CURVE = 200  # points of a curve at most
 _LONG = 24  # letters of a name in a legend
 
 
-def looks(comparison: "Comparison") -> dict[str, tuple[str, str]]:
+def looks(comparison: Findings) -> dict[str, tuple[str, str]]:
     """Return {name: (colour, line style)} for all figures: by position, and grey for the reference."""
     guides = [row.name for row in comparison.rows if row.name != REFERENCE]
     found: dict[str, tuple[str, str]] = {REFERENCE: (GREY, "-")}
@@ -47,7 +44,7 @@ def short(name: str) -> str:
 
 
 @literal_text()
-def draw_bands(comparison: "Comparison") -> Figure:
+def draw_bands(comparison: Findings) -> Figure:
     """Draw the predictive mean of every posterior with two bands, on shared axes."""
     import matplotlib.pyplot as plt
 
@@ -69,7 +66,7 @@ def draw_bands(comparison: "Comparison") -> Figure:
     return figure
 
 
-def draw_band(ax: Axes, comparison: "Comparison", name: str) -> None:
+def draw_band(ax: Axes, comparison: Findings, name: str) -> None:
     """Draw one posterior's predictive mean, its two bands and the data, with limits common to all posteriors."""
     x, mean, low, high, std = (part.double() for part in comparison.curves[name])
     colour, _ = looks(comparison)[name]
@@ -105,7 +102,7 @@ def calibration_curve(answer: Prediction, y: Tensor) -> tuple[Tensor, Tensor] | 
     return None
 
 
-def draw_calibration(ax: Axes, comparison: "Comparison") -> None:
+def draw_calibration(ax: Axes, comparison: Findings) -> None:
     """Draw coverage against level, or accuracy against confidence, with the band of calibrated intervals."""
     answers, y = comparison.answers, comparison.test[1]
     regression = any(is_normal(answer.target_distribution) for answer in answers.values())
@@ -150,7 +147,7 @@ def rejection_of(answer: Prediction, y: Tensor) -> RejectionCurve:
     return rejection_curve(together(answer.variance).sqrt(), error, higher_is_better=False)
 
 
-def draw_rejection(ax: Axes, comparison: "Comparison") -> None:
+def draw_rejection(ax: Axes, comparison: Findings) -> None:
     """Draw the error, or the accuracy, of the points that are kept, for every posterior."""
     answers = comparison.answers
     classes = any(is_class(answer.target_distribution) for answer in answers.values())
@@ -171,7 +168,7 @@ def draw_rejection(ax: Axes, comparison: "Comparison") -> None:
 
 
 @literal_text()
-def draw_scores(comparison: "Comparison") -> Figure:
+def draw_scores(comparison: Findings) -> Figure:
     """Draw calibration curves next to the main scores, with standard errors over seeds."""
     import matplotlib.pyplot as plt
 

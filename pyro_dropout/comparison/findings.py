@@ -1,17 +1,141 @@
-"""The result of a comparison: one row per posterior, as a table, as figures and as an HTML report."""
+"""The columns, cells and rows of a comparison, and its table."""
 
+import itertools
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from torch import Tensor
 
-from pyro_dropout.comparison.columns import REFERENCE, Column, Score, best, columns
 from pyro_dropout.generative.inputs import AnyInputs
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.guides.summary import picture, table
-from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.prediction import Prediction
-from pyro_dropout.protocols import Axes, Figure, PyroModel, Record
+from pyro_dropout.protocols import Axes, PyroModel, Record
+from pyro_dropout.registry import scores
+
+
+def distinct(names: Iterable[str], separator: str = " ") -> list[str]:
+    """Return the names with a number after each that came before, in the same or another case.
+
+    Example:
+        >>> distinct(["a", "b", "a", "A"])
+        ['a', 'b', 'a 2', 'A 3']
+    """
+    found: dict[str, str] = {}
+    for name in names:
+        numbered = (f"{name}{separator}{k}" for k in itertools.count(2))
+        chosen = next(each for each in itertools.chain([name], numbered) if each.casefold() not in found)
+        found[chosen.casefold()] = chosen
+    return list(found.values())
+
+
+REFERENCE = "reference"  # name of the row that the others are compared with
+_DIRECTIONS = {
+    "more": "more is better",
+    "less": "less is better",
+    "one": "the nearer to 1 the better",
+    "level": "the nearer to 0.95 the better",
+    "": "",
+}
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of the table.
+
+    Attributes:
+        heading: its title.
+        meaning: a description in one or two sentences.
+        better: "more", "less", "one" (closer to 1), "level" (closer to 0.95), or "" if neither direction is better.
+        digits: after the decimal point.
+    """
+
+    heading: str
+    meaning: str
+    better: str = ""
+    digits: int = 2
+
+    @property
+    def direction(self) -> str:
+        """Which values are better, in words; "" if neither direction is."""
+        return _DIRECTIONS[self.better]
+
+    def badness(self, value: float) -> float:
+        """Return a number that is smaller the better the value is."""
+        goal = {"one": 1.0, "level": 0.95}.get(self.better)
+        return abs(value - goal) if goal is not None else -value if self.better == "more" else value
+
+
+_BETWEEN = "Epistemic standard deviation in the widest gaps of the data, divided by that at the data; should exceed 1."
+_OBJECTIVE = "The training loss: nll + KL in the paper's form. Not a bound, and at σ = 0 defined only up to a constant."
+_MEAN = "Distance of the predictive mean from the reference's, in the reference's standard deviations."
+_STD = "Distance of the logarithm of the predictive standard deviation from the reference's."
+_W1 = "1-Wasserstein distance of the predictive distribution from the reference's, in the units of y."
+_OTHERS: dict[str, Column] = {
+    "between": Column("in-between", _BETWEEN),
+    "outside": Column("outside", "The same at three times the data's distance from their centre."),
+    "elbo": Column("ELBO", "Evidence lower bound with the exact KL, in nats over the training data.", "more", 1),
+    "objective": Column("large-K objective", _OBJECTIVE, digits=1),
+    "gap": Column("gap", "What the large-K form leaves out of the KL, E[H(z|w)], in nats."),
+    "khat": Column("k̂", "Pareto shape of the importance ratios to the true posterior: usable below 0.7."),
+    "d_mean": Column("mean off", _MEAN, "less", 3),
+    "d_std": Column("std. off", _STD, "less", 3),
+    "d_w1": Column("W₁", _W1, "less", 3),
+    "parameters": Column("parameters", "Number of trained parameters.", digits=0),
+    "us": Column("µs a step", "Time of one training step of one network, without compilation.", "less", 0),
+    "seconds": Column("seconds", "Time of all training and compilation, all seeds together.", "less", 1),
+}
+
+
+def columns() -> dict[str, Column]:
+    """Return every column by name: the registered scores, those registered since included, and then the others."""
+    scored = scores().values()
+    return {entry.name: Column(entry.heading, entry.meaning, entry.better, entry.digits) for entry in scored} | _OTHERS
+
+
+_SHOWN = 6  # digits of a number
+_LARGE = 1e7  # from here on, numbers are printed with an exponent
+
+
+@dataclass
+class Score:
+    """One cell: a mean over seeds with its standard error, or the reason why it is missing."""
+
+    values: list[float] = field(default_factory=list)
+    note: str = ""
+
+    @property
+    def mean(self) -> float:
+        """The mean over seeds; NaN if there is no value."""
+        return sum(self.values) / len(self.values) if self.values else math.nan
+
+    @property
+    def error(self) -> float | None:
+        """The standard error of that mean; None for fewer than two seeds."""
+        if len(self.values) < 2:
+            return None
+        mean = self.mean
+        return math.sqrt(sum((v - mean) ** 2 for v in self.values) / (len(self.values) - 1) / len(self.values))
+
+    def text(self, digits: int, tiny: bool = False) -> str:
+        """Return the cell as it is printed; ``tiny`` says whether a small number is more than none."""
+        if not self.values:
+            return self.note or "–"
+        size, error = abs(self.mean), self.error
+        fixed = size < _LARGE and not (tiny and 0 < size < 10.0**-digits)
+        if fixed and size >= 1:
+            digits = max(0, min(digits, _SHOWN - 1 - math.floor(math.log10(size))))
+        how = f".{digits}f" if fixed else ".2e"
+        return f"{self.mean:{how}}" + (f" ± {error:{how}}" if error is not None else "")
+
+
+def best(column: Column, cells: dict[str, Score]) -> str | None:
+    """Return the name of the best row in a column; None if neither direction is better."""
+    known = {name: cell.mean for name, cell in cells.items() if cell.values and math.isfinite(cell.mean)}
+    if not column.better or len(known) < 2:
+        return None
+    return min(known, key=lambda name: column.badness(known[name]))
 
 
 @dataclass
@@ -36,8 +160,8 @@ class Row:
 
 
 @dataclass
-class Comparison:
-    """The result of ``compare``.
+class Findings:
+    """The rows of a comparison, with their table.
 
     Attributes:
         rows: one per guide, after the reference if there is one.
@@ -47,15 +171,6 @@ class Comparison:
         seconds: total time.
         call: the arguments of a model that is not a network, with the training data; ``train`` and ``test`` then hold
             the numbers of the points, and the data of the observed site.
-
-    Example:
-        >>> import torch, pyro_dropout as pd
-        >>> x = torch.linspace(-1, 1, 40).unsqueeze(-1)
-        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1), likelihood=pd.Gaussian(tau=100.0))
-        >>> options = {"steps": 100, "lr": 0.03, "seeds": 1, "samples": 50, "compile": False, "progress": False}
-        >>> found = pd.compare(model, {"mean field": pd.AutoMeanField}, (x, 2 * x), (x + 0.1, 2 * x + 0.2), **options)
-        >>> [row.name for row in found.rows], found.rows[0].scores["rmse"].mean < 0.2
-        (['mean field'], True)
     """
 
     rows: list[Row]
@@ -68,7 +183,7 @@ class Comparison:
     def __repr__(self) -> str:
         names = ", ".join(row.name for row in self.rows)
         points = f"{len(self.train[1])} training and {len(self.test[1])} test points"
-        return f"Comparison({names}; {points}; {self.seconds:.0f} s)"
+        return f"{type(self).__name__}({names}; {points}; {self.seconds:.0f} s)"
 
     def _repr_html_(self) -> str:
         """Return the scores, one in a line, and a picture of the first of them, for notebooks."""
@@ -154,34 +269,6 @@ class Comparison:
         text = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
         notes = [f"{row.name}: {row.note}" for row in self.rows if row.note]
         return "\n".join([*text, *notes])
-
-    def plot(self) -> Figure:
-        """Draw predictive bands of all guides on shared axes; with several inputs, calibration curves and scores."""
-        from pyro_dropout.comparison.figure import draw_bands, draw_scores
-
-        return draw_bands(self) if self.curves else draw_scores(self)
-
-    def plot_scores(self) -> Figure:
-        """Draw calibration curves and the main scores with their errors."""
-        from pyro_dropout.comparison.figure import draw_scores
-
-        return draw_scores(self)
-
-    def to_html(self, path: str | Path) -> Path:
-        """Write a self-contained HTML report with table, figures and explanations, and return its path.
-
-        Args:
-            path: of the report; an existing file is replaced.
-        """
-        from pyro_dropout.comparison.report.page import page
-
-        path = Path(path)
-        if path.is_dir():
-            raise PyroDropoutError(f"path must be a file to write the page to; {str(path)!r} is a folder.")
-        if not path.parent.is_dir():
-            raise PyroDropoutError(f"the folder of path does not exist: {str(path.parent)!r}.")
-        path.write_text(page(self), "utf-8")
-        return path
 
 
 def _apart(one: Score, other: Score, column: Column) -> bool:

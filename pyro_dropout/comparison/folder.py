@@ -8,9 +8,8 @@ import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from pyro_dropout.comparison.columns import Score
-from pyro_dropout.comparison.distinct_names import distinct
-from pyro_dropout.comparison.findings import Comparison
+from pyro_dropout.comparison.comparison import Comparison
+from pyro_dropout.comparison.findings import Score, distinct
 from pyro_dropout.comparison.json_values import plain
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.judging.diagnostics.inference_data import to_arviz

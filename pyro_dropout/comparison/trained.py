@@ -1,29 +1,108 @@
-"""Train the seeds of one guide: as one fleet, or one by one if they cannot form a fleet.
+"""Train the seeds of one guide: as one fleet, or one by one if they cannot form a fleet; with one progress bar for all.
 
-Programs that keep parameters in Pyro's param store share them by name: two guides of the same Pyro class, or two
-training runs of a function that calls ``pyro.param``. Here each training run has its own param store.
+Models are copies of a network, a Pyro model, or the results of a function of the seed. Programs that keep parameters in
+Pyro's param store share them by name: two guides of the same Pyro class, or two training runs of a function that calls
+``pyro.param``. Here each training run has its own param store.
 """
 
+import copy
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from inspect import Parameter
+from typing import Any
 
 import pyro
 import torch
 from pyro import poutine
 from pyro.params.param_store import StateDict
 from torch import nn
+from tqdm.auto import tqdm
 
-from pyro_dropout.generative.model_call import ModelCall, is_network
+from pyro_dropout.generative.model_call import ModelCall, is_network, name_of, signature_of
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.guides.ensemble import Ensemble
+from pyro_dropout.mathematics.checks import describe
 from pyro_dropout.mathematics.errors import IgnoredInputsWarning, PyroDropoutError
 from pyro_dropout.protocols import PyroModel, Record
 from pyro_dropout.training.fit import fit
 from pyro_dropout.training.fleet.fleet import Fleet
 from pyro_dropout.training.history import DivergedError
+from pyro_dropout.training.loop import sharing_bar
+
+
+def source_of(model: object, seed: int, train: object) -> tuple[Callable[[int], PyroModel], PyroModel]:
+    """Return a function of the seed that returns models, and the model of the first seed.
+
+    A function that returns a callable when called with a seed is taken to return models. Every other function that can
+    be called with the training data, a tuple or a dict of arguments, is itself a Pyro model, the same for all seeds.
+
+    Example:
+        >>> source_of(lambda x, y: None, 0, (1.0, 2.0))[0](7)(1.0, 2.0) is None
+        True
+        >>> source_of(lambda seed: (lambda x, y: seed), 0, (1.0, 2.0))[0](7)(1.0, 2.0)
+        7
+    """
+    if not callable(model):
+        raise PyroDropoutError(
+            f"model must be a model to copy, or a function of the seed that returns one; got {describe(model)}."
+        )
+    if isinstance(model, nn.Module):
+        return lambda number: _copied(model, number), _copied(model, seed)
+
+    def made(number: int) -> PyroModel:
+        torch.manual_seed(number)
+        found: PyroModel = model(number)
+        return found
+
+    try:
+        with warnings.catch_warnings(), pyro.get_param_store().scope(), poutine.block():
+            warnings.simplefilter("ignore")
+            first: PyroModel | None = made(seed)
+        failure = f"it returns {type(first).__name__}, which is not a model"
+    except Exception as cause:  # a model that was called with a number instead of its data
+        first, failure = None, f"it raises {type(cause).__name__}: {cause}"
+    if callable(first):
+        return made, first
+    if not _takes(model, train):
+        raise PyroDropoutError(
+            "model must be a Pyro model that takes the arguments in train, or a function of the seed that returns one;"
+            f" {name_of(model)} takes {signature_of(model)}; called with a seed, {failure}."
+        )
+    return lambda number: model, model
+
+
+def _takes(model: PyroModel, train: object) -> bool:
+    """Return whether a model's signature accepts these arguments; ``num_data`` may be missing."""
+    known = signature_of(model)
+    if known is None or not isinstance(train, tuple | list | Mapping):
+        return True  # data of another kind are refused elsewhere
+    try:
+        bound = known.bind_partial(**train) if isinstance(train, Mapping) else known.bind_partial(*train)
+    except TypeError:
+        return False
+    missing = [name for name, each in known.parameters.items() if name not in bound.arguments and _needed(each)]
+    return set(missing) <= {"num_data"}
+
+
+def _needed(parameter: Parameter) -> bool:
+    starred = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    return parameter.default is parameter.empty and not starred
+
+
+def _copied(model: nn.Module, seed: int) -> nn.Module:
+    """Return a copy of the model for a seed, with its layers reinitialised."""
+    torch.manual_seed(seed)
+    own = copy.deepcopy(model)
+    for part in own.modules():
+        reset = getattr(part, "reset_parameters", None)
+        if callable(reset):
+            reset()
+    return own
+
 
 Build = Callable[[int], tuple[PyroModel, PyroModel]]
 Pairs = list[tuple[PyroModel, object]]  # models, each with its guide
@@ -96,3 +175,53 @@ def _has_parameters(call: ModelCall) -> bool:
     with torch.no_grad(), quietly(call.model), poutine.block():
         trace = poutine.trace(call.model, param_only=True).get_trace(*call.args, **call.kwargs)
     return bool(trace.param_nodes)
+
+
+class WholeBar:
+    """One progress bar for several trainings: each guide is as long as any other.
+
+    Args:
+        guides: how many.
+        steps: of all trainings of a guide.
+        shown: whether there is a bar at all.
+
+    Example:
+        >>> whole = WholeBar(guides=2, steps=100, shown=False)
+        >>> with whole.part("dropout"):
+        ...     whole.update(50)
+        >>> whole.done
+        1.0
+    """
+
+    def __init__(self, guides: int, steps: int, shown: bool) -> None:
+        self._steps, self._name, self._end, self.done = steps, "", 0.0, 0.0
+        self.disable = not shown
+        form = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
+        self._bar: Any = tqdm(
+            total=guides, desc="compare", disable=not shown, leave=False, smoothing=0.0, bar_format=form
+        )
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Within this context trainings advance the bar by one guide, and show no bar of their own."""
+        self._name, self._end = name, self._end + 1
+        self._bar.set_postfix_str(name)
+        with sharing_bar(self):
+            yield
+        self._to(self._end)
+
+    def _to(self, place: float) -> None:
+        self._bar.update(place - self.done)
+        self.done = place
+
+    def update(self, steps: int) -> None:
+        """Advance by some steps, at most to the end of the guide; its scores are computed after that."""
+        self._to(min(self._end, self.done + steps / self._steps))
+
+    def set_postfix(self, loss: str, refresh: bool = True) -> None:
+        """Show the loss behind the name."""
+        self._bar.set_postfix_str(f"{self._name}, loss {loss}", refresh=refresh)
+
+    def close(self) -> None:
+        """Remove the bar."""
+        self._bar.close()

@@ -17,13 +17,12 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
+from pyro_dropout.judging.normal_mixture import check_prediction, checked_targets
 from pyro_dropout.mathematics.checks import check_level, describe
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.mathematics.shapes import Bool
 from pyro_dropout.prediction.moments import is_class
-from pyro_dropout.prediction.normal_mixture import check_prediction, checked_targets
 from pyro_dropout.prediction.prediction import Prediction
-from pyro_dropout.prediction.tails import predicted_tails, tail_ends
 from pyro_dropout.protocols import Record
 
 Groups = Sequence[str] | Sequence[int] | Tensor
@@ -128,7 +127,7 @@ class Conformal:
         limit = self._limits(prediction, level, groups)
         if self.classes:
             raise PyroDropoutError(f"interval is for numbers; this prediction is of {self.family}. Use sets(...).")
-        low, high = tail_ends(prediction, -limit.reshape(prediction.mean.shape))
+        low, high = prediction.tail_ends(-limit.reshape(prediction.mean.shape))
         return low.to(prediction.mean), high.to(prediction.mean)
 
     def sets(self, prediction: Prediction, level: float = 0.95, groups: Groups | None = None) -> Bool[Tensor, "..."]:
@@ -231,7 +230,7 @@ class Conformal:
 def _scores(prediction: Prediction, y: Tensor) -> Tensor:
     """Return the score of each target, (N, D), in float64."""
     if not is_class(prediction.target_distribution):
-        below, above = predicted_tails(prediction, y)
+        below, above = prediction.log_tails(y)
         # At most ½, so that the median is in every interval, also where whole numbers have two tails above ½.
         return torch.maximum(-torch.minimum(below, above), below.new_tensor(math.log(2))).reshape(len(y), -1)
     surprise = _class_scores(prediction)

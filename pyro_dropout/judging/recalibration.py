@@ -11,16 +11,15 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.generative.likelihoods import Gaussian
+from pyro_dropout.judging.normal_mixture import check_prediction, checked_targets
 from pyro_dropout.mathematics.checks import check_positive, describe
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.prediction.moments import Running, block_log_prob, block_sums, is_class
-from pyro_dropout.prediction.normal_mixture import check_prediction, checked_targets
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.prediction.site_prediction import SitePrediction
 from pyro_dropout.protocols import Likelihood
 
 _F64 = torch.float64
-_GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 def refit_tau(prediction: Prediction, y: Tensor) -> float:
@@ -89,7 +88,7 @@ def refit_temperature(prediction: Prediction, y: Tensor) -> float:
     def score(log_temperature: float) -> float:
         cooler = math.exp(-log_temperature)
         outputs = ((samples[:, n].to(_F64) * cooler, y[n]) for n in pieces)
-        total = [block_log_prob(prediction.likelihood, f, target).sum().item() for f, target in outputs]
+        total = [block_log_prob(prediction.likelihood.distribution(f), target).sum().item() for f, target in outputs]
         return math.fsum(total) / points - math.log(count)
 
     size = _logit_size(prediction)
@@ -193,20 +192,12 @@ def _logit_size(prediction: Prediction) -> float:
 def _highest(score: Callable[[float], float], low: float, high: float, nodes: int) -> tuple[float, bool]:
     """Return where ``score`` is highest between ``low`` and ``high``, and whether that is not at an end.
 
-    A grid brackets the highest maximum, since there may be several, and a golden-section search refines it.
+    A grid brackets the highest maximum, since there may be several, and Brent's method refines it.
     """
+    from scipy.optimize import minimize_scalar
+
     step = (high - low) / (nodes - 1)
     best = max(range(nodes), key=lambda k: score(low + k * step))
-    left, right = low + max(best - 1, 0) * step, low + min(best + 1, nodes - 1) * step
-    a, b = right - _GOLDEN * (right - left), left + _GOLDEN * (right - left)
-    at_a, at_b = score(a), score(b)
-    while right - left > 1e-6:
-        if at_a >= at_b:
-            right, b, at_b = b, a, at_a
-            a = right - _GOLDEN * (right - left)
-            at_a = score(a)
-        else:
-            left, a, at_a = a, b, at_b
-            b = left + _GOLDEN * (right - left)
-            at_b = score(b)
-    return (left + right) / 2, 0 < best < nodes - 1
+    ends = (low + max(best - 1, 0) * step, low + min(best + 1, nodes - 1) * step)
+    found = minimize_scalar(lambda at: -score(at), bounds=ends, method="bounded", options={"xatol": 1e-7})
+    return float(found.x), 0 < best < nodes - 1

@@ -185,10 +185,9 @@ def _by_chance(rate: float) -> float:
 
     Its width in units of the mean spacing is that of two spacings, Gamma(2): P(E > e) = (1 + e) exp(-e).
     """
-    e = 1.0
-    for _ in range(50):
-        e = math.log1p(e) - math.log(rate)
-    return e
+    from scipy.stats import gamma
+
+    return float(gamma.isf(rate, 2))
 
 
 def _exceeded(values: Tensor, rate: float) -> float:

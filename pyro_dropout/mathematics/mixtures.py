@@ -108,7 +108,7 @@ def mixture_cdf(loc: Tensor, scale: Tensor, z: Tensor) -> Tensor:
     return below
 
 
-def mixture_quantile(loc: Tensor, scale: Tensor, level: float, probs: Tensor | None = None) -> Tensor:
+def mixture_quantile(loc: Tensor, scale: Tensor, level: float | Tensor, probs: Tensor | None = None) -> Tensor:
     """Return a quantile, (...), of normals (T, ...), by Newton steps inside a bracket.
 
     A smooth mixture needs three or four steps. A step that leaves the bracket, or does not halve the one before it, is
@@ -117,11 +117,11 @@ def mixture_quantile(loc: Tensor, scale: Tensor, level: float, probs: Tensor | N
     Args:
         loc: the means.
         scale: the standard deviations; a part of width zero is a step at its mean.
-        level: the probability below the quantile.
+        level: the probability below the quantile, broadcast to it.
         probs: the weights of the parts, broadcast to ``loc``; equal by default.
     """
     loc, scale = loc.to(_F64), scale.to(_F64).clamp_min(_THINNEST)
-    inner = torch.special.ndtri(torch.tensor(level, dtype=_F64, device=loc.device))
+    inner = torch.special.ndtri(torch.as_tensor(level, dtype=_F64, device=loc.device))
     parts = loc + scale * inner
     low, high = parts.amin(0), parts.amax(0)  # the mixture's quantile lies between those of its parts
     middle = _average(loc, probs)

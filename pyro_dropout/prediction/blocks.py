@@ -7,7 +7,7 @@ very same draws, a second pass needs the random state at the start and the block
 import functools
 import math
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -24,9 +24,8 @@ from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.generative.random_state import RandomState, forked, random_state, seeded, set_random_state
 from pyro_dropout.generative.trial_run import evaluating, quietly
 from pyro_dropout.mathematics.errors import PyroDropoutError
-from pyro_dropout.prediction.draws.weight_draws import WeightDraws
 from pyro_dropout.prediction.forward_memory import bytes_per_row, has_small_rows
-from pyro_dropout.prediction.snapshot import fingerprint
+from pyro_dropout.prediction.weight_draws import WeightDraws
 from pyro_dropout.protocols import Weights
 from pyro_dropout.training.compile.functional import Parameters, unvalidated
 from pyro_dropout.training.out_of_memory import is_out_of_memory, unless_out_of_memory
@@ -38,6 +37,7 @@ _CPU_ROWS = 8192  # more rows do not make a row faster
 _CPU_BYTES = 2**30  # of the largest tensor in a forward pass; a pass holds a few of them
 _CUDA_ROWS = 2**20
 _TRIAL_ROWS = 1024
+_PIECE = 2**20  # numbers that a checksum processes at once
 
 
 @dataclass(frozen=True)
@@ -299,3 +299,25 @@ def _even(total: int, most: int) -> int:
         if total % size == 0:
             return size
     return math.ceil(total / math.ceil(total / most))
+
+
+def fingerprint(tensors: Iterable[Tensor]) -> list[object]:
+    """Return numbers that change when a tensor changes, in whatever way.
+
+    They are computed from the values: an assignment to ``.data`` does not change torch's version counters.
+    """
+    each = list({id(tensor): tensor for tensor in tensors}.values())
+    shapes = [(tuple(value.shape), value.dtype, value.device) for value in each]
+    return [shapes, torch.stack([_checksum(value.detach()).to("cpu") for value in each]).tolist()]
+
+
+def _checksum(value: Tensor) -> Tensor:
+    """Return Σ bitsᵢ·(2i + 1) modulo 2⁶⁴: odd factors have inverses, so a change of one number changes the sum."""
+    flat = value.contiguous().reshape(-1)
+    bits = flat.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()])
+    total = torch.zeros((), dtype=torch.int64, device=value.device)
+    for start in range(0, len(bits), _PIECE):
+        piece = bits[start : start + _PIECE].long()
+        factors = torch.arange(start, start + len(piece), device=value.device) * 2 + 1
+        total = total + (piece * factors).sum()
+    return total

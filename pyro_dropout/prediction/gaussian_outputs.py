@@ -7,7 +7,7 @@ yes and no and wherever a point has one target. Everything else is the mean over
 import functools
 import math
 from collections.abc import Iterator
-from typing import TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -70,109 +70,190 @@ def _normal(width: int, count: int, seed: int, dtype: torch.dtype, device: torch
     return torch.cat([found.mT, torch.ones(1, count, dtype=F64)]).to(device, dtype)
 
 
-def output_moments(likelihood: Likelihood, mean: Tensor, covariance: Tensor, nodes: Nodes) -> Sums:
-    """Return the sums of a prediction of one draw: "mean", "spread", "noise", and those of classes.
+class Outputs:
+    """p(y | f) of a likelihood where f is Gaussian at each point; here for any likelihood, by quasi-random points.
+
+    In all methods ``mean`` is that of f, (N, D), in the type of the outputs, and ``covariance`` its covariance,
+    (N, D, D), in float64. Derived classes have the formulas of a likelihood.
 
     Args:
         likelihood: p(y | f).
-        mean: of f, (N, D), in the type of the outputs.
-        covariance: of f, (N, D, D), in float64.
         nodes: for what has no formula.
     """
-    exact, variance = mean.to(F64), covariance.diagonal(dim1=-2, dim2=-1)
-    if type(likelihood) is Gaussian:
-        return {"mean": exact, "spread": variance, "noise": moments_of(likelihood.distribution(mean))["noise"]}
-    if type(likelihood) is HeteroscedasticGaussian:
-        means, logs = _places(likelihood, mean)
+
+    normal = False  # whether y is a mixture of normals
+
+    def __init__(self, likelihood: Any, nodes: Nodes) -> None:
+        self.likelihood, self.nodes = likelihood, nodes
+
+    def moments(self, mean: Tensor, covariance: Tensor) -> Sums:
+        """Return the sums of a prediction of one draw: "mean", "spread", "noise", and those of classes."""
+        parts = [block_sums(self.likelihood, f) for _, f in self.nodes.outputs(mean, covariance)]
+        whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        return {name: value if name == "mean" else value.to(F64) / self.nodes.count for name, value in whole.items()}
+
+    def log_prob(self, mean: Tensor, covariance: Tensor, y: Tensor) -> Tensor:
+        """Return log E p(y | f) of each point, all its targets together, (N,), in float64."""
+        each = self.nodes.outputs(mean, covariance)
+        parts = [block_log_prob(self.likelihood.distribution(f), y[some]) for some, f in each]
+        return torch.cat(parts) - math.log(self.nodes.count)
+
+    def products(self, mean: Tensor, covariance: Tensor) -> Tensor:
+        """Return the covariance of E[y | f] between the targets of a point, (N, D, D), in float64."""
+        found = []
+        for _, f in self.nodes.outputs(mean, covariance):
+            p = self.likelihood.distribution(f)
+            found.append(block_outer(p, p.mean.to(F64).mean(0)) / self.nodes.count)
+        return torch.cat(found)
+
+    def strata(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+        """Return means and standard deviations of equally probable normals, (S, N, ...), whose mixture y has."""
+        raise NotImplementedError
+
+
+class _GivenNoise(Outputs):
+    """Gaussian noise of a given precision: y is Gaussian too."""
+
+    normal = True
+
+    def _noise(self, mean: Tensor) -> Tensor:
+        return moments_of(self.likelihood.distribution(mean))["noise"]
+
+    def moments(self, mean: Tensor, covariance: Tensor) -> Sums:
+        return {"mean": mean.to(F64), "spread": _variance(covariance), "noise": self._noise(mean)}
+
+    def log_prob(self, mean: Tensor, covariance: Tensor, y: Tensor) -> Tensor:
+        total = covariance + torch.diag_embed(self._noise(mean))
+        density: Tensor = torch.distributions.MultivariateNormal(mean.to(F64), total, validate_args=False).log_prob(
+            y.to(F64)
+        )
+        return density
+
+    def products(self, mean: Tensor, covariance: Tensor) -> Tensor:
+        return covariance
+
+    def strata(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+        return mean.to(F64).unsqueeze(0), (_variance(covariance) + self._noise(mean)).sqrt().unsqueeze(0)
+
+
+class _LearnedNoise(Outputs):
+    """Gaussian noise whose log precision is an output as well: given that, y is Gaussian."""
+
+    normal = True
+
+    def _places(self, f: Tensor) -> tuple[Tensor, Tensor]:
+        """Return which outputs are means and which are log precisions, each in the shape of the targets of a point."""
+        means, logs = self.likelihood.split(torch.arange(f.shape[-1], device=f.device).unsqueeze(0))
+        return means[0], logs[0]
+
+    def moments(self, mean: Tensor, covariance: Tensor) -> Sums:
+        (means, logs), exact, variance = self._places(mean), mean.to(F64), _variance(covariance)
         noise = torch.exp(0.5 * variance[:, logs] - exact[:, logs])
         return {"mean": exact[:, means], "spread": variance[:, means], "noise": noise}
-    if type(likelihood) is Bernoulli:
-        p, spread, noise, surprise = sigmoid_moments(exact, variance.sqrt())
-        votes = torch.where(variance > 0, torch.special.ndtr(exact / variance.sqrt()), (exact > 0).to(F64))
+
+    def log_prob(self, mean: Tensor, covariance: Tensor, y: Tensor) -> Tensor:
+        if y[0].numel() > 1:
+            return super().log_prob(mean, covariance, y)
+        exact, target = mean.to(F64), y.to(F64).reshape(-1)
+        means, logs = (place.reshape(-1) for place in self._places(mean))
+        width, slope, rest = (part.squeeze(-1) for part in _given_precision(covariance, means, logs))
+        middle, centre = exact[:, means].squeeze(-1), exact[:, logs].squeeze(-1)
+        steepness = torch.where(width > 0, slope / width, 0.0)
+
+        def log_normal(g: Tensor) -> Tensor:
+            variance = rest + torch.exp(-g)
+            apart = target - middle - steepness * (g - centre)
+            return -0.5 * (apart.square() / variance + variance.log() + _LOG_2PI)
+
+        peak = -(target - middle).square().clamp_min(1e-300).log()
+        return log_expectation(log_normal, centre, width, peak)
+
+    def products(self, mean: Tensor, covariance: Tensor) -> Tensor:
+        means = self._places(mean)[0]
+        return covariance[:, means][:, :, means]
+
+    def strata(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+        """Return 256 normals, each at the median of a stratum of the log precision."""
+        (means, logs), exact = self._places(mean), mean.to(F64)
+        width, slope, rest = _given_precision(covariance, means, logs)
+        levels = (torch.arange(_STRATA, dtype=F64, device=mean.device) + 0.5) / _STRATA
+        z = torch.special.ndtri(levels).reshape(-1, *[1] * width.dim())
+        return exact[:, means] + slope * z, (rest + torch.exp(-exact[:, logs] - width * z)).sqrt()
+
+
+class _Coins(Outputs):
+    """Yes and no."""
+
+    def moments(self, mean: Tensor, covariance: Tensor) -> Sums:
+        exact, std = mean.to(F64), _variance(covariance).sqrt()
+        p, spread, noise, surprise = sigmoid_moments(exact, std)
+        votes = torch.where(std > 0, torch.special.ndtr(exact / std), (exact > 0).to(F64))
         return {"mean": p, "spread": spread, "noise": noise, "surprise": surprise, "votes": votes}
-    if type(likelihood) is Poisson:
-        rate = torch.exp(exact + 0.5 * variance)
+
+    def log_prob(self, mean: Tensor, covariance: Tensor, y: Tensor) -> Tensor:
+        if y[0].numel() > 1:
+            return super().log_prob(mean, covariance, y)
+        middle, std = mean[:, 0].to(F64), covariance[:, 0, 0].sqrt()
+        return log_mean_sigmoid(torch.where(y.reshape(-1) > 0, middle, -middle), std)
+
+
+class _Counts(Outputs):
+    """Counts by Poisson, whose rate is log-normal."""
+
+    def moments(self, mean: Tensor, covariance: Tensor) -> Sums:
+        variance = _variance(covariance)
+        rate = torch.exp(mean.to(F64) + 0.5 * variance)
         return {"mean": rate, "spread": rate.square() * torch.expm1(variance), "noise": rate}
-    if _is_one_class(likelihood):
-        if not mean.is_cuda:
-            return _classes(mean, semidefinite_root(covariance), nodes, _IN_CACHE)
-        return _classes_without_waiting(mean, covariance, nodes)
-    parts = [block_sums(likelihood, f) for _, f in nodes.outputs(mean, covariance)]
-    whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    return {name: value if name == "mean" else value.to(F64) / nodes.count for name, value in whole.items()}
 
-
-def output_log_prob(likelihood: Likelihood, mean: Tensor, covariance: Tensor, y: Tensor, nodes: Nodes) -> Tensor:
-    """Return log E p(y | f) of each point, all its targets together, (N,), in float64."""
-    exact = mean.to(F64)
-    if type(likelihood) is Gaussian:
-        noise = moments_of(likelihood.distribution(mean))["noise"]
-        root = torch.linalg.cholesky(covariance + torch.diag_embed(noise))
-        apart = torch.linalg.solve_triangular(root, (y.to(F64) - exact).unsqueeze(-1), upper=False).squeeze(-1)
-        log_det = 2 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        density: Tensor = -0.5 * (apart.square().sum(-1) + log_det + y.shape[-1] * _LOG_2PI)
-        return density
-    if y[0].numel() == 1 and type(likelihood) in (Bernoulli, Poisson, HeteroscedasticGaussian):
+    def log_prob(self, mean: Tensor, covariance: Tensor, y: Tensor) -> Tensor:
+        if y[0].numel() > 1:
+            return super().log_prob(mean, covariance, y)
         target = y.to(F64).reshape(-1)
-        if type(likelihood) is HeteroscedasticGaussian:
-            return _noisy_log_prob(likelihood, mean, covariance, target)
-        middle, std = exact[:, 0], covariance[:, 0, 0].sqrt()
-        if type(likelihood) is Bernoulli:
-            return log_mean_sigmoid(torch.where(target > 0, middle, -middle), std)
 
         def log_poisson(f: Tensor) -> Tensor:
             return target * f - f.exp() - torch.lgamma(target + 1)
 
-        return log_expectation(log_poisson, middle, std, target.clamp_min(0.5).log())
-    if _is_one_class(likelihood):
+        peak = target.clamp_min(0.5).log()
+        return log_expectation(log_poisson, mean[:, 0].to(F64), covariance[:, 0, 0].sqrt(), peak)
+
+
+class _Classes(Outputs):
+    """One of several classes at each point, by quasi-random points in few passes over them."""
+
+    def moments(self, mean: Tensor, covariance: Tensor) -> Sums:
+        if not mean.is_cuda:
+            return _classes(mean, semidefinite_root(covariance), self.nodes, _IN_CACHE)
+        return _classes_without_waiting(mean, covariance, self.nodes)
+
+    def log_prob(self, mean: Tensor, covariance: Tensor, y: Tensor) -> Tensor:
         piece = _ON_GPU if mean.is_cuda else _IN_CACHE
-        ignored = likelihood.ignore_index
+        ignored = self.likelihood.ignore_index
         known = torch.ones_like(y, dtype=torch.bool) if ignored is None else y != ignored
         places = torch.where(known, y, 0)[:, None, None]
         each = []
-        for some, f in nodes.by_output(mean, semidefinite_root(covariance), piece):
+        for some, f in self.nodes.by_output(mean, semidefinite_root(covariance), piece):
             own = f.gather(1, places[some].expand(-1, 1, f.shape[-1])).squeeze(1)
             each.append(torch.logsumexp((own - torch.logsumexp(f, 1)).to(F64), -1))
-        return torch.where(known, torch.cat(each) - math.log(nodes.count), 0.0)
-    parts = [block_log_prob(likelihood, f, y[some]) for some, f in nodes.outputs(mean, covariance)]
-    return torch.cat(parts) - math.log(nodes.count)
+        return torch.where(known, torch.cat(each) - math.log(self.nodes.count), 0.0)
 
 
-def output_products(likelihood: Likelihood, mean: Tensor, covariance: Tensor, nodes: Nodes) -> Tensor:
-    """Return the covariance of E[y | f] between the targets of a point, (N, D, D), in float64."""
-    if type(likelihood) is Gaussian:
-        return covariance
-    if type(likelihood) is HeteroscedasticGaussian:
-        means = _places(likelihood, mean)[0]
-        return covariance[:, means][:, :, means]
-    found = []
-    for _, f in nodes.outputs(mean, covariance):
-        p = likelihood.distribution(f)
-        found.append(block_outer(p, p.mean.to(F64).mean(0)) / nodes.count)
-    return torch.cat(found)
+_FORMULAS: dict[type, type[Outputs]] = {
+    Gaussian: _GivenNoise,
+    HeteroscedasticGaussian: _LearnedNoise,
+    Bernoulli: _Coins,
+    Poisson: _Counts,
+    Categorical: _Classes,
+}
 
 
-def normal_strata(likelihood: Likelihood, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
-    """Return means and standard deviations of equally probable normals, (S, N, ...), whose mixture y has.
-
-    With a given noise it is one normal. With an uncertain one they are 256, each at the median of a stratum of the log
-    precision: given that, the mean of y is normal.
-    """
-    exact, variance = mean.to(F64), covariance.diagonal(dim1=-2, dim2=-1)
-    if type(likelihood) is Gaussian:
-        noise = moments_of(likelihood.distribution(mean))["noise"]
-        return exact.unsqueeze(0), (variance + noise).sqrt().unsqueeze(0)
-    assert type(likelihood) is HeteroscedasticGaussian
-    means, logs = _places(likelihood, mean)
-    width, slope, rest = _given_precision(covariance, means, logs)
-    levels = (torch.arange(_STRATA, dtype=F64, device=mean.device) + 0.5) / _STRATA
-    z = torch.special.ndtri(levels).reshape(-1, *[1] * width.dim())
-    return exact[:, means] + slope * z, (rest + torch.exp(-exact[:, logs] - width * z)).sqrt()
+def outputs_of(likelihood: Likelihood, nodes: Nodes) -> Outputs:
+    """Return what a likelihood says of Gaussian outputs; a class derived from one of these may differ from it."""
+    several = isinstance(likelihood, Categorical) and likelihood.shape is not None
+    return (Outputs if several else _FORMULAS.get(type(likelihood), Outputs))(likelihood, nodes)
 
 
-def _is_one_class(likelihood: Likelihood) -> TypeGuard[Categorical]:
-    """Whether each point has one target, a class."""
-    return type(likelihood) is Categorical and likelihood.shape is None
+def _variance(covariance: Tensor) -> Tensor:
+    return covariance.diagonal(dim1=-2, dim2=-1)
 
 
 def _classes(mean: Tensor, root: Tensor, nodes: Nodes, piece: int) -> Sums:
@@ -181,7 +262,7 @@ def _classes(mean: Tensor, root: Tensor, nodes: Nodes, piece: int) -> Sums:
         affine, z = nodes.affine(mean, root)
         if has_class_kernel(affine):
             return _with_noise(class_moments(affine, z))
-    found = [_class_moments(f) for _, f in nodes.by_output(mean, root, piece)]
+    found = [_with_noise(_in_cache(f)) for _, f in nodes.by_output(mean, root, piece)]
     return {name: torch.cat([part[name] for part in found]) for name in found[0]}
 
 
@@ -192,27 +273,13 @@ def _classes_without_waiting(mean: Tensor, covariance: Tensor, nodes: Nodes) -> 
     return _classes(mean, semidefinite_root(covariance), nodes, _ON_GPU) if bool(failed.any()) else found
 
 
-def _class_moments(f: Tensor) -> Sums:
-    """Return the moments of classes over outputs, (N, C, T), in few passes over them; ``f`` may be overwritten."""
-    return _with_noise(_with_whole_operations(f) if f.is_cuda else _in_cache(f))
-
-
 def _with_noise(means: Sums) -> Sums:
     found = {name: value.to(F64) for name, value in means.items()}
     return {**found, "noise": found["mean"] * (1 - found["mean"]) - found["spread"]}
 
 
-def _with_whole_operations(f: Tensor) -> Sums:
-    """On a GPU every operation is a pass over memory, so few are best."""
-    p = torch.softmax(f, 1)
-    spread, mean = torch.var_mean(p, -1, correction=0)
-    surprise = torch.special.entr(p).sum((1, 2))
-    votes = p.eq_(p.amax(1, keepdim=True)).mean(-1)  # 1 where a class is the most probable, else 0
-    return {"mean": mean, "spread": spread, "surprise": surprise / f.shape[-1], "votes": votes}
-
-
 def _in_cache(f: Tensor) -> Sums:
-    """On a CPU a piece stays in the cache, so simple operations are best, and few logarithms."""
+    """Return the moments of classes over outputs, (N, C, T), in few passes and logarithms; ``f`` is overwritten."""
     count = f.shape[-1]
     f.sub_(f.amax(1, keepdim=True))
     weights = f.exp()
@@ -226,32 +293,9 @@ def _in_cache(f: Tensor) -> Sums:
     return {"mean": mean, "spread": spread, "surprise": surprise, "votes": votes / count}
 
 
-def _places(likelihood: HeteroscedasticGaussian, f: Tensor) -> tuple[Tensor, Tensor]:
-    """Return which outputs are means and which are log precisions, each in the shape of the targets of a point."""
-    means, logs = likelihood.split(torch.arange(f.shape[-1], device=f.device).unsqueeze(0))
-    return means[0], logs[0]
-
-
 def _given_precision(covariance: Tensor, means: Tensor, logs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the width of the log precision g, Cov[mean, g]/width, and the variance of the mean given g."""
-    variance = covariance.diagonal(dim1=-2, dim2=-1)
+    variance = _variance(covariance)
     width = variance[:, logs].sqrt()
     slope = torch.where(width > 0, covariance[:, means, logs] / width, 0.0)
     return width, slope, (variance[:, means] - slope.square()).clamp_min(0)
-
-
-def _noisy_log_prob(likelihood: HeteroscedasticGaussian, mean: Tensor, covariance: Tensor, y: Tensor) -> Tensor:
-    """Return log p(y) of one target with an uncertain mean and noise: given the log precision, it is normal."""
-    exact = mean.to(F64)
-    means, logs = (place.reshape(-1) for place in _places(likelihood, mean))
-    width, slope, rest = (part.squeeze(-1) for part in _given_precision(covariance, means, logs))
-    middle, centre = exact[:, means].squeeze(-1), exact[:, logs].squeeze(-1)
-    steepness = torch.where(width > 0, slope / width, 0.0)
-
-    def log_normal(g: Tensor) -> Tensor:
-        variance = rest + torch.exp(-g)
-        apart = y - middle - steepness * (g - centre)
-        return -0.5 * (apart.square() / variance + variance.log() + _LOG_2PI)
-
-    peak = -(y - middle).square().clamp_min(1e-300).log()
-    return log_expectation(log_normal, centre, width, peak)

@@ -26,8 +26,7 @@ from pyro_dropout.prediction.blocks import Block, cuts, run_blocks
 from pyro_dropout.prediction.forward_memory import bytes_per_row, has_small_rows
 from pyro_dropout.prediction.linearised_prediction import LinearisedPrediction
 from pyro_dropout.prediction.moments import F64
-from pyro_dropout.prediction.predict_network import Request
-from pyro_dropout.prediction.snapshot import frozen
+from pyro_dropout.prediction.predict_network import Request, frozen
 from pyro_dropout.protocols import HasMoments, Likelihood, Model, Weights
 
 _ON_CPU, _ON_GPU = 2**24, 2**28  # numbers of the Jacobians that are held at once

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from pyro_dropout.generative.likelihoods import Gaussian, HeteroscedasticGaussian
+from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.mathematics.gaussian_rows import semidefinite_root
@@ -14,12 +14,9 @@ from pyro_dropout.mathematics.mixtures import balanced
 from pyro_dropout.mathematics.normal import Normal
 from pyro_dropout.prediction.gaussian_outputs import (
     Nodes,
-    normal_strata,
-    output_log_prob,
-    output_moments,
-    output_products,
+    outputs_of,
 )
-from pyro_dropout.prediction.moments import F64, Points, Sums, indicator_covariance
+from pyro_dropout.prediction.moments import F64, Points, Sums
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.protocols import Distribution, Likelihood
 
@@ -68,9 +65,10 @@ class LinearisedPrediction(Prediction):
         keeps: bool,
     ) -> None:
         self._f, self._spread, self._joint = mean, covariance, joint
-        self._draws, self._seed, self._keeps, self._nodes = samples, seed, keeps, Nodes(samples // 2, seed)
-        pairs = zip(mean, covariance, strict=True)
-        sums = _mixed([output_moments(likelihood, *each, self._nodes) for each in pairs])
+        self._draws, self._seed, self._keeps = samples, seed, keeps
+        self._outputs = outputs_of(likelihood, Nodes(samples // 2, seed))
+        self._members = list(zip(mean, covariance, strict=True))
+        sums = _mixed([self._outputs.moments(*each) for each in self._members])
         super().__init__(likelihood, sums, 1, mean[:, :1], None, None)
 
     def __repr__(self) -> str:
@@ -110,7 +108,7 @@ class LinearisedPrediction(Prediction):
         """Cov[y] between the targets of all points, (N, D, N, D), noise included; with Gaussian noise, shared draws."""
         if self._joint is None:
             raise PyroDropoutError("covariances between points are for predict(..., shared=True).")
-        if type(self._likelihood) is not Gaussian:
+        if type(self.likelihood) is not Gaussian:
             raise PyroDropoutError(f"joint_covariance is for Gaussian noise; this prediction is of {self.family}.")
         flat = self._f.to(F64).flatten(1)
         apart = flat - flat.mean(0)
@@ -120,14 +118,10 @@ class LinearisedPrediction(Prediction):
         return found.reshape(*shape, *shape).to(self._squares)
 
     def _covariance(self) -> Tensor:
-        if self._target_dims > 1 and not self.one_of_several:
-            return super()._covariance()  # which says that there is none
-        if self.one_of_several:
-            return indicator_covariance(self._sums["mean"])
-        pairs = zip(self._f, self._spread, strict=True)
-        within = torch.stack([output_products(self._likelihood, *each, self._nodes) for each in pairs]).mean(0)
-        pairs = zip(self._f, self._spread, strict=True)
-        means = torch.stack([output_moments(self._likelihood, *each, self._nodes)["mean"] for each in pairs])
+        if self.one_of_several or self._target_dims > 1:
+            return super()._covariance()  # of indicators; or it says that there is none
+        within = torch.stack([self._outputs.products(*each) for each in self._members]).mean(0)
+        means = torch.stack([self._outputs.moments(*each)["mean"] for each in self._members])
         apart = means - means.mean(0)
         found = within + torch.einsum("mni,mnj->nij", apart, apart) / len(means)
         # The variances are known exactly where covariances come from quasi-random points.
@@ -136,26 +130,19 @@ class LinearisedPrediction(Prediction):
     def log_prob(self, y: Tensor) -> Tensor:
         """Return log p(y | x) of each point, all its targets together, (N,)."""
         y = self.checked_targets(y)
-        pairs = zip(self._f, self._spread, strict=True)
-        each = [output_log_prob(self._likelihood, m, c, y, self._nodes) for m, c in pairs]
-        return (torch.logsumexp(torch.stack(each), 0) - math.log(len(each))).to(self._like)
+        each = [self._outputs.log_prob(*member, y) for member in self._members]
+        return (torch.logsumexp(torch.stack(each), 0) - math.log(len(each))).to(self.like)
 
     # --- the draws, a piece at a time ---------------------------------------------------------------------------------
-
-    @property
-    def _by_strata(self) -> bool:
-        return type(self._likelihood) in (Gaussian, HeteroscedasticGaussian)
 
     def distribution_at(self, points: Points) -> Distribution:
         """Return equally probable distributions whose mixture y has at some points, (S, points, D).
 
         With Gaussian noise it is one normal, and with a learned noise a few hundred; otherwise one for each sample.
         """
-        if not self._by_strata:
+        if not self._outputs.normal:
             return super().distribution_at(points)
-        strata = [
-            normal_strata(self._likelihood, m[points], c[points]) for m, c in zip(self._f, self._spread, strict=True)
-        ]
+        strata = [self._outputs.strata(m[points], c[points]) for m, c in self._members]
         loc, scale = (torch.cat(parts) for parts in zip(*strata, strict=True))
         return Normal(loc, scale).to_event(self._target_dims)  # type: ignore[no-untyped-call]
 
@@ -167,7 +154,7 @@ class LinearisedPrediction(Prediction):
     def pieces(self) -> Iterator[Points]:
         """Yield the points in pieces that can be processed at once."""
         members, points, width = self._f.shape
-        count = 256 * members if self._by_strata else self._draws
+        count = 256 * members if self._outputs.normal else self._draws
         size = max(1, _PIECE // (max(count, self._draws) * width))
         return (slice(start, start + size) for start in range(0, points, size))
 

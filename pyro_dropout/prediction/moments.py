@@ -79,10 +79,9 @@ def block_sums(likelihood: Likelihood, f: Tensor) -> Sums:
     return sums | {name: value.sum(0) for name, value in each.items()}
 
 
-def block_log_prob(likelihood: Likelihood, f: Tensor, y: Tensor) -> Tensor:
-    """Return logsumexp_t log p(y | f_t) of a block of draws, (N,)."""
-    each: Tensor = likelihood.distribution(f).log_prob(y)
-    return torch.logsumexp(each.to(F64), 0)
+def block_log_prob(p: Distribution, y: Tensor) -> Tensor:
+    """Return logsumexp_t log p(y | f_t) of a block of draws with p(y | f), (N,)."""
+    return torch.logsumexp(p.log_prob(y).to(F64), 0)
 
 
 def block_outer(p: Distribution, mean: Tensor) -> Tensor:

@@ -95,3 +95,12 @@ def categories_below(ax: Axes, places: Sequence[float], names: Sequence[str]) ->
     # Text is aligned by its box by default: a letter with an accent would push its name down.
     ax.set_xticks(places, names, va="baseline", **(turned if sum(map(len, names)) > _LONG else {}))
     ax.tick_params(axis="x", pad=_ASCENT)
+
+
+def axes_or_new(ax: Axes, width: float = 5, height: float = 3.6) -> Axes:
+    """Return ``ax``; if it is None, the axes of a new figure of this size, in inches."""
+    if ax is not None:
+        return ax
+    import matplotlib.pyplot as plt
+
+    return plt.subplots(figsize=(width, height), layout="constrained")[1]

@@ -22,10 +22,9 @@ from pyro_dropout.guides.summary import ignored_inputs
 from pyro_dropout.mathematics.checks import check_choice, check_count, check_finite, check_flag, check_seed, describe
 from pyro_dropout.mathematics.errors import IgnoredInputsWarning, PyroDropoutError
 from pyro_dropout.prediction.linearised import predict_linearised
-from pyro_dropout.prediction.predict_loader import predict_loader
 from pyro_dropout.prediction.predict_network import Keep, Request, predict_network
-from pyro_dropout.prediction.predict_sites import predict_sites
-from pyro_dropout.prediction.sharded import Shard, predict_together
+from pyro_dropout.prediction.predict_parts import Shard, predict_loader, predict_together
+from pyro_dropout.prediction.site_prediction import predict_sites
 from pyro_dropout.protocols import FunctionPosterior, HasSupport, Posterior, Predictor
 from pyro_dropout.training.fit import place_of
 from pyro_dropout.training.loader import loader_of

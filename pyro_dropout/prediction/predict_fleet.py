@@ -18,10 +18,10 @@ from pyro_dropout.generative.trial_run import evaluating, quietly
 from pyro_dropout.mathematics.checks import check_count, check_seed
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.prediction.blocks import Block, cuts, run_blocks
-from pyro_dropout.prediction.draws.weight_draws import PerExample
 from pyro_dropout.prediction.moments import F64, Points, Running, Sums, block_log_prob, block_sums
+from pyro_dropout.prediction.predict_network import frozen
 from pyro_dropout.prediction.prediction import Prediction
-from pyro_dropout.prediction.snapshot import frozen
+from pyro_dropout.prediction.weight_draws import PerExample
 from pyro_dropout.protocols import Distribution, Likelihood
 from pyro_dropout.training.compile.functional import Buffers, Parameters, unvalidated
 from pyro_dropout.training.fleet.fleet import Fleet
@@ -72,7 +72,7 @@ class FleetPrediction(Prediction):
             raise PyroDropoutError(
                 "a fleet sums log-likelihoods up as it predicts: give y to predict_fleet(fleet, x, y)."
             )
-        return (self.log_sums - math.log(self._count)).to(self._like)
+        return (self.log_sums - math.log(self._count)).to(self.like)
 
     def scores(self) -> dict[str, Tensor]:
         """Return scores of every replica, (E,): "log_likelihood" per point, and "rmse", or "accuracy" for classes."""
@@ -81,9 +81,9 @@ class FleetPrediction(Prediction):
         if self.one_of_several:
             right, counted = self.mean.argmax(-1) == self.targets, self.counted(self.targets)
             share = (right & counted).flatten(1).sum(1) / counted.flatten(1).sum(1)
-            return {"log_likelihood": log_likelihood, "accuracy": share.to(self._like.dtype)}
+            return {"log_likelihood": log_likelihood, "accuracy": share.to(self.like.dtype)}
         error = self._sums["mean"] - self.targets.reshape(self.mean.shape)
-        return {"log_likelihood": log_likelihood, "rmse": error.square().flatten(1).mean(1).sqrt().to(self._like)}
+        return {"log_likelihood": log_likelihood, "rmse": error.square().flatten(1).mean(1).sqrt().to(self.like)}
 
 
 @one_at_a_time
@@ -207,7 +207,7 @@ class _ForwardPass:
                 likelihood = self.model.likelihood
                 total = f.new_zeros((), dtype=F64)
                 if self.y is not None:
-                    total = block_log_prob(likelihood, f, likelihood.checked(f[0], self.y[index]))
+                    total = block_log_prob(likelihood.distribution(f), likelihood.checked(f[0], self.y[index]))
                 return block_sums(likelihood, f), total, f if self.keep else f.new_zeros(())
 
         first = ([v[0] for v in self.values], [b[0] for b in self.buffers], self.rows[0])

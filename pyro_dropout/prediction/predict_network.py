@@ -1,16 +1,19 @@
 """Predictions of a network in one process: which weights are drawn, how they are walked through, and what is kept."""
 
+import copy
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from pyro_dropout.generative.inputs import AnyInputs, takes_all
 from pyro_dropout.generative.jacobians import check_single_points
 from pyro_dropout.generative.likelihoods import likelihood_of
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.blocks import Block, Walk
-from pyro_dropout.prediction.draws.weight_draws import (
+from pyro_dropout.prediction.moments import Running, Sums, block_sums
+from pyro_dropout.prediction.prediction import Prediction
+from pyro_dropout.prediction.weight_draws import (
     FunctionDraws,
     KeptDraws,
     MeanWeights,
@@ -18,13 +21,11 @@ from pyro_dropout.prediction.draws.weight_draws import (
     WeightDraws,
     WholeFunctions,
 )
-from pyro_dropout.prediction.moments import Running, Sums, block_sums
-from pyro_dropout.prediction.prediction import Prediction
-from pyro_dropout.prediction.snapshot import frozen
-from pyro_dropout.protocols import FunctionPosterior, HasDraws, Predictor
+from pyro_dropout.protocols import FunctionPosterior, HasDraws, Likelihood, Predictor
 
 Keep = Literal["auto"] | bool
 
+_CONTAINERS = (dict, set, list)
 _FEW = 2**24  # the most numbers that keep_samples="auto" keeps
 _ROWS = 2**16  # pairs of a draw and a point, for functions drawn together
 
@@ -103,3 +104,20 @@ def walk_of(model: Predictor, posterior: object, x: AnyInputs, asked: Request) -
         raise PyroDropoutError(
             f"weights cannot be drawn for each data point here: {cause} Write predict(..., shared=True)."
         ) from cause
+
+
+def frozen(likelihood: Likelihood) -> Likelihood:
+    """Return a copy that training does not change; it works for tensors with a gradient history too."""
+    if isinstance(likelihood, nn.Module) and all(map(_is_fixed, vars(likelihood).values())):
+        made = object.__new__(type(likelihood))  # a deep copy takes many times as long
+        vars(made).update({name: v.copy() if isinstance(v, _CONTAINERS) else v for name, v in vars(likelihood).items()})
+        return made
+    tensors = (*likelihood.parameters(), *likelihood.buffers()) if isinstance(likelihood, nn.Module) else ()
+    return copy.deepcopy(likelihood, {id(tensor): tensor.detach().clone() for tensor in tensors})
+
+
+def _is_fixed(value: object) -> bool:
+    """Whether a shallow copy of an attribute is a deep one: a number, a word, nothing, or an empty container."""
+    if isinstance(value, (*_CONTAINERS, tuple)):
+        return not value
+    return value is None or isinstance(value, bool | int | float | str)

@@ -6,19 +6,19 @@ aleatoric, the mean of Var[y | f], which is noise.
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import cast
 
 import torch
 from torch import Tensor
 from torch.distributions import constraints
-from torch.distributions.transforms import Transform
 
 from pyro_dropout.generative.likelihood import OutputShape
 from pyro_dropout.mathematics.checks import check_dense, check_level, check_number, describe
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
-from pyro_dropout.mathematics.mixtures import mixture_quantile
 from pyro_dropout.prediction.blocks import Block, Walk
 from pyro_dropout.prediction.moments import (
+    F64,
     Points,
     Sums,
     base_of,
@@ -26,12 +26,13 @@ from pyro_dropout.prediction.moments import (
     block_outer,
     indicator_covariance,
     is_class,
-    is_normal,
     normal_parts,
 )
-from pyro_dropout.prediction.prediction_card import prediction_card
-from pyro_dropout.prediction.tails import behind, is_whole, log_tails, predicted_tails, tail_ends
+from pyro_dropout.prediction.prediction_card import classes_card, numbers_card
+from pyro_dropout.prediction.tails import Normals, Tails, behind, is_whole, log_tails, mixed, mixture_ends
 from pyro_dropout.protocols import Distribution, Likelihood
+
+_Compute = Callable[..., Tensor]
 
 _PIECE = 2**22  # numbers of the samples that are processed at once
 
@@ -43,10 +44,10 @@ class Prediction:
     in float64 where the type of the outputs cannot hold them, as for targets of size 1e-27 or 1e22 in float32.
 
     Args:
-        likelihood: p(y | f).
+        likelihood: p(y | f), a copy that later training does not change.
         sums: over all draws, for each point.
         count: how many draws.
-        like: some of the model's outputs, for their dtype.
+        like: some of the model's outputs, (1, 1, outputs) or more, for their dtype and device.
         samples: the outputs, if they were kept.
         walk: recomputes the outputs, if they were not kept.
 
@@ -75,7 +76,7 @@ class Prediction:
         samples: Tensor | None,
         walk: Walk | None,
     ) -> None:
-        self._likelihood, self._sums, self._count, self._like = likelihood, sums, count, like
+        self.likelihood, self._sums, self._count, self.like = likelihood, sums, count, like
         self._samples, self._walk = samples, walk
 
     def __repr__(self) -> str:
@@ -84,29 +85,24 @@ class Prediction:
 
     def _repr_html_(self) -> str:
         """Return the first points and a picture, for notebooks."""
-        return prediction_card(self)
+        one = self.mean.dim() == 2 and self.mean.shape[1] == 1
+        if self.mean.dim() > 2 or not (one or self.one_of_several):  # several targets
+            return f"<pre>{self!r}</pre>"
+        if is_class(self.target_distribution):
+            return classes_card(repr(self), self.probs)
+        return numbers_card(repr(self), self.mean, self.std, self.epistemic.sqrt())
 
     @property
     def family(self) -> str:
         """The name of the likelihood, for messages."""
-        return type(self._likelihood).__name__
-
-    @property
-    def like(self) -> Tensor:
-        """Some of the model's outputs, (1, 1, outputs) or more, for their type and device."""
-        return self._like
-
-    @property
-    def likelihood(self) -> Likelihood | Distribution:
-        """p(y | f), as it was when the prediction was made."""
-        return self._likelihood
+        return type(self.likelihood).__name__
 
     # --- moments ------------------------------------------------------------------------------------------------------
 
     @property
     def mean(self) -> Tensor:
         """E[y], (N, D)."""
-        return self._sums["mean"].to(self._like)
+        return self._sums["mean"].to(self.like)
 
     @property
     def epistemic(self) -> Tensor:
@@ -124,7 +120,7 @@ class Prediction:
             raise PyroDropoutError("error_over_members is for predictions of an Ensemble; this one has no members.")
         if self.members == 1:
             raise PyroDropoutError("one member does not say how far others would be; predict with at least two.")
-        return (self._sums["spread"] / (self._count * self.members)).sqrt().to(self._like)
+        return (self._sums["spread"] / (self._count * self.members)).sqrt().to(self.like)
 
     @property
     def aleatoric(self) -> Tensor:
@@ -139,7 +135,7 @@ class Prediction:
     @property
     def std(self) -> Tensor:
         """The standard deviation of y, (N, D)."""
-        return self._variance.sqrt().to(self._like)
+        return self._variance.sqrt().to(self.like)
 
     @property
     def _variance(self) -> Tensor:
@@ -149,9 +145,9 @@ class Prediction:
     @functools.cached_property
     def _squares(self) -> Tensor:
         """A tensor of the type that can hold variances: float64, where that of the outputs cannot hold them all."""
-        limits, size = torch.finfo(self._like.dtype), self._variance
+        limits, size = torch.finfo(self.like.dtype), self._variance
         lost = ((size > 0) & (size < limits.tiny)) | ((size > limits.max) & size.isfinite())
-        return self._like.double() if bool(lost.any()) else self._like
+        return self.like.double() if bool(lost.any()) else self.like
 
     @property
     def covariance(self) -> Tensor:
@@ -164,23 +160,24 @@ class Prediction:
     def _covariance(self) -> Tensor:
         """Cov[y], in float64."""
         mean = self._sums["mean"]
-        if self._target_dims > 1 and not self.one_of_several:
-            raise PyroDropoutError("covariance is for points with targets in a row, (N, D); this one has maps of them.")
         if self.one_of_several:
             return indicator_covariance(mean)
-        found = torch.diag_embed(self._sums["noise"] / self._count)
+        if self._target_dims > 1:
+            raise PyroDropoutError("covariance is for points with targets in a row, (N, D); this one has maps of them.")
+        noise = torch.diag_embed(self._sums["noise"] / self._count)
+        return self._accumulated("covariance", block_outer, mean, noise, lambda sums, new: sums + new / self._count)
+
+    def _accumulated(self, label: str, reduce: _Compute, of_points: Tensor, found: Tensor, add: _Compute) -> Tensor:
+        """Return ``found`` with what all draws add to it: those that were kept, or the same ones made again."""
         if self._walk is None:
             for points in self.pieces():
-                found[points] += block_outer(self.distribution_at(points), mean[points]) / self._count
-        else:
+                found[points] = add(found[points], reduce(self.distribution_at(points), of_points[points]))
+            return found
 
-            def reduce(f: Tensor, mean: Tensor) -> Tensor:
-                return block_outer(self._likelihood.distribution(f), mean)
+        def receive(block: Block, new: Tensor) -> None:
+            found[block.points] = add(found[block.points], new)
 
-            def receive(block: Block, outer: Tensor) -> None:
-                found[block.points] += outer / self._count
-
-            self._walk.again("covariance", reduce, receive, mean)
+        self._walk.again(label, lambda f, of: reduce(self.likelihood.distribution(f), of), receive, of_points)
         return found
 
     # --- the whole distribution ---------------------------------------------------------------------------------------
@@ -198,17 +195,9 @@ class Prediction:
         If samples were not kept, the same draws are made again.
         """
         y = self.checked_targets(y)
-        found = torch.full((len(y),), -math.inf, dtype=torch.float64, device=self._like.device)
-        if self._walk is None:
-            for points in self.pieces():
-                found[points] = block_log_prob(self._likelihood, self.samples[:, points], y[points])
-        else:
-
-            def receive(block: Block, sums: Tensor) -> None:
-                found[block.points] = torch.logaddexp(found[block.points], sums)
-
-            self._walk.again("log_prob", functools.partial(block_log_prob, self._likelihood), receive, y)
-        return (found - math.log(self._count)).to(self._like)
+        none = torch.full((len(y),), -math.inf, dtype=F64, device=self.like.device)
+        found = self._accumulated("log_prob", block_log_prob, y, none, torch.logaddexp)
+        return (found - math.log(self._count)).to(self.like)
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Return the ends, each (N, D), of the central interval that holds y with probability ``level``.
@@ -218,15 +207,8 @@ class Prediction:
         """
         check_level("level", level)
         self._check_numbers("interval()")
-        if not is_normal(self.target_distribution):
-            below, above = tail_ends(self, torch.tensor((1 - level) / 2, dtype=torch.float64).log())
-            return below.to(self._like), above.to(self._like)
-        low, high = torch.empty_like(self.mean), torch.empty_like(self.mean)
-        for points in self.pieces():
-            parts = normal_parts(self.distribution_at(points))
-            for end, tail in ((low, (1 - level) / 2), (high, (1 + level) / 2)):
-                end[points] = mixture_quantile(*parts, tail).to(self._like)
-        return low, high
+        low, high = self.tail_ends(torch.tensor((1 - level) / 2, dtype=F64).log())
+        return low.to(self.like), high.to(self.like)
 
     def quantile(self, level: float) -> Tensor:
         """Return the least y that is not exceeded with a probability of at least ``level``, (N, D).
@@ -242,9 +224,9 @@ class Prediction:
         """
         check_level("level", level)
         self._check_numbers("quantile()")
-        tail, upper = torch.tensor([level, 1 - level], dtype=torch.float64).log()
+        tail, upper = torch.tensor([level, 1 - level], dtype=F64).log()
         rises = level > 0.5 and not is_whole(self.target_distribution)
-        return (tail_ends(self, upper)[1] if rises else tail_ends(self, tail)[0]).to(self._like)
+        return (self.tail_ends(upper)[1] if rises else self.tail_ends(tail)[0]).to(self.like)
 
     def probability_above(self, threshold: float | Tensor) -> Tensor:
         """Return P(y > threshold), (N, D), under the mixture that the draws make; samples must be kept.
@@ -261,7 +243,7 @@ class Prediction:
         """
         if self.one_of_several:
             raise PyroDropoutError(f"probability_above is for numbers; this prediction is of {self.family}; use probs.")
-        t = torch.as_tensor(check_number("threshold", threshold), dtype=torch.float64, device=self._like.device)
+        t = torch.as_tensor(check_number("threshold", threshold), dtype=F64, device=self.like.device)
         shape = self.mean.shape
         if not bool(t.isfinite().all()):
             raise RangeError(f"threshold must be finite; got {describe(threshold)}.")
@@ -270,7 +252,7 @@ class Prediction:
                 f"threshold must be a number, or {tuple(shape[1:])} or {tuple(shape)} of them; got {tuple(t.shape)}."
             )
         t = t.floor() + 1 if is_whole(self.target_distribution) else t  # P(y > 2.5) and P(y > 2) are P(y ≥ 3)
-        return predicted_tails(self, t)[1].exp().to(self._like)
+        return self.log_tails(t)[1].exp().to(self.like)
 
     # --- classes ------------------------------------------------------------------------------------------------------
 
@@ -284,21 +266,21 @@ class Prediction:
     def entropy(self) -> Tensor:
         """The entropy of the predicted class in nats, (N,); with a Bernoulli likelihood, of each target, (N, D)."""
         self.check_classes("entropy")
-        return self._entropy().to(self._like)
+        return self._entropy().to(self.like)
 
     @property
     def mutual_information(self) -> Tensor:
         """The mutual information of the class and the weights, in nats: the epistemic part of the entropy."""
         self.check_classes("mutual_information")
-        return (self._entropy() - self._sums["surprise"] / self._count).clamp_min(0).to(self._like)
+        return (self._entropy() - self._sums["surprise"] / self._count).clamp_min(0).to(self.like)
 
     @property
     def variation_ratio(self) -> Tensor:
         """The fraction of draws that do not vote for the most common class."""
         self.check_classes("variation_ratio")
-        votes = self._sums["votes"].to(torch.float64) / self._count
+        votes = self._sums["votes"].to(F64) / self._count
         most = votes.amax(-1) if self.one_of_several else torch.maximum(votes, 1 - votes)
-        return (1 - most).to(self._like)
+        return (1 - most).to(self.like)
 
     @property
     def one_of_several(self) -> bool:
@@ -315,7 +297,7 @@ class Prediction:
     @functools.cached_property
     def target_distribution(self) -> Distribution:
         """p(y | f) at some output, for its kind."""
-        return base_of(self._likelihood.distribution(self._like[0]))
+        return base_of(self.likelihood.distribution(self.like[0]))
 
     def _check_numbers(self, name: str) -> None:
         """Raise an error unless targets are numbers; ``name`` is what was asked for."""
@@ -335,9 +317,9 @@ class Prediction:
         if not isinstance(y, Tensor):
             raise ShapeError(f"y must be a tensor; got {type(y).__name__} {y!r}.")
         check_dense("y", y)
-        f = self._like[0, :1].expand(len(self._sums["mean"]), -1)
-        checked: Tensor = self._likelihood.checked(f, y.to(f.device))
-        self._likelihood.check_values(f, checked)
+        f = self.like[0, :1].expand(len(self._sums["mean"]), -1)
+        checked: Tensor = self.likelihood.checked(f, y.to(f.device))
+        self.likelihood.check_values(f, checked)
         if self.one_of_several:  # checked whatever the likelihood checks, because torch would crash on a GPU
             classes, known = self._sums["mean"].shape[-1], checked[self.counted(checked)]
             if not bool(((known >= 0) & (known < classes)).all()):
@@ -347,34 +329,59 @@ class Prediction:
 
     def counted(self, y: Tensor) -> Tensor:
         """Return which targets are data: all, without those that the likelihood ignores."""
-        ignored = getattr(self._likelihood, "ignore_index", None)
+        ignored = getattr(self.likelihood, "ignore_index", None)
         return torch.ones_like(y, dtype=torch.bool) if ignored is None else y != ignored
 
     # --- the draws, a piece at a time ---------------------------------------------------------------------------------
 
     def distribution_at(self, points: Points) -> Distribution:
         """Return p(y | f) of every draw at some points, (T, points, D)."""
-        return self._likelihood.distribution(self.samples[:, points])
+        return self.likelihood.distribution(self.samples[:, points])
 
-    def tails_at(self, points: Points, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log P(Y ≤ y) and log P(Y ≥ y) with each draw at some points, (T, points, D)."""
-        return log_tails(self.distribution_at(points), y)
+    def log_tails(self, y: Tensor) -> Tails:
+        """Return log P(Y ≤ y) and log P(Y ≥ y) of each target under the mixture of the draws, in float64."""
+        return self._by_piece(self.tails_at, y)
 
-    def normals_at(self, points: Points) -> tuple[Tensor, Tensor, Transform] | None:
+    def tail_ends(self, log_tail: Tensor) -> Tails:
+        """Return the least y with log P(Y ≤ y) ≥ log_tail, and the greatest with log P(Y ≥ y) ≥ log_tail, in float64.
+
+        Args:
+            log_tail: at most log ½; broadcast to the targets. At -inf the ends are those of all possible targets.
+        """
+
+        def ends(points: Points, log_tail: Tensor) -> Tails:
+            near = self._sums["mean"][points], self._variance[points].sqrt()
+            kind, tails = self.target_distribution, functools.partial(self.tails_at, points)
+            return mixture_ends(kind, tails, self.normals_at(points), self.counts_at(points), near, log_tail)
+
+        return self._by_piece(ends, log_tail)
+
+    def _by_piece(self, compute: Callable[[Points, Tensor], Tails], of_targets: Tensor) -> Tails:
+        """Return two numbers for each target, computed for some points at a time; samples must be kept."""
+        found = torch.empty((2, *self.mean.shape), dtype=F64, device=self.like.device)
+        given = of_targets.to(found).expand(found[0].shape)
+        for points in self.pieces():
+            found[0][points], found[1][points] = compute(points, given[points])
+        return found[0], found[1]
+
+    def tails_at(self, points: Points, y: Tensor) -> Tails:
+        """Return log P(Y ≤ y) and log P(Y ≥ y) under the mixture of the draws at some points, (points, D)."""
+        below, above = log_tails(self.distribution_at(points), y)
+        return mixed(below), mixed(above)
+
+    def normals_at(self, points: Points) -> Normals | None:
         """Return the means and standard deviations of normals, (T, points, D), and the function of them that y is."""
         found = behind(self.distribution_at(points))
         return None if found is None else (*normal_parts(found[0]), found[1])
 
     def counts_at(self, points: Points) -> Distribution | None:
         """Return p(y | f) of single targets with every draw at some points, if y counts from 0."""
-        kind = self.target_distribution
-        counts = kind.support is constraints.nonnegative_integer
+        counts = self.target_distribution.support is constraints.nonnegative_integer
         return base_of(self.distribution_at(points)) if counts else None
 
     def draw_targets(self, points: Points) -> Tensor:
         """Return a y drawn with each draw at some points, (T, points, D)."""
-        drawn: Tensor = self.distribution_at(points).sample()
-        return drawn
+        return cast(Tensor, self.distribution_at(points).sample())
 
     def per_point(self, each: Tensor) -> Tensor:
         """Return values of single targets, summed for each point, (N,)."""
@@ -383,7 +390,7 @@ class Prediction:
     @property
     def _target_dims(self) -> int:
         """How many dimensions the numbers of a point have: 1, or more in sequences and maps."""
-        shape = getattr(self._likelihood, "shape", None)
+        shape = getattr(self.likelihood, "shape", None)
         return len(shape.dims) if isinstance(shape, OutputShape) else 1
 
     def pieces(self) -> Iterator[Points]:

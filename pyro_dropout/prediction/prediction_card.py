@@ -1,31 +1,17 @@
 """What a notebook shows of a prediction: its first points, and all of them in a picture."""
 
-from typing import TYPE_CHECKING
+from torch import Tensor
 
 from pyro_dropout.guides.summary import picture, table
-from pyro_dropout.prediction.moments import is_class
 from pyro_dropout.prediction.plot_style import PALETTE
 from pyro_dropout.protocols import Axes
-
-if TYPE_CHECKING:
-    from pyro_dropout.prediction.prediction import Prediction
 
 _FIRST, _DRAWN = 5, 300  # rows of the table, and points of the picture
 
 
-def prediction_card(found: "Prediction") -> str:
-    """Return HTML; it needs moments only, which every prediction has, and recomputes no draws."""
-    one = found.mean.dim() == 2 and found.mean.shape[1] == 1
-    classes = is_class(found.target_distribution)
-    if found.mean.dim() > 2 or not (one or found.one_of_several):  # several targets
-        return f"<pre>{found!r}</pre>"
-    return f"<div><b>{found!r}</b>{_classes(found) if classes else _numbers(found)}</div>"
-
-
-def _numbers(found: "Prediction") -> str:
-    mean, std, doubt = (
-        value.detach().double().cpu()[:, 0] for value in (found.mean, found.std, found.epistemic.sqrt())
-    )
+def numbers_card(title: str, *of_points: Tensor) -> str:
+    """Return HTML of numbers: their mean, standard deviation, and that of the mean, each (N, 1)."""
+    mean, std, doubt = (value.detach().double().cpu()[:, 0] for value in of_points)
     rows = [[k, *(f"{float(value[k]):.4g}" for value in (mean, std, doubt))] for k in range(min(_FIRST, len(mean)))]
 
     def draw(ax: Axes) -> None:
@@ -37,11 +23,13 @@ def _numbers(found: "Prediction") -> str:
         ax.set(xlabel="points, sorted by their mean", ylabel="y")
         ax.legend(frameon=False, fontsize="small")
 
-    return table(["point", "mean", "std. of y", "of that, doubt about the mean"], rows) + picture(draw)
+    heads = ["point", "mean", "std. of y", "of that, doubt about the mean"]
+    return f"<div><b>{title}</b>{table(heads, rows)}{picture(draw)}</div>"
 
 
-def _classes(found: "Prediction") -> str:
-    probs = found.probs.detach().double().cpu()
+def classes_card(title: str, probs: Tensor) -> str:
+    """Return HTML of classes, from their probabilities, (N, C)."""
+    probs = probs.detach().double().cpu()
     rows = [[k, *(f"{float(p):.3f}" for p in probs[k, :8])] for k in range(min(_FIRST, len(probs)))]
     top = probs.amax(1) if probs.shape[1] > 1 else probs[:, 0]
 
@@ -51,4 +39,4 @@ def _classes(found: "Prediction") -> str:
         ax.set(xlabel=f"probability {what}", ylabel="points")
 
     names = [f"class {k}" for k in range(min(8, probs.shape[1]))] if probs.shape[1] > 1 else ["class 1"]
-    return table(["point", *names], rows) + picture(draw)
+    return f"<div><b>{title}</b>{table(['point', *names], rows)}{picture(draw)}</div>"

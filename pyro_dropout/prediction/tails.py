@@ -6,7 +6,6 @@ probability: a target forty standard deviations away still says how far it is.
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,16 +13,14 @@ from torch.distributions import Bernoulli, Normal, Poisson, TransformedDistribut
 from torch.distributions.transforms import ComposeTransform, Transform
 
 from pyro_dropout.mathematics.errors import PyroDropoutError
-from pyro_dropout.mathematics.mixtures import mixture_tail_quantile
-from pyro_dropout.prediction.moments import F64, Points, base_of, normal_parts
+from pyro_dropout.mathematics.mixtures import mixture_quantile, mixture_tail_quantile
+from pyro_dropout.prediction.moments import F64, base_of, normal_parts
 from pyro_dropout.protocols import Distribution
 
-if TYPE_CHECKING:
-    from pyro_dropout.prediction.prediction import Prediction
-
 Tails = tuple[Tensor, Tensor]
+Normals = tuple[Tensor, Tensor, Transform]
 
-_SUMMED = 1000  # counts up to here are added up
+_SUMMED = 1000  # counts up to here are added up, many times as fast as a search
 _SMALL = math.log(1e-9)
 _ROUNDING = 1e-6  # of a log tail: a count whose tail is as large as asked for is not lost to rounding
 _DOUBLINGS = 200  # of a bracket, or halvings of it
@@ -110,56 +107,50 @@ def _normal_tails(normal: Distribution, function: Transform, y: Tensor) -> Tails
     )
 
 
-# --- of a prediction --------------------------------------------------------------------------------------------------
+# --- of mixtures ------------------------------------------------------------------------------------------------------
 
 
-def predicted_tails(prediction: "Prediction", y: Tensor) -> Tails:
-    """Return log P(Y ≤ y) and log P(Y ≥ y) of each target, under the mixture of the draws; samples must be kept."""
-    found = torch.empty((2, *prediction.mean.shape), dtype=F64, device=prediction.like.device)
-    y = y.to(found).expand(found[0].shape)
-    for points in prediction.pieces():
-        for side, each in zip(found, prediction.tails_at(points, y[points]), strict=True):
-            side[points] = torch.logsumexp(each, 0) - math.log(len(each))
-    return found[0], found[1]
+def mixed(each: Tensor) -> Tensor:
+    """Return the log of the mean of probabilities, (...), from the logs of those of each draw, (T, ...)."""
+    return torch.logsumexp(each, 0) - math.log(len(each))
 
 
-def tail_ends(prediction: "Prediction", log_tail: Tensor) -> Tails:
+def mixture_ends(
+    kind: Distribution,
+    tails: Callable[[Tensor], Tails],
+    normals: Normals | None,
+    counts: Distribution | None,
+    near: Tails,
+    log_tail: Tensor,
+) -> Tails:
     """Return the least y with log P(Y ≤ y) ≥ log_tail, and the greatest with log P(Y ≥ y) ≥ log_tail, in float64.
 
     Args:
-        prediction: of numbers, samples kept.
-        log_tail: at most log ½; broadcast to the targets. At -inf the ends are those of all possible targets.
+        kind: p(y | f) at some output, for its support.
+        tails: the log tails of the mixture at y.
+        normals: means and standard deviations, (T, ...), and the function of such normals that y is, if it is one.
+        counts: p(y | f) with every draw, if y counts from 0.
+        near: the mean and the standard deviation of y.
+        log_tail: at most log ½. At -inf the ends are those of all possible targets.
     """
-    found = torch.empty((2, *prediction.mean.shape), dtype=F64, device=prediction.like.device)
-    tails = log_tail.to(found).expand(found[0].shape)
-    for points in prediction.pieces():
-        found[0][points], found[1][points] = _ends(prediction, points, tails[points])
-    return found[0], found[1]
-
-
-def _ends(prediction: "Prediction", points: Points, log_tail: Tensor) -> Tails:
-    kind, endless = prediction.target_distribution, log_tail.isneginf()
+    endless = log_tail.isneginf()
     log_tail = torch.where(endless, math.log(0.5), log_tail)
-    normals = prediction.normals_at(points)
+    (at, step), whole, common = near, is_whole(kind), bool((log_tail > _SMALL).all())
     if normals is not None:
         loc, scale, function = normals
-        low, high = mixture_tail_quantile(loc, scale, log_tail), -mixture_tail_quantile(-loc, scale, log_tail)
-        return function(torch.where(endless, -math.inf, low)), function(torch.where(endless, math.inf, high))
-
-    def tail(side: int, y: Tensor) -> Tensor:
-        each = prediction.tails_at(points, y)[side]
-        return torch.logsumexp(each, 0) - math.log(len(each))
-
-    first, last = _bounds(kind)
-    at, step = prediction.mean[points].to(F64), prediction.std[points].to(F64)
-    counts = prediction.counts_at(points) if bool((at < _SUMMED / 4).all() & (log_tail > _SMALL).all()) else None
-    ends = None if counts is None else _summed(counts, log_tail)
-    if ends is None:
-        whole = is_whole(kind)
+        if common:
+            low, high = (mixture_quantile(side * loc, scale, log_tail.exp()) for side in (1, -1))
+        else:
+            low, high = (mixture_tail_quantile(side * loc, scale, log_tail) for side in (1, -1))
+        return function(torch.where(endless, -math.inf, low)), function(torch.where(endless, math.inf, -high))
+    summed = _summed(counts, log_tail) if counts is not None and common and bool((at < _SUMMED / 4).all()) else None
+    if summed is not None:
+        low, high = summed
+    else:
         limit = log_tail - (_ROUNDING if whole else 0.0)
-        below = _least(lambda y: tail(0, y) >= limit, at, step, whole)
-        ends = below, -_least(lambda y: tail(1, -y) >= limit, -at, step, whole)
-    low, high = ends
+        low = _least(lambda y: tails(y)[0] >= limit, at, step, whole)
+        high = -_least(lambda y: tails(-y)[1] >= limit, -at, step, whole)
+    first, last = _bounds(kind)
     return torch.where(endless, first, low), torch.where(endless, last, high)
 
 
@@ -180,20 +171,15 @@ def _least(holds: Callable[[Tensor], Tensor], at: Tensor, step: Tensor, whole: b
     """Return the least y for which a condition holds that holds for all greater ones; near ``at``, give or take."""
     step = step.clamp_min(1.0).ceil() if whole else step.clamp_min(torch.finfo(F64).tiny)
     low, high = at.floor() if whole else at, at.ceil() if whole else at
-    reach = step
-    for _ in range(_DOUBLINGS):
-        short = ~holds(high)
-        if not bool(short.any()):
+    for k in range(_DOUBLINGS):
+        short, far = ~holds(high), holds(low)
+        if not bool((short | far).any()):
             break
-        low, high = torch.where(short, high, low), torch.where(short, high + reach, high)
-        reach = 2 * reach
-    reach = step
-    for _ in range(_DOUBLINGS):
-        far = holds(low)
-        if not bool(far.any()):
-            break
-        low, high = torch.where(far, low - reach, low), torch.where(far, low, high)
-        reach = 2 * reach
+        reach = 2.0**k * step
+        low, high = (
+            torch.where(far, low - reach, torch.where(short, high, low)),
+            torch.where(short, high + reach, torch.where(far, low, high)),
+        )
     for _ in range(_DOUBLINGS):
         middle = (low + high) / 2
         middle = middle.floor() if whole else middle

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.judging.conformal import Conformal, conformal
-from pyro_dropout.judging.scores.errors import accuracy, rmse
-from pyro_dropout.judging.scores.interval_score import interval_score
+from pyro_dropout.judging.scores.errors import accuracy, interval_score, rmse
 from pyro_dropout.judging.support import Support
 from pyro_dropout.mathematics.errors import RangeError
 from pyro_dropout.prediction.prediction import Prediction
-from pyro_dropout.prediction.tails import is_whole, predicted_tails
+from pyro_dropout.prediction.tails import is_whole
 from pyro_dropout.protocols import Record
 
 _F64 = torch.float64
@@ -79,7 +78,7 @@ class Calibration:
         own = prediction.probability_above(threshold)
         if self.intervals is None or is_whole(prediction.target_distribution):
             return own
-        below, above = predicted_tails(prediction, torch.full_like(own, threshold, dtype=_F64))
+        below, above = prediction.log_tails(torch.full_like(own, threshold, dtype=_F64))
         outer = torch.minimum(below, above)
         found = _calibrated(outer, next(iter(self.intervals.scores.values())))
         for apart, labels, known in self._own(groups, _LEVEL):

@@ -14,7 +14,6 @@ from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.mathematics.shapes import Bool, Float
 from pyro_dropout.prediction.plot_style import PALETTE, categories_below, finish, literal_text, percent
 from pyro_dropout.prediction.prediction import Prediction
-from pyro_dropout.prediction.tails import predicted_tails
 from pyro_dropout.protocols import Axes, Figure
 from pyro_dropout.tables.encoding import Encoding
 from pyro_dropout.tabular.explain import Importance, Predict, draw_importance, explain
@@ -167,7 +166,7 @@ def _covered(
     ax: Axes, prediction: Prediction, ends: Interval, y: Tensor, level: float, changed: bool, rows: str
 ) -> None:
     """Draw the coverage of the posterior's central intervals at all levels, and that of the intervals in use."""
-    below, above = predicted_tails(prediction, prediction.checked_targets(y))
+    below, above = prediction.log_tails(prediction.checked_targets(y))
     least = (1 - 2 * torch.minimum(below, above).exp()).clamp_min(0).flatten().cpu()  # the level that reaches y
     levels = torch.linspace(0.02, 0.98, 49, dtype=torch.float64)
     shares = [(least <= each).double().mean().item() for each in levels.tolist()]

@@ -8,8 +8,8 @@ from torch import Tensor
 
 import pyro_dropout as pd
 from pyro_dropout.prediction.blocks import Walk
-from pyro_dropout.prediction.draws.weight_draws import PerExample
 from pyro_dropout.prediction.moments import Running, block_sums
+from pyro_dropout.prediction.weight_draws import PerExample
 from tests.benchmarks.ours import dropout
 from tests.benchmarks.report import Row, Section, Task, curve
 from tests.benchmarks.sizes import SMALL, WIDE, Size

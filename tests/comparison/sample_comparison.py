@@ -1,5 +1,6 @@
 """Small comparisons for the tests of the page: trained for a moment, so that everything on it is real."""
 
+import functools
 from typing import Any
 
 import torch
@@ -7,8 +8,9 @@ from torch import Tensor, nn
 
 import pyro_dropout as pd
 from pyro_dropout.comparison import compare as comparison
-from pyro_dropout.comparison.findings import Comparison, Row
-from pyro_dropout.comparison.scores import Exam
+from pyro_dropout.comparison.comparison import Comparison
+from pyro_dropout.comparison.exams import Exam
+from pyro_dropout.comparison.findings import Row
 
 QUICK: Any = {"steps": 25, "lr": 0.03, "compile": False, "progress": False}
 SETTINGS: Any = {
@@ -46,6 +48,7 @@ def scored(name: str, make: Any, exam: Exam, model: Any = small_model, seeds: tu
     return row
 
 
+@functools.cache
 def regression() -> Comparison:
     """Four guides along one input, one of which failed, with names that would break a careless page."""
     exam = Exam(series(40), series(30), samples=30)

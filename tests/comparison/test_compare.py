@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 import pyro_dropout as pd
 from pyro_dropout.comparison import compare as module
-from pyro_dropout.comparison import scores
-from pyro_dropout.comparison.columns import Score, best, columns
-from pyro_dropout.comparison.probes import between, outside
-from pyro_dropout.references.nuts.nuts import function_rhat
+from pyro_dropout.comparison import exams as scores
+from pyro_dropout.comparison.exams import between, outside
+from pyro_dropout.comparison.findings import Score, best, columns
 
 QUICK: Any = {"steps": 150, "lr": 0.02, "samples": 100, "compile": False, "progress": False}
 
@@ -316,37 +315,6 @@ def test_guides_in_a_list_with_the_same_name_have_a_row_each() -> None:
     assert [row.trained[0][1].keep for row in found.rows[:2]] == pytest.approx([0.5, 0.9])
 
 
-@pytest.mark.usefixtures("unchecked_shapes")
-@pytest.mark.parametrize(
-    ("changes", "error", "message"),
-    [
-        ({"guides": pd.AutoDropout}, pd.PyroDropoutError, "or a dict"),
-        ({"guides": []}, pd.PyroDropoutError, "there is none"),
-        ({"guides": {"one": pd.AutoDropout(linear_model())}}, pd.PyroDropoutError, "'one' is AutoDropout"),
-        ({"guides": {"reference": pd.AutoDropout}}, pd.PyroDropoutError, "cannot be called"),
-        ({"train": torch.ones(3)}, pd.ShapeError, r"train must be a pair"),
-        ({"test": (torch.ones(3, 1), torch.ones(4, 1))}, pd.ShapeError, "got 3 points and 4 points"),
-        ({"test": (torch.ones(3, 1), torch.ones(3))}, pd.ShapeError, r"test: y must have shape \(N, D\)"),
-        ({"test": (torch.ones(3, 1), torch.full((3, 1), torch.nan))}, pd.RangeError, "test: y must be finite"),
-        ({"seeds": 0}, pd.RangeError, "seeds"),
-        ({"seeds": True}, pd.RangeError, "seeds"),
-        ({"seeds": []}, pd.RangeError, "seeds"),
-        ({"steps": 0}, pd.RangeError, "steps"),
-        ({"reference": "hmc"}, pd.RangeError, "'nuts' or a posterior"),
-    ],
-)
-def test_mistakes_are_named(changes: dict[str, Any], error: type[Exception], message: str) -> None:
-    options: dict[str, Any] = {"guides": [pd.AutoDropout], "train": line(), "test": line(), **QUICK, **changes}
-    with pytest.raises(error, match=message):
-        pd.compare(linear_model(), **options)
-
-
-def test_classes_out_of_range_are_found_out_before_training() -> None:
-    x, y = classes_data()
-    with pytest.raises(pd.RangeError, match="train: y must hold class indices from 0 to 2; got 1 to 3"):
-        pd.compare(classes_model(), [pd.AutoDropout], (x, y + 1), (x, y), **QUICK)
-
-
 # --- figures and the page ---------------------------------------------------------------------------------------------
 
 
@@ -364,42 +332,6 @@ def test_what_was_run_is_kept_for_the_page(tmp_path: Path) -> None:
     figure = found.plot()
     assert [ax.get_title(loc="left") for ax in figure.axes] == ["AutoDropout", "AutoMeanField"]
     plt.close(figure)
-
-
-@pytest.mark.deep
-def test_guides_are_ranked_by_their_distance_to_nuts() -> None:
-    x = torch.cat([torch.linspace(-2, -0.8, 15), torch.linspace(0.8, 2, 15)]).unsqueeze(-1)
-    y = torch.sin(1.5 * x) + 0.2 * torch.randn(30, 1)
-    net = nn.Sequential(nn.Linear(1, 10), nn.Tanh(), nn.Linear(10, 1))
-    model = pd.BayesianNet(net, pd.Prior(), pd.Gaussian(tau=25.0))  # guides and NUTS have one prior, not tempered
-    keep = {"0.weight": 1.0, "2.weight": 0.9}
-    guides = {"dropout": lambda m: pd.AutoDropout(m, keep=keep), "mean field": pd.AutoMeanField}
-    at = torch.linspace(-3, 3, 40).unsqueeze(-1)
-    options = {**QUICK, "steps": 2000, "lr": 0.01, "samples": 1000, "compile": True}
-    found = pd.compare(model, guides, (x, y), (at, torch.sin(1.5 * at)), reference="nuts", seeds=2, **options)
-    print(found)
-    own, sampled = found.rows[0].trained[0]
-    assert sampled.num_chains == 4
-    assert function_rhat(own, sampled, x).max() < 1.01
-    distances = {row.name: row.scores["d_w1"].mean for row in found.rows[1:]}
-    assert found.ranking == sorted(distances, key=lambda name: distances[name])
-
-
-@pytest.mark.deep
-def test_with_several_inputs_scores_are_drawn() -> None:
-    x = torch.randn(30, 2)
-    model = pd.BayesianNet(nn.Linear(2, 1))
-    found = pd.compare(model, [pd.AutoMeanField], (x, x[:, :1]), (x, x[:, :1]), seeds=1, **QUICK)
-    figure = found.plot()
-    assert figure.axes[0].get_xlabel() == "level of the central interval"
-    plt.close(figure)
-
-
-def test_progress_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    pd.compare(linear_model(), [pd.AutoMeanField], line(), line(), seeds=1, **{**QUICK, "progress": True})
-    shown = capsys.readouterr().err
-    assert "compare" in shown
-    assert "AutoMeanField" in shown
 
 
 # --- cells and probes -------------------------------------------------------------------------------------------------

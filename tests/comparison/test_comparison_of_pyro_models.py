@@ -14,8 +14,8 @@ from torch import Tensor
 
 import pyro_dropout as pd
 from pyro_dropout.comparison.folder import write_folder
-from pyro_dropout.comparison.model_source import source_of
-from tests.prediction.pyro_models import CASES, F64, GROUPS, Line, X, Y, coins, line, two_sites
+from pyro_dropout.comparison.trained import source_of
+from tests.prediction.pyro_models import CASES, F64, GROUPS, X, Y, coins, line, two_sites
 
 QUICK: Any = {"steps": 60, "lr": 0.1, "samples": 40, "seeds": 1, "compile": False, "progress": False}
 
@@ -38,20 +38,6 @@ def test_a_line_is_judged_by_its_site() -> None:
         answer = pd.predict(*row.trained[0], X + 0.05, samples=40, seed=0)
         assert row.scores["log_lik"].values[0] == pytest.approx(float(answer.log_prob(Y + 0.07).mean()), abs=1e-9)
     plt.close(found.plot())
-
-
-@pytest.mark.deep
-def test_every_seed_keeps_parameters_of_its_own() -> None:
-    """Guides of Pyro's share names in the store; each must answer with what its own training found."""
-    pyro.param("mine", torch.ones(()))
-    found = pd.compare(line, {"normal": AutoNormal}, (X, Y), (X, Y), **{**QUICK, "steps": 3, "seeds": 2})
-    (row,) = found.rows
-    (_, first), (_, second) = row.trained
-    draws = [guide(X, Y)["slope"].detach() for guide in (first, second, first)]
-    assert len({float(value) for value in draws}) == 3
-    middles = [guide.part.median()["slope"].item() for guide in (first, second)]
-    assert middles[0] != middles[1]
-    assert list(pyro.get_param_store().keys()) == ["mine"]
 
 
 @pytest.mark.deep
@@ -124,21 +110,6 @@ def test_the_sampler_is_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     found = pd.compare(line, [AutoNormal], (X, Y), (X, Y), reference="nuts", **QUICK)
     assert found.rows[0].name == "reference"
     assert found.rows[1].scores["d_w1"].mean < 0.3
-
-
-@pytest.mark.deep
-def test_modules_and_functions_that_make_models() -> None:
-    found = pd.compare(Line(), [AutoNormal], (X, Y), (X, Y), **QUICK)
-    assert found.rows[0].note == ""
-    asked: list[int] = []
-
-    def make(seed: int) -> Any:
-        asked.append(seed)
-        return line
-
-    found = pd.compare(make, [AutoNormal], (X, Y), (X, Y), **{**QUICK, "seeds": [4, 5]})
-    assert asked == [4, 4, 5]
-    assert found.rows[0].note == ""
 
 
 def test_which_function_is_a_model() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pyro_dropout import registry
-from pyro_dropout.comparison.columns import columns
+from pyro_dropout.comparison.findings import columns
 from pyro_dropout.guides import GUIDES
 
 ROOT = Path(__file__).parents[2]

@@ -148,14 +148,6 @@ def test_targets_a_hundred_deviations_away_are_reached() -> None:
     assert low[0].item() == -high[0].item()
 
 
-def test_a_price_is_not_negative() -> None:
-    prediction = made(torch.randn(10, 50, 1), Prices())
-    y = (3 * torch.randn(50, 1)).exp()
-    low, high = pd.conformal(prediction, y).interval(prediction, 0.95)
-    assert low.min() > 0
-    assert bool((high > low).all())
-
-
 def test_several_targets_have_limits_of_their_own() -> None:
     prediction = made(torch.zeros(1, 99, 2, dtype=torch.float64), pd.Gaussian(1.0))
     y = torch.randn(99, 2, dtype=torch.float64) * torch.tensor([1.0, 7.0])

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyro_dropout.judging.stacking import best_noise, log_mixture, noises, stacked
+from pyro_dropout.judging.selection import best_noise, log_mixture, noises, stacked
 from tests.oracles.both_types import dtypes
 
 
@@ -33,12 +33,6 @@ def test_the_noise_found_is_that_of_the_residuals(spread: float, seed: int, dtyp
     best = -square.mean().log()
     assert found.item() == pytest.approx(best.item(), abs=5e-3)
     assert height.item() == pytest.approx(log_mixture(best, square.unsqueeze(0)).mean().item(), abs=1e-4)
-
-
-def test_noise_at_the_end_of_the_grid_stays_there() -> None:
-    tried = noises(False, torch.ones(1))
-    found, _ = best_noise(tried, tried.unsqueeze(1))
-    assert found.item() == pytest.approx(tried.max().item(), abs=0.1)
 
 
 def test_scores_that_are_no_numbers_are_never_best() -> None:

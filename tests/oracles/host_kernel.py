@@ -19,7 +19,7 @@ from pyro_dropout.engines.cuda.recorded import PREAMBLE, lowered, outside, packe
 from pyro_dropout.engines.cuda.steps import Recorded, StepsOnGpu, WithDraws
 from pyro_dropout.engines.cuda.steps import Source as StepsSource
 from pyro_dropout.engines.cuda.values import c_type
-from pyro_dropout.references.nuts.chain_source import Source
+from pyro_dropout.references.nuts.chains_on_gpu import Source
 
 THREADS = 3
 _BEFORE = """

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 import pyro_dropout as pd
 from pyro_dropout.prediction.blocks import Walk
-from pyro_dropout.prediction.draws.weight_draws import PerExample, WeightDraws, WholeFunctions
+from pyro_dropout.prediction.weight_draws import PerExample, WeightDraws, WholeFunctions
 
 
 def pair(net: nn.Module, x: Tensor) -> tuple[pd.BayesianNet, pd.AutoDropout]:

@@ -5,7 +5,7 @@ import torch
 
 import pyro_dropout as pd
 from pyro_dropout.prediction.class_kernel import class_moments, has_class_kernel
-from pyro_dropout.prediction.gaussian_outputs import Nodes, _in_cache, output_moments
+from pyro_dropout.prediction.gaussian_outputs import Nodes, _in_cache, outputs_of
 from tests.oracles.triton_here import PLACE, needed
 
 needed()
@@ -59,8 +59,8 @@ def test_predictions_on_a_gpu_use_it() -> None:
     mean, root = _outputs(50, 10, 1.0)
     covariance = root.double() @ root.double().mT + 0.1 * torch.eye(10, device=PLACE)
     assert has_class_kernel(Nodes(256, 0).affine(mean, root)[0])
-    ours = output_moments(pd.Categorical(), mean, covariance, Nodes(256, 0))
-    theirs = output_moments(pd.Categorical(), mean.cpu(), covariance.cpu(), Nodes(256, 0))
+    ours = outputs_of(pd.Categorical(), Nodes(256, 0)).moments(mean, covariance)
+    theirs = outputs_of(pd.Categorical(), Nodes(256, 0)).moments(mean.cpu(), covariance.cpu())
     assert ours.keys() == theirs.keys()
     for name in ours:
         torch.testing.assert_close(ours[name].cpu(), theirs[name], rtol=1e-3, atol=1e-5, msg=name)

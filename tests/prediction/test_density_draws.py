@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import pyro_dropout as pd
 from pyro_dropout.generative.model_call import ModelCall
-from pyro_dropout.prediction.draws.density_draws import draws_with_density
+from pyro_dropout.prediction.weight_draws import draws_with_density
 from tests.oracles.predictions import hidden_net
 
 DATA = (torch.zeros(4, 2), torch.zeros(4, 1))

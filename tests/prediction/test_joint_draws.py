@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import pyro_dropout as pd
 from pyro_dropout.generative.model_call import ModelCall
-from pyro_dropout.prediction.draws.joint_draws import JointDraws, joint_draws
+from pyro_dropout.prediction.joint_draws import JointDraws, joint_draws
 from tests.oracles.predictions import hidden_net, problem
 
 
@@ -122,17 +122,6 @@ def test_a_wrapper_that_can_evaluate_but_whose_prior_is_random() -> None:
     )
 
 
-def test_raw_units_of_a_standardised_model() -> None:
-    x, y = torch.randn(8, 2), 300 + 20 * torch.randn(8, 1)
-    model = pd.Standardised(pd.BayesianNet(hidden_net(), likelihood=pd.Gaussian(4.0)), x, y)
-    draws = joint_draws(ModelCall(model, (x, y)), pd.AutoMeanField(model), 20, None)
-    flat = {name: value[0] for name, value in draws.weights.items()}
-    f = numbers(model.evaluate(flat, x)).reshape(1, 20, 8)
-    expected = stats.norm.logpdf(numbers(y)[:, 0], f, 0.5 * float(y.std()))
-    np.testing.assert_allclose(numbers(draws.log_likelihood["y"]), expected, rtol=1e-4)
-    check_prior(draws, 1e-4)
-
-
 def test_a_sampler_keeps_its_chains_and_is_thinned_evenly() -> None:
     model, _, x = problem()
     kept = {name: torch.randn(3, 100, *value.shape) for name, value in model.net.named_parameters()}
@@ -178,26 +167,3 @@ def test_one_draw_and_networks_left_as_they_were() -> None:
     for part in ("log_likelihood", "replicated"):
         assert torch.equal(getattr(draws, part)["y"], getattr(again, part)["y"])
         assert not torch.equal(getattr(draws, part)["y"], getattr(other, part)["y"])
-
-
-@pytest.mark.usefixtures("unchecked_shapes")
-def test_bad_input() -> None:
-    model, guide, x = problem()
-    y = torch.zeros(5, 1)
-    with pytest.raises(pd.RangeError, match="samples must be a whole number of at least 1; got 0"):
-        joint_draws(ModelCall(model, (x, y)), guide, 0, None)
-    with pytest.raises(pd.RangeError, match="seed must be a whole number or None; got 'a'"):
-        joint_draws(ModelCall(model, (x, y)), guide, 5, "a")  # type: ignore[arg-type]
-    with pytest.raises(pd.ShapeError, match="same number of points, at least one; got 5 points and 4 points"):
-        joint_draws(ModelCall(model, (x, y[:4])), guide, 5, None)
-    with pytest.raises(pd.ShapeError, match="got 5 points and list"):
-        joint_draws(ModelCall(model, (x, [1])), guide, 5, None)
-    with pytest.raises(pd.ShapeError, match=r"y must have shape \(N, D\)"):
-        joint_draws(ModelCall(model, (x, y[:, 0])), guide, 5, None)
-    with pytest.raises(pd.PyroDropoutError, match="<lambda> has no sample site"):
-        joint_draws(ModelCall(lambda x, y: x, (x, y)), guide, 5, None)
-    with pytest.raises(pd.PyroDropoutError, match=r"a network takes its data as \(x, y\); got \(Tensor\)"):
-        joint_draws(ModelCall(model, (x,)), guide, 5, None)
-    other = pd.BayesianNet(nn.Linear(2, 1))
-    with pytest.raises(pd.PyroDropoutError, match="the posterior has no site 'weight', which the model samples"):
-        joint_draws(ModelCall(other, (x, y)), guide, 5, None)

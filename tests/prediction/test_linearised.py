@@ -18,18 +18,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import pyro_dropout as pd
-from pyro_dropout.generative.jacobians import Jacobians
 from pyro_dropout.mathematics.gaussian_expectations import log_mean_sigmoid, sigmoid_moments
 from pyro_dropout.prediction.gaussian_outputs import (
     Nodes,
     _classes_without_waiting,
-    _in_cache,
-    _with_whole_operations,
-    output_log_prob,
-    output_moments,
-    output_products,
+    outputs_of,
 )
-from pyro_dropout.prediction.linearised import _points_at_once
 from pyro_dropout.prediction.linearised_prediction import LinearisedPrediction
 from tests.contracts.guides import GUIDES
 
@@ -120,7 +114,7 @@ def gaussian_draws(count: int = 200_000) -> Tensor:
 def test_moments_and_densities_are_those_of_draws(likelihood: Any, y: Tensor) -> None:
     """Each against 200,000 draws of f at 5 standard errors, some 40 comparisons: wrong in one of 4e4 runs."""
     f, nodes = gaussian_draws(), Nodes(4096, 0)
-    found = output_moments(likelihood, MEANS, COVARIANCES, nodes)
+    found = outputs_of(likelihood, nodes).moments(MEANS, COVARIANCES)
     p = likelihood.distribution(f)
     means = p.probs if isinstance(likelihood, pd.Categorical) else p.mean
     noise = means * (1 - means) if isinstance(likelihood, pd.Categorical) else p.variance
@@ -130,13 +124,13 @@ def test_moments_and_densities_are_those_of_draws(likelihood: Any, y: Tensor) ->
     shown = {"mean": means, "spread": square, "noise": noise}
     got = dict(found)
     if not isinstance(likelihood, pd.Categorical):
-        shown["products"], got["products"] = products, output_products(likelihood, MEANS, COVARIANCES, nodes)
+        shown["products"], got["products"] = products, outputs_of(likelihood, nodes).products(MEANS, COVARIANCES)
     if "votes" in found:
         odds = f if isinstance(likelihood, pd.Bernoulli) else f - f.flip(-1)
         shown["votes"] = (odds > 0).to(F64)
         shown["surprise"] = p.base_dist.entropy() if isinstance(likelihood, pd.Bernoulli) else p.entropy()
     shown["density"] = density
-    got["density"] = output_log_prob(likelihood, MEANS, COVARIANCES, y, nodes).exp()
+    got["density"] = outputs_of(likelihood, nodes).log_prob(MEANS, COVARIANCES, y).exp()
     for name, each in shown.items():
         error = each.std(0) / len(each) ** 0.5
         assert bool(((each.mean(0) - got[name]).abs() <= 5 * error + 2e-3 * got[name].abs()).all()), name
@@ -161,7 +155,7 @@ def test_one_target_is_exact() -> None:
     ):
         m, c = torch.tensor([mean], dtype=F64), torch.tensor([covariance], dtype=F64)
         target = torch.tensor([[y]], dtype=F64)
-        found = output_log_prob(likelihood, m, c, target, Nodes(2, 0)).item()
+        found = outputs_of(likelihood, Nodes(2, 0)).log_prob(m, c, target).item()
         width = math.sqrt(covariance[-1][-1])
         given = stats.norm.logpdf(f, mean[-1], width)
         if isinstance(likelihood, pd.Poisson):
@@ -180,8 +174,8 @@ def test_probabilities_are_better_than_by_the_probit_approximation() -> None:
     mean = 3 * torch.randn(20, 10, dtype=F64, generator=generator)
     root = torch.randn(20, 10, 10, dtype=F64, generator=generator) / 2
     covariance = root @ root.mT
-    exact = output_moments(pd.Categorical(), mean, covariance, Nodes(2**15, 1))["mean"]
-    found = output_moments(pd.Categorical(), mean, covariance, Nodes(1000, 0))["mean"]
+    exact = outputs_of(pd.Categorical(), Nodes(2**15, 1)).moments(mean, covariance)["mean"]
+    found = outputs_of(pd.Categorical(), Nodes(1000, 0)).moments(mean, covariance)["mean"]
     probit = (mean / (1 + math.pi / 8 * covariance.diagonal(dim1=1, dim2=2)).sqrt()).softmax(-1)
     error, theirs = (float((each - exact).square().mean().sqrt()) for each in (found, probit))
     assert error < 1e-3
@@ -189,36 +183,16 @@ def test_probabilities_are_better_than_by_the_probit_approximation() -> None:
 
 
 def test_counts_are_log_normal_mixtures() -> None:
-    found = output_moments(pd.Poisson(), MEANS[:1], COVARIANCES[:1], Nodes(2, 0))
+    found = outputs_of(pd.Poisson(), Nodes(2, 0)).moments(MEANS[:1], COVARIANCES[:1])
     for d, (m, v) in enumerate(((0.3, 0.5), (-1.2, 0.4))):
         rate = stats.lognorm(math.sqrt(v), scale=math.exp(m))
         assert math.isclose(found["mean"][0, d], rate.mean(), rel_tol=1e-12)
         assert math.isclose(found["spread"][0, d], rate.var(), rel_tol=1e-12)
-    pairs = output_products(pd.Poisson(), MEANS[:1], COVARIANCES[:1], Nodes(2**16, 0))
+    pairs = outputs_of(pd.Poisson(), Nodes(2**16, 0)).products(MEANS[:1], COVARIANCES[:1])
     assert math.isclose(pairs[0, 0, 1], float(found["mean"].prod()) * math.expm1(0.3), rel_tol=2e-2)
 
 
 # --- what comes back is a Prediction ----------------------------------------------------------------------------------
-
-
-def test_it_has_all_of_the_interface_for_classes() -> None:
-    model = pd.BayesianNet(mlp(3), likelihood=pd.Categorical())
-    x, y = torch.randn(8, 3, dtype=F64), torch.randint(3, (8,))
-    answer, again = (linearised(model, pd.AutoMeanField(model, init_scale=0.1), x, seed=0) for _ in range(2))
-    assert torch.equal(answer.samples, again.samples)
-    assert answer.samples.shape == (1000, 8, 3)
-    assert torch.allclose(answer.probs.sum(-1), torch.ones(8, dtype=F64))
-    assert torch.allclose(answer.log_prob(y).exp(), answer.probs.gather(1, y.unsqueeze(1)).squeeze(1))
-    assert torch.allclose(answer.variance, answer.probs * (1 - answer.probs))
-    for each in (answer.entropy, answer.mutual_information, answer.variation_ratio):
-        assert each.shape == (8,)
-        assert bool((each >= 0).all())
-    assert answer.covariance.shape == (8, 3, 3)
-    assert 0 <= pd.ece(answer, y) <= 1
-    cooler = pd.tempered(answer, 2.0)
-    assert bool((cooler.entropy > answer.entropy).all())
-    with pytest.raises(pd.PyroDropoutError, match="interval"):
-        answer.interval()
 
 
 def test_scores_of_numbers_are_exact() -> None:
@@ -407,33 +381,6 @@ def test_blocks_and_loaders_give_the_same() -> None:
         assert torch.allclose(whole.samples, other.samples, atol=1e-12)
 
 
-def test_blocks_are_small_enough_for_large_images() -> None:
-    """The largest tensor of a pass is 2·30·30 numbers a point, and a Jacobian has one for each of two outputs too."""
-    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 2)).to(F64)
-    model, x = pd.BayesianNet(net), torch.randn(4, 1, 32, 32, dtype=F64)
-    near = Jacobians(model, pd.AutoMeanField(model).mean(), list(model.sites), x)
-    most = 2**30 / (2 * 30 * 30 * 8)
-    assert _points_at_once(near, x, last=True) == 8192
-    assert _points_at_once(near, x, last=False) == 8192
-    large = x.repeat(1, 1, 10, 10)
-    assert _points_at_once(near, large, last=True) == pytest.approx(most / (318 / 30) ** 2, rel=0.01)
-    assert _points_at_once(near, large, last=False) == pytest.approx(most / (318 / 30) ** 2 / 3, rel=0.01)
-
-
-def test_standardised_models_answer_in_raw_units() -> None:
-    torch.manual_seed(0)
-    x, y = 1e3 + 50 * torch.randn(20, 3), 1e4 + 300 * torch.randn(20, 1)
-    for outputs, likelihood in ((1, pd.Gaussian(tau=4.0)), (2, pd.HeteroscedasticGaussian())):
-        inner = pd.BayesianNet(mlp(outputs, torch.float32), likelihood=likelihood)
-        model = pd.Standardised(inner, x, y)
-        guide = pd.AutoMeanField(inner, init_scale=0.1)
-        raw, plain = linearised(model, guide, x, seed=0), linearised(inner, guide, model.standard_x(x), seed=0)
-        assert torch.allclose(raw.mean, plain.mean * y.std() + y.mean(), rtol=1e-4)
-        assert torch.allclose(raw.epistemic, plain.epistemic * y.var(), rtol=1e-3)
-        assert torch.allclose(raw.aleatoric, plain.aleatoric * y.var(), rtol=1e-3)
-        assert torch.allclose(raw.log_prob(y), plain.log_prob(model.standard_y(y)) - y.std().log(), atol=1e-3)
-
-
 def test_an_ensemble_is_the_mixture_of_its_members() -> None:
     torch.manual_seed(0)
     model = pd.BayesianNet(mlp(1), likelihood=pd.Gaussian(tau=4.0))
@@ -535,21 +482,16 @@ def test_what_is_too_large_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -
             linearised(model, guide, x, **options)
 
 
-def test_moments_of_classes_are_the_same_in_both_ways() -> None:
-    f = 3 * torch.randn(5, 4, 64, dtype=F64)
-    f[0, :2] = f[0, :2].amax()  # two classes have the vote
-    ours, theirs = _with_whole_operations(f), _in_cache(f.clone())
-    for name, value in ours.items():
-        torch.testing.assert_close(value.to(F64), theirs[name], rtol=1e-12, atol=1e-12, msg=name)
-
-
 @pytest.mark.parametrize("singular", [False, True])
 def test_a_gpu_that_does_not_wait_gives_the_same_classes(singular: bool) -> None:
     mean, root = torch.randn(6, 3, dtype=F64), torch.randn(6, 3, 3, dtype=F64)
     if singular:
         root[2], root[4, :, 1:] = 0.0, 0.0
     covariance, nodes = root @ root.mT, Nodes(64, 0)
-    ours, theirs = _classes_without_waiting(mean, covariance, nodes), output_moments(CLASSES, mean, covariance, nodes)
+    ours, theirs = (
+        _classes_without_waiting(mean, covariance, nodes),
+        outputs_of(CLASSES, nodes).moments(mean, covariance),
+    )
     for name, value in ours.items():
         assert bool(value.isfinite().all())
         torch.testing.assert_close(value, theirs[name], rtol=1e-12, atol=1e-12, msg=name)

@@ -6,7 +6,7 @@ import matplotlib.figure
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from pyro_dropout.prediction.plot_style import categories_below, finish, percent, short_number
+from pyro_dropout.prediction.plot_style import categories_below, finish, short_number
 
 
 def boxes(figure: Any, texts: Any) -> list[Any]:
@@ -22,11 +22,6 @@ def axes_of(**limits: tuple[float, float]) -> tuple[Any, Any]:
     finish(ax)
     figure.draw(FigureCanvasAgg(figure).get_renderer())
     return figure, ax
-
-
-def test_a_percentage_has_a_space_and_the_digits_that_it_needs() -> None:
-    assert [percent(level) for level in (0.95, 0.29, 0.995, 1.0)] == ["95 %", "29 %", "99.5 %", "100 %"]
-    assert [percent(0.8333, digits) for digits in (0, 1)] == ["83 %", "83.3 %"]
 
 
 @pytest.mark.parametrize(
@@ -58,13 +53,6 @@ def test_a_logarithmic_axis_has_no_powers_and_no_thousandths_called_m() -> None:
     labels = [text.get_text() for text in ax.get_yticklabels()]
     assert {"0.01", "1k"} <= set(labels)
     assert not any("m" in label or "^" in label for label in labels)
-
-
-def test_a_label_keeps_away_from_the_numbers() -> None:
-    figure, ax = axes_of(ylim=(0, 700_000))
-    ax.set_ylabel("gym_pqy")
-    label, *ticks = boxes(figure, [ax.yaxis.label, *(text for text in ax.get_yticklabels() if text.get_text())])
-    assert min(tick.x0 for tick in ticks) - label.x1 >= 5
 
 
 @pytest.mark.parametrize(

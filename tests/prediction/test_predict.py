@@ -48,20 +48,6 @@ def test_everything_is_that_of_all_masks(dtype: torch.dtype, shared: bool, outpu
     close_by_chance(answer.log_prob(y), likelihood.log(), error, 4)
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_a_linear_mean_field_net_is_a_gaussian(dtype: torch.dtype, shared: bool) -> None:
-    model = pd.BayesianNet(nn.Linear(4, 2).to(dtype), likelihood=pd.Gaussian(tau=2.0))
-    guide = pd.AutoMeanField(model, init_scale=0.5)
-    x = torch.randn(3, 4, dtype=dtype)
-    count = 20_000
-    answer = pd.predict(model, guide, x, samples=count, shared=shared)
-    weight, bias = guide.posterior("weight"), guide.posterior("bias")
-    mean = (x @ weight.mean.T + bias.mean).detach().to(F64)
-    variance = (x**2 @ weight.variance.T + bias.variance).detach().to(F64)
-    close_by_chance(answer.mean, mean, (variance / count).sqrt())
-    close_by_chance(answer.epistemic, variance, variance * math.sqrt(2 / count))
-
-
 def test_moments_are_those_of_the_samples_whatever_the_blocks(dtype: torch.dtype) -> None:
     model, guide, x = problem(dtype=dtype)
     with torch.no_grad():  # far from zero, where sums of squares lose all digits
@@ -171,14 +157,6 @@ def test_models_of_ones_own_and_deep_gps_are_predicted_too() -> None:
         pd.predict(model, normal, x, method="standard")
 
 
-def test_words_are_data_points() -> None:
-    model = pd.BayesianNet(
-        nn.Sequential(nn.Embedding(5, 2), nn.Flatten(), nn.Linear(6, 3)), likelihood=pd.Categorical()
-    )
-    answer = pd.predict(model, pd.AutoDropout(model, keep=0.5), torch.randint(5, (4, 3)), samples=10)
-    assert torch.allclose(answer.probs.sum(-1), torch.ones(4))
-
-
 # --- densities and intervals ------------------------------------------------------------------------------------------
 
 
@@ -279,10 +257,3 @@ def test_what_is_said_of_yes_and_no() -> None:
     assert torch.allclose(answer.mutual_information.to(F64), entropy - own, atol=1e-6)
     yes = (p > 0.5).double().mean(0)
     assert torch.allclose(answer.variation_ratio.to(F64), torch.minimum(yes, 1 - yes), atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["probs", "entropy", "mutual_information", "variation_ratio"])
-def test_regression_has_no_classes(name: str) -> None:
-    model, guide, x = problem()
-    with pytest.raises(pd.PyroDropoutError, match=rf"{name} is for classes.*interval\(level\)"):
-        getattr(pd.predict(model, guide, x, samples=2), name)

@@ -49,17 +49,6 @@ def test_each_replica_predicts_what_it_predicts_alone() -> None:
 
 
 @pytest.mark.deep
-def test_a_seed_repeats_and_leaves_no_mark() -> None:
-    x, y = data()
-    ships, state = fleet(), torch.get_rng_state()
-    first, again = (pd.predict_fleet(ships, x, y, samples=30, seed=4) for _ in range(2))
-    assert torch.equal(first.mean, again.mean)
-    assert torch.equal(first.log_prob(), again.log_prob())
-    assert torch.equal(state, torch.get_rng_state())
-    assert not torch.equal(first.mean, pd.predict_fleet(ships, x, y, samples=30, seed=5).mean)
-
-
-@pytest.mark.deep
 def test_blocks_of_any_size_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """With keep=1 nothing is random, so all ways to cut the work give one answer; memory that runs out only cuts."""
     x, y = data()
@@ -135,28 +124,6 @@ def test_compiled_predictions_are_the_same_kind_of_draws() -> None:
     error = (2 * slow.epistemic / 4000).sqrt()
     assert ((fast.mean - slow.mean).abs() < 6 * error).all()  # 36 numbers: fails below 1e-7
     assert torch.equal(fast.mean, pd.predict_fleet(ships, x, y, samples=4000, seed=0, compile=True).mean)
-
-
-@pytest.mark.usefixtures("unchecked_shapes")
-def test_bad_input() -> None:
-    x, y = data()
-    ships = fleet()
-    with pytest.raises(pd.RangeError, match="samples must be"):
-        pd.predict_fleet(ships, x, samples=0)
-    with pytest.raises(pd.ShapeError, match="y must have one target for each of 12 points; got 3"):
-        pd.predict_fleet(ships, x, y[:3])
-    with pytest.raises(pd.ShapeError, match="indices must be a tensor of whole numbers"):
-        pd.predict_fleet(ships, x, indices=torch.zeros(2, 2, dtype=torch.long))
-    with pytest.raises(pd.PyroDropoutError, match=r"give y to predict_fleet\(fleet, x, y\)"):
-        pd.predict_fleet(ships, x, samples=3).log_prob()
-    answer = pd.predict_fleet(ships, x, y, samples=3)
-    torch.testing.assert_close(answer.log_prob(y), answer.log_prob())
-    with pytest.raises(pd.PyroDropoutError, match="give y to predict_fleet"):
-        answer.log_prob(y + 1)
-    with pytest.raises(pd.PyroDropoutError, match="samples were not kept"):
-        answer.interval()
-    with pytest.raises(pd.RangeError, match="x"):
-        pd.predict_fleet(ships, x * float("nan"))
 
 
 def test_a_posterior_that_is_drawn_once_for_all_points_is_refused_with_a_way_out() -> None:

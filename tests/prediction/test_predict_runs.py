@@ -1,33 +1,17 @@
 """How ``predict`` runs: seeds, modes, memory and compiled blocks, what it keeps or walks again, what it refuses."""
 
-import math
 from typing import Any
 
-import pyro
-import pyro.distributions as dist
 import pytest
 import torch
 from torch import Tensor, nn
 
 import pyro_dropout as pd
-from pyro_dropout.prediction.draws import weight_draws
+from pyro_dropout.prediction import weight_draws
 from tests.oracles.memory import peak_allocated
 from tests.oracles.predictions import close_by_chance, enumerated, problem
 
 # --- how it runs ------------------------------------------------------------------------------------------------------
-
-
-def test_a_seed_repeats_and_leaves_the_random_state() -> None:
-    model, guide, x = problem()
-    before = torch.get_rng_state()
-    first, second = (pd.predict(model, guide, x, samples=9, seed=4).samples for _ in range(2))
-    assert torch.equal(first, second)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert not torch.equal(pd.predict(model, guide, x, samples=9, seed=5).samples, first)
-    one, two = (pd.predict(model, guide, x, samples=9).samples for _ in range(2))
-    assert not torch.equal(one, two)
-    torch.set_rng_state(before)
-    assert torch.equal(pd.predict(model, guide, x, samples=9).samples, one)
 
 
 def test_networks_are_in_evaluation_mode_and_put_back() -> None:
@@ -88,14 +72,6 @@ def test_memory_does_not_grow_with_the_draws() -> None:
 
     peak(10)
     assert peak(400) <= 1.05 * peak(20)
-
-
-def test_a_bar_shows_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    model, guide, x = problem()
-    pd.predict(model, guide, x, samples=4)
-    assert capsys.readouterr().err == ""
-    pd.predict(model, guide, x, samples=4, progress=True)
-    assert "predict" in capsys.readouterr().err
 
 
 @pytest.mark.deep
@@ -168,61 +144,6 @@ def test_what_has_changed_is_not_walked_again(change: Any) -> None:
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
-
-X = torch.zeros(5, 2)
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"x": [[1.0]]}, pd.ShapeError, "x must be a tensor"),
-        ({"x": X.long()}, pd.RangeError, "x must be of the network's type"),
-        ({"x": X * math.nan}, pd.RangeError, "x must be finite"),
-        ({"x": X[:0]}, pd.ShapeError, "at least one data point"),
-        ({"x": torch.tensor(1.0)}, pd.ShapeError, "at least one data point"),
-        ({"samples": 0}, pd.RangeError, "samples"),
-        ({"samples": 1.5}, pd.RangeError, "samples"),
-        ({"chunk": 0}, pd.RangeError, "chunk"),
-        ({"method": "mean"}, pd.RangeError, "method must be 'mc', 'standard' or 'linearised'"),
-        ({"keep_samples": "no"}, pd.RangeError, "keep_samples must be"),
-        ({"seed": 0.5}, pd.RangeError, "seed must be"),
-        ({"model": lambda x: x}, pd.PyroDropoutError, "no sample site"),
-    ],
-)
-@pytest.mark.usefixtures("unchecked_shapes")
-def test_mistakes_are_named(options: dict[str, Any], error: type[Exception], message: str) -> None:
-    model, guide, _ = problem()
-    given = {"model": model, "posterior": guide, "x": X, **options}
-    with pytest.raises(error, match=message):
-        pd.predict(given.pop("model"), given.pop("posterior"), given.pop("x"), **given)
-
-
-@pytest.mark.usefixtures("unchecked_shapes")
-def test_targets_that_do_not_fit_are_named() -> None:
-    model, guide, x = problem()
-    for keep in (True, False):
-        answer = pd.predict(model, guide, x, samples=3, keep_samples=keep)
-        with pytest.raises(pd.ShapeError, match="unsqueeze"):
-            answer.log_prob(torch.zeros(5))
-        with pytest.raises(pd.ShapeError, match="y must be a tensor"):
-            answer.log_prob([0.0])  # type: ignore[arg-type]
-    for level in (0, 1, 95, True):
-        with pytest.raises(pd.RangeError, match="level"):
-            pd.predict(model, guide, x, samples=3).interval(level)
-    model, guide, x = problem(pd.Categorical(), out=3)
-    answer = pd.predict(model, guide, x, samples=3)
-    with pytest.raises(pd.RangeError, match="from 0 to 2"):
-        answer.log_prob(torch.tensor([0, 1, 2, 3, 0]))
-
-
-def test_a_model_that_has_nothing_left_to_predict() -> None:
-    def silent(x: Tensor) -> None:
-        pyro.sample("W", dist.Normal(0.0, 1.0).expand([1, 2]).to_event(2))
-
-    guide = pd.AutoDropout(silent)
-    guide(X)
-    with pytest.raises(pd.PyroDropoutError, match="the posterior has all sites of the model, W, so there is nothing"):
-        pd.predict(silent, guide, X)
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -21,7 +21,7 @@ from torch import Tensor
 import pyro_dropout as pd
 from pyro_dropout.judging.diagnostics import arviz_export
 from tests.oracles.predictions import close_by_chance
-from tests.prediction.pyro_models import CASES, F64, Case, X, Y, line, unplated
+from tests.prediction.pyro_models import CASES, F64, Case, X, Y
 
 DRAWS = 40
 TOLD = pytest.mark.filterwarnings("ignore:k̂ is above 0.7", "ignore:Estimated shape parameter")
@@ -168,7 +168,7 @@ def replicated(model: Any, posterior: pd.SampledPosterior, case: Case, times: in
 def test_moments_are_those_of_many_draws(name: str) -> None:
     """Within 4 standard errors, some 300 numbers in all: about 2 % to fail on correct code, and this seed does not."""
     case, model, guide = posed(name)
-    count, times = 20, 25
+    count, times = 20, 10
     posterior = kept(guide, case, count)
     found = pd.predict(model, posterior, *case.question, samples=count, seed=0, **case.blind_kwargs)
     found = found if isinstance(found, dict) else {case.observed[0]: found}
@@ -303,15 +303,6 @@ def test_what_reads_outputs_in_another_way_is_refused_and_decisions_are_made() -
     assert torch.equal(handed.uncertainty, answer.std)
 
 
-def test_a_seed_repeats_and_leaves_no_mark() -> None:
-    _, model, guide = posed("line")
-    state = torch.get_rng_state()
-    one, two, other = (pd.predict(model, guide, X, samples=20, seed=seed) for seed in (1, 1, 2))
-    assert torch.equal(torch.get_rng_state(), state)
-    assert torch.equal(one.samples, two.samples)
-    assert not torch.equal(one.samples, other.samples)
-
-
 def test_samples_that_are_not_kept_and_means() -> None:
     _, model, guide = posed("line", "AutoMeanField")
     lean = pd.predict(model, guide, X, samples=20, seed=1, keep_samples=False)
@@ -324,24 +315,6 @@ def test_samples_that_are_not_kept_and_means() -> None:
 
 
 # --- what is refused, and what is not looked at -----------------------------------------------------------------------
-
-
-def test_a_likelihood_written_onto_a_function_is_not_looked_at() -> None:
-    """The advice that this package once gave: the numbers are those of the trace all the same."""
-    case, model, guide = posed("line")
-    ask: Any = {"samples": 30, "seed": 0}
-    before = pd.to_arviz(model, guide, *case.args, **ask)["log_likelihood"]["obs"].values
-    khat = pd.khat(model, guide, *case.args, **ask)
-    mean = pd.predict(model, guide, X, **ask).variance
-    model.likelihood = pd.Gaussian(tau=1e4)
-    try:
-        np.testing.assert_array_equal(
-            pd.to_arviz(model, guide, *case.args, **ask)["log_likelihood"]["obs"].values, before
-        )
-        assert pd.khat(model, guide, *case.args, **ask) == khat
-        assert torch.equal(pd.predict(model, guide, X, **ask).variance, mean)
-    finally:
-        del model.likelihood
 
 
 def test_a_module_whose_likelihood_is_not_used_is_asked_by_its_trace() -> None:
@@ -453,27 +426,6 @@ def test_single_precision_and_several_chains(tmp_path: Any) -> None:
         mine = pd.loo(model, chains, X.float(), Y.float())
     assert mine.elpd == pytest.approx(float(theirs.elpd_loo if hasattr(theirs, "elpd_loo") else theirs.elpd), abs=1e-9)
     assert not mine.corrected
-
-
-@pytest.mark.deep
-def test_results_are_compared_by_arviz_as_they_are() -> None:
-    az = arviz_export.arviz()
-
-    def flat(x: Tensor, y: Tensor | None = None) -> None:
-        unplated(y)
-
-    _, model, guide = posed("line", "AutoMultivariateNormal")
-    level = AutoNormal(flat, init_scale=0.2)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = {"line": pd.loo(model, guide, X, Y, seed=0), "level": pd.loo(flat, level, X, Y, seed=0)}
-        table = az.compare(found)
-    assert set(table.index) == {"line", "level"}
-    assert isinstance(found["line"], pd.LOO)
-    assert repr(found["line"]).startswith("LOO(elpd=")
-    elpd = table["elpd_loo"] if "elpd_loo" in table else table["elpd"]
-    assert float(elpd["line"]) == pytest.approx(found["line"].elpd)
-    assert line is model
 
 
 def test_deterministic_sites_are_answers_too() -> None:

@@ -13,8 +13,7 @@ from torch import Tensor
 
 import pyro_dropout as pd
 from pyro_dropout.generative.model_call import ModelCall
-from pyro_dropout.references.nuts import nuts as reference
-from tests.prediction.pyro_models import CASES, F64, X, Y, line, normal, schools
+from tests.prediction.pyro_models import CASES, F64, X, Y, line, normal
 
 QUICK: Any = {"chains": 2, "samples": 60, "warmup": 60, "compile": False, "progress": False}
 LOST = pytest.mark.filterwarnings("ignore:.*trajectories diverged")
@@ -49,24 +48,6 @@ def test_any_signature_any_site_and_any_return_value(name: str) -> None:
     assert data["posterior"].sizes["chain"] == 2
 
 
-@pytest.mark.deep
-def test_a_mean_of_normals_has_its_posterior() -> None:
-    """y ~ N(mu, 0.7²), mu ~ N(0, 1): mean and variance within 5 standard errors of some 300 draws: below 1e-5."""
-
-    def model(y: Tensor) -> Tensor:
-        mu = pyro.sample("mu", normal())
-        with pyro.plate("data", len(y)):
-            return pyro.sample("obs", normal(mu, 0.7), obs=y)
-
-    found = pd.nuts(model, Y, **{**QUICK, "samples": 400, "chains": 2, "warmup": 150})
-    precision = 1 + 12 / 0.49
-    mean, std = float(Y.sum() / 0.49) / precision, precision**-0.5
-    draws = found.weights["mu"]
-    worth = float(found.ess_of(draws))
-    assert abs(float(draws.mean()) - mean) < 5 * std / worth**0.5
-    assert float(draws.std()) == pytest.approx(std, rel=5 / worth**0.5)
-
-
 @ROUGH
 def test_a_module_is_left_as_it_was() -> None:
     model = CASES["module"].make().train()
@@ -95,29 +76,6 @@ def test_what_r_hat_is_of() -> None:
             pd.nuts(returns(what), X, Y, **few)
     with pytest.warns(UserWarning, match="chains disagree about the values that the model returns"):
         pd.nuts(returns("function"), X, Y, **few)
-
-
-@ROUGH
-@pytest.mark.deep
-def test_whatever_goes_wrong_after_sampling_the_draws_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*given: Any) -> Any:
-        raise RuntimeError("no R-hat today")
-
-    monkeypatch.setattr(reference, "_disagreement", broken)
-    with pytest.warns(UserWarning, match=r"R-hat could not be computed \(RuntimeError: no R-hat today\); the draws"):
-        found = pd.nuts(line, X, Y, **QUICK)
-    assert found.num_draws == 60
-    monkeypatch.undo()
-    with pytest.warns(UserWarning, match=r"the training points.*, so R-hat is that of its sites"):
-        found = pd.nuts(schools, 1 + X.square(), Y, points=torch.zeros(3), **{**QUICK, "samples": 10, "warmup": 10})
-    assert found.num_draws == 10
-
-
-def test_mistakes_are_told() -> None:
-    with pytest.raises(pd.PyroDropoutError, match=r"nuts has no option 'chain', and line.* Did you mean 'chains'\?"):
-        pd.nuts(line, X, Y, chain=3)
-    with pytest.raises(pd.PyroDropoutError, match=r"got line, which takes .*: missing a required argument: 'x'"):
-        pd.nuts(line)
 
 
 # --- simulation-based calibration -------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from torch import Tensor
 
 import pyro_dropout as pd
 from pyro_dropout.mathematics.mixtures import mixture_log_cdf, mixture_tail_quantile
-from pyro_dropout.prediction.tails import predicted_tails, tail_ends
 from pyro_dropout.protocols import Distribution
 from tests.oracles.made_predictions import made
 
@@ -99,11 +98,11 @@ def test_an_interval_holds_its_level(kind: str) -> None:
     f = torch.randn(7, 5, 1, dtype=F64)
     prediction = made(f, LIKELIHOODS[kind])
     low, high = prediction.interval(0.9)
-    below, above = predicted_tails(prediction, low)[0].exp(), predicted_tails(prediction, high)[1].exp()
+    below, above = prediction.log_tails(low)[0].exp(), prediction.log_tails(high)[1].exp()
     if kind == "counts":  # the least and the greatest with enough in their tails, and one further there is less
         assert bool(((below >= 0.05) & (above >= 0.05)).all())
-        assert bool((predicted_tails(prediction, low - 1)[0].exp() < 0.05).all())
-        assert bool((predicted_tails(prediction, high + 1)[1].exp() < 0.05).all())
+        assert bool((prediction.log_tails(low - 1)[0].exp() < 0.05).all())
+        assert bool((prediction.log_tails(high + 1)[1].exp() < 0.05).all())
     else:
         torch.testing.assert_close(
             torch.stack([below, above]), torch.full((2, 5, 1), 0.05, dtype=F64), rtol=1e-6, atol=0
@@ -116,10 +115,10 @@ def test_counts_of_any_size_have_the_same_kind_of_ends() -> None:
     for likelihood in (pd.Poisson(), pd.Counts(0.3)):
         for chosen, log_tail in ((slice(0, 4), math.log(0.02)), (slice(0, 5), math.log(0.02)), (slice(0, 4), -30.0)):
             prediction = made(log_mean[:, chosen], likelihood)
-            low, high = tail_ends(prediction, torch.tensor(log_tail))
+            low, high = prediction.tail_ends(torch.tensor(log_tail))
             for end, side, step in ((low, 0, -1), (high, 1, 1)):
-                assert bool((predicted_tails(prediction, end)[side] >= log_tail - 1e-6).all())
-                assert bool((predicted_tails(prediction, end + step)[side] < log_tail).all())
+                assert bool((prediction.log_tails(end)[side] >= log_tail - 1e-6).all())
+                assert bool((prediction.log_tails(end + step)[side] < log_tail).all())
 
 
 def test_yes_or_no_is_above_a_half_as_often_as_yes() -> None:
@@ -165,7 +164,7 @@ def test_draws_that_stand_apart_have_a_quantile_between_them() -> None:
 
 def test_where_nothing_is_too_far_the_ends_are_those_of_the_support() -> None:
     for kind, ends in (("normal", (-math.inf, math.inf)), ("positive", (0.0, math.inf)), ("counts", (0.0, math.inf))):
-        low, high = tail_ends(made(torch.zeros(2, 1, 1), LIKELIHOODS[kind]), torch.tensor(-math.inf))
+        low, high = made(torch.zeros(2, 1, 1), LIKELIHOODS[kind]).tail_ends(torch.tensor(-math.inf))
         assert (low.item(), high.item()) == ends
 
 

@@ -77,12 +77,6 @@ def test_predictions_from_threads_are_those_of_one(make: Callable[[], Any]) -> N
     predictions(make, threads=4, count=50)
 
 
-@pytest.mark.deep
-@pytest.mark.parametrize("make", POSTERIORS)
-def test_ten_thousand_predictions_from_eight_threads(make: Callable[[], Any]) -> None:
-    predictions(make, threads=8, count=10_000 if make is whole_functions else 1_000)
-
-
 def test_exact_processes_in_threads_have_their_own_parameters() -> None:
     processes = [pd.GP("se", tau=100.0).fit(X, torch.sin(scale * X), steps=3, progress=False) for scale in (1.0, 5.0)]
     serial = [gp.predict(X)[0] for gp in processes]

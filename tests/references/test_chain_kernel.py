@@ -19,9 +19,8 @@ from pyro_dropout.engines.cuda.launch import any_headers
 from pyro_dropout.engines.cuda.values import UnsupportedError
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.references.nuts.adaptation import Plan
-from pyro_dropout.references.nuts.chain_source import Source
 from pyro_dropout.references.nuts.chains import _Run, run_chains
-from pyro_dropout.references.nuts.chains_on_gpu import ChainsOnGpu
+from pyro_dropout.references.nuts.chains_on_gpu import ChainsOnGpu, Source
 from pyro_dropout.references.nuts.energy import Energy
 from tests.oracles.host_kernel import THREADS, compiled, computed
 from tests.references.test_no_u_turn import bent, energies

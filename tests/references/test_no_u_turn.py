@@ -3,7 +3,6 @@
 import math
 from typing import Any
 
-import arviz as az
 import numpy as np
 import pytest
 import torch
@@ -115,7 +114,7 @@ def test_a_path_round_a_circle_ends_where_it_turns_back(step: float, leaves: int
 
 @pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize("energy", [energies, bent])
-@pytest.mark.parametrize("plan", [Plan(15, 45, 0.8, 3), Plan(25, 0, 0.8, 10)], ids=["with-warmup", "deep-trees"])
+@pytest.mark.parametrize("plan", [Plan(15, 45, 0.8, 3), Plan(12, 0, 0.8, 10)], ids=["with-warmup", "deep-trees"])
 def test_whole_chains_are_those_of_the_recursion(energy: Any, plan: Plan) -> None:
     """With the same random numbers: every draw, step size, scale and count.
 
@@ -179,25 +178,6 @@ def test_recorded_and_compiled_steps_are_the_eager_ones(how: str) -> None:
 
 @pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.deep
-def test_a_gaussian_comes_out_as_it_is() -> None:
-    """9 numbers within 5.5 standard errors: it fails on correct code with probability 4e-7."""
-    chains = run_chains(energies, torch.zeros(2, 3, dtype=F64), Plan(1000, 500, 0.8, 10), seed=3, compile="auto")
-    draws = np.stack([chain.draws for chain in chains]) - CENTRE.numpy()
-    assert draws.shape == (2, 1000, 3)
-    for i in range(3):
-        assert abs(draws[..., i].mean()) < 5.5 * np.asarray(az.mcse(draws[..., i])).item()
-        assert np.asarray(az.rhat(draws[..., i])).item() < 1.01
-        for j in range(i + 1):
-            product = draws[..., i] * draws[..., j]
-            assert abs(product.mean() - COVARIANCE[i, j]) < 5.5 * np.asarray(az.mcse(product)).item()
-    assert sum(chain.diverged for chain in chains) == 0
-    for chain in chains:  # it has learned how wide each coordinate is
-        assert np.all((chain.scale / STDS > 0.5) & (chain.scale / STDS < 2))
-        assert 0.1 < chain.step < 2.5
-
-
-@pytest.mark.usefixtures("unchecked_shapes")
-@pytest.mark.deep
 def test_many_chains_leave_a_distribution_with_heavy_tails_as_it_is() -> None:
     """400 chains of 10 draws, begun at exact draws, with a fixed step size; quantiles by binomial tails.
 
@@ -242,17 +222,11 @@ def test_a_chain_is_the_same_alone_and_in_company() -> None:
     assert not np.allclose(alone[0].draws, other[0].draws)
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize("warmup", [0, 5, 25])
 def test_a_short_warmup_is_no_mistake(warmup: int) -> None:
     (chain,) = run_chains(energies, CENTRE[None], Plan(10, warmup, 0.8, 10), 0)
     assert np.isfinite(chain.draws).all()
-
-
-@pytest.mark.deep
-@pytest.mark.usefixtures("unchecked_shapes")
-def test_shorter_steps_are_accepted_more_often() -> None:
-    steps = [run_chains(energies, CENTRE[None], Plan(1, 60, a, 5), 0)[0].step for a in (0.6, 0.8, 0.99)]
-    assert steps[0] > steps[1] > steps[2]
 
 
 def test_a_start_without_density_is_told() -> None:

@@ -128,30 +128,6 @@ def test_trajectories_that_are_lost_are_told_with_what_to_do() -> None:
     assert f"{found.divergences} divergence" in repr(found)
 
 
-@pytest.mark.filterwarnings("ignore:.*diverged")
-def test_the_bar_counts_all_draws(capsys: pytest.CaptureFixture[str]) -> None:
-    model = pd.BayesianNet(nn.Linear(1, 1))
-    x = torch.randn(5, 1)
-    pd.nuts(model, x, x, chains=2, samples=3, warmup=2, compile=False, progress=True)
-    shown = capsys.readouterr().err
-    assert "nuts" in shown
-    assert "10/10" in shown
-    assert "nuts: about 10 s if a draw takes 31 steps, as many do; at most about " in shown
-
-
-def test_mistakes_are_told() -> None:
-    model, x = pd.BayesianNet(nn.Linear(1, 1)), torch.randn(5, 1)
-    for name, value in {"chains": 0, "samples": 0, "warmup": -1, "seed": -1, "target_accept": 1.0}.items():
-        with pytest.raises(pd.RangeError, match=name):
-            pd.nuts(model, x, x, **{name: value})
-    with pytest.raises(pd.ShapeError, match="same number"):
-        pd.nuts(model, x, x[:3])
-    with pytest.raises(pd.ShapeError, match="y must have shape"):
-        pd.nuts(model, x, x[:, 0], **QUIET)
-    with pytest.raises(pd.RangeError, match="finite"):
-        pd.nuts(model, x / 0, x)
-
-
 @pytest.mark.deep
 @pytest.mark.usefixtures("unchecked_shapes")  # a million calls, each of them checked, take three times as long
 def test_a_network_with_ten_hidden_units_is_sampled() -> None:
@@ -172,37 +148,7 @@ def test_a_network_with_ten_hidden_units_is_sampled() -> None:
     assert ((answer.mean - torch.sin(2 * x)).square().mean().sqrt()) < 0.2
 
 
-class Own(nn.Module):
-    """A model of one's own with a likelihood for its outputs, sites of other names, and constants in float32."""
-
-    def __init__(self, returns: str) -> None:
-        super().__init__()
-        self.likelihood, self.returns = pd.Gaussian(4.0), returns
-        self.width = torch.tensor([[1.0]])  # neither a parameter nor a buffer: it stays as it is
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor | None:
-        w = pyro.sample("w", dist.Normal(torch.zeros(1, 1), 1.0).to_event(2))
-        f = (x @ self.width @ w).squeeze(-1)
-        with pyro.plate("data", len(x)):
-            pyro.sample("heights", dist.Normal(f, 0.5), obs=y)
-        return {"values": f, "nothing": None, "column": f.unsqueeze(-1)}[self.returns]
-
-
 LINE = torch.linspace(-1, 1, 6).unsqueeze(-1)
-
-
-@pytest.mark.parametrize("returns", ["values", "nothing", "column"])
-@pytest.mark.parametrize("points", [None, LINE[:2]])
-@pytest.mark.thinned(3)
-def test_r_hat_is_that_of_the_sites_if_the_model_gives_no_function(returns: str, points: Tensor | None) -> None:
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        found = pd.nuts(
-            Own(returns), LINE, 2 * LINE[:, 0], chains=2, samples=30, warmup=20, points=points, compile=False, **QUIET
-        )
-    assert found.weights["w"].shape == (2, 30, 1, 1)
-    assert not [each for each in told if "could not be computed" in str(each.message)]
-    assert sum("points" in str(each.message) for each in told) == (points is not None)
 
 
 def disagreeing(x: Tensor, y: Tensor) -> None:

@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from pyro_dropout.comparison.figure import (
     calibration_curve,
@@ -19,14 +18,10 @@ from pyro_dropout.comparison.figure import (
     rejection_of,
     short,
 )
-from pyro_dropout.comparison.gap_figure import draw_layer_gaps
-from pyro_dropout.comparison.layer_gaps import LayerGap
-from pyro_dropout.comparison.report.table import minus
+from pyro_dropout.comparison.findings import Findings
+from pyro_dropout.comparison.large_k import LayerGap, draw_layer_gaps
 from pyro_dropout.prediction.moments import is_class, is_normal
 from pyro_dropout.protocols import Axes, Figure
-
-if TYPE_CHECKING:
-    from pyro_dropout.comparison.findings import Comparison
 
 _FONT = "system-ui, -apple-system, 'Segoe UI', 'Noto Sans', 'DejaVu Sans', sans-serif"  # inside a quoted attribute
 _LOOK: dict[str, object] = {
@@ -60,7 +55,12 @@ class Picture:
         return base64.b64encode(self.svg.encode()).decode()
 
 
-def band_pictures(comparison: "Comparison") -> list[Picture]:
+def minus(number: str) -> str:
+    """Return a number with a typographic minus sign, which is as wide as a plus."""
+    return f"−{number[1:]}" if number.startswith("-") else number
+
+
+def band_pictures(comparison: Findings) -> list[Picture]:
     """Return the predictive bands of every posterior, one image each; none if there are several inputs."""
     found = []
     for name, curve in comparison.curves.items():
@@ -75,14 +75,14 @@ def band_pictures(comparison: "Comparison") -> list[Picture]:
     return found
 
 
-def _draw_panel(ax: Axes, comparison: "Comparison", name: str) -> None:
+def _draw_panel(ax: Axes, comparison: Findings, name: str) -> None:
     draw_band(ax, comparison, name)
     ax.set_title(name, fontsize=11, loc="left", pad=5, color="#222222")
     ax.set_xlabel(str(comparison.settings.get("x", "x")))
     ax.set_ylabel(str(comparison.settings.get("y", "y")))
 
 
-def calibration_picture(comparison: "Comparison") -> Picture | None:
+def calibration_picture(comparison: Findings) -> Picture | None:
     """Return coverage against level, or accuracy against confidence; None if there is neither."""
     answers = comparison.answers
     found = {name: calibration_curve(answer, comparison.test[1]) for name, answer in answers.items()}
@@ -102,7 +102,7 @@ def calibration_picture(comparison: "Comparison") -> Picture | None:
     return Picture(svg, f"Accuracy against confidence: {parts}.", caption)
 
 
-def rejection_picture(comparison: "Comparison") -> Picture | None:
+def rejection_picture(comparison: Findings) -> Picture | None:
     """Return the score of the points kept as the most uncertain are rejected; None if nothing was predicted."""
     answers = comparison.answers
     if not answers or len(comparison.test[0]) < 2:
@@ -123,7 +123,7 @@ def rejection_picture(comparison: "Comparison") -> Picture | None:
     return Picture(svg, alt, caption)
 
 
-def gap_picture(comparison: "Comparison", layers: dict[str, list[LayerGap]]) -> Picture | None:
+def gap_picture(comparison: Findings, layers: dict[str, list[LayerGap]]) -> Picture | None:
     """Return the gap of every layer with the limits of the rule; None if no layer has a gap."""
     found = [
         (name, looks(comparison)[name][0], layer)

@@ -1,22 +1,280 @@
-"""A comparison as one self-contained page: findings, table, figures, diagnostics, and how to reproduce it."""
+"""A comparison as one self-contained page: findings, table, figures, diagnostics, and how to reproduce it.
 
-from typing import TYPE_CHECKING
+Every value in the templates of the page is escaped, except what another template made.
+"""
 
-from pyro_dropout.comparison.columns import REFERENCE
+import base64
+import hashlib
+import math
+import platform
+import re
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from importlib.metadata import version
+
+import torch
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from pyro_dropout.comparison.exams import off_level
 from pyro_dropout.comparison.figure import COLOURS, GREY
-from pyro_dropout.comparison.layer_gaps import MUCH, NEGLIGIBLE, layer_gaps
-from pyro_dropout.comparison.report.figures import band_pictures, calibration_picture, gap_picture, rejection_picture
-from pyro_dropout.comparison.report.rendering import render, verbatim
-from pyro_dropout.comparison.report.table import score_table, swatches
-from pyro_dropout.comparison.report.text import again, facts, findings, gap_table, khat_lines
+from pyro_dropout.comparison.findings import REFERENCE, Findings, Row, Score
+from pyro_dropout.comparison.large_k import MUCH, NEGLIGIBLE, SHORT, WORDS, LayerGap, layer_gaps, overall
+from pyro_dropout.comparison.report.figures import (
+    band_pictures,
+    calibration_picture,
+    gap_picture,
+    minus,
+    rejection_picture,
+)
+from pyro_dropout.protocols import Record
+from pyro_dropout.registry import scores
 
-if TYPE_CHECKING:
-    from pyro_dropout.comparison.findings import Comparison
+_PACKAGE = "pyro_dropout.comparison.report"
+
+
+def _sha256(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(loader=PackageLoader(_PACKAGE), autoescape=True, undefined=StrictUndefined)
+    environment.trim_blocks = environment.lstrip_blocks = environment.keep_trailing_newline = True
+    environment.filters["sha256"] = _sha256
+    return environment
+
+
+def render(template: str, **values: object) -> Markup:
+    """Return a template with these values filled in; another template may include the result as it is."""
+    return Markup(_environment().get_template(template).render(values))
+
+
+def sentence(kind: str, **values: object) -> Markup:
+    """Return a sentence of the page: a macro of ``sentences.html.jinja`` with these values filled in."""
+    return Markup(getattr(_environment().get_template("sentences.html.jinja").module, kind)(**values))
+
+
+def verbatim(name: str) -> Markup:
+    """Return a file of the templates as it is, such as the style sheet."""
+    return Markup(resources.files(_PACKAGE).joinpath("templates", name).read_text("utf-8"))
+
+
+_GROUPS: dict[str, tuple[str, ...]] = {
+    "Uncertainty away from the data": ("between", "outside"),
+    "Distance to the reference": ("d_mean", "d_std", "d_w1"),
+    "As an approximation of p(w|y)": ("elbo", "objective", "gap", "khat"),
+    "Cost": ("parameters", "us", "seconds"),
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell: its text, standard error, number to sort by, and what it is: "first" of its group, "none", "best"."""
+
+    text: str
+    kinds: list[str]
+    error: str = ""
+    number: float | None = None
+
+
+def score_table(comparison: Findings) -> dict[str, object]:
+    """Return what the template of the table needs: the columns by group, and the cells by posterior."""
+    groups = _grouped(comparison)
+    return {
+        "seeds": comparison.settings.get("seeds", 1),
+        "groups": [(title, [comparison.columns[key] for key in keys]) for title, keys in groups],
+        "rows": {
+            row.name: [_cell(comparison, row, key, key == keys[0]) for _, keys in groups for key in keys]
+            for row in comparison.rows
+        },
+    }
+
+
+def swatches(comparison: Findings) -> dict[str, str]:
+    """Return the class of the dot in front of every posterior's name, which has its figure colour."""
+    guides = [row.name for row in comparison.rows if row.name != REFERENCE]
+    return {REFERENCE: "reference"} | {name: f"c{k % len(COLOURS)}" for k, name in enumerate(guides)}
+
+
+def _grouped(comparison: Findings) -> list[tuple[str, list[str]]]:
+    """Return the non-empty columns by group; columns without a group come last."""
+    left = list(comparison.columns)
+    found = []
+    for title, keys in {"Predictions of held-back data": tuple(scores()), **_GROUPS}.items():
+        found.append((title, [key for key in keys if key in left]))
+        left = [key for key in left if key not in keys]
+    return [(title, keys) for title, keys in [*found, ("Other", left)] if keys]
+
+
+def _cell(comparison: Findings, row: Row, key: str, first: bool) -> Cell:
+    score = row.scores.get(key)
+    kinds = ["first"] if first else []
+    if score is None or not score.values:
+        return Cell(comparison.cell(row, key), [*kinds, "none"])
+    if comparison.clearly_best(key) == row.name:
+        kinds.append("best")
+    value, _, error = comparison.cell(row, key).partition(" ± ")
+    return Cell(minus(value), kinds, error, score.mean if math.isfinite(score.mean) else None)
+
+
+_PRAISE = {"log_lik": "best test log-likelihood", "rmse": "smallest error of the mean", "accuracy": "highest accuracy"}
+_CLOSE, _USABLE = 0.5, 0.7  # limits of k̂
+
+
+def findings(comparison: Findings) -> list[Markup]:
+    """Return the main results as sentences."""
+    found = []
+    for key, praise in _PRAISE.items():
+        name = comparison.best(key)
+        if name is not None:
+            row = next(row for row in comparison.rows if row.name == name)
+            others = [other for other in comparison.rows if other is not row and key in other.scores]
+            near = [other.name for other in others if _close(row.scores[key], other.scores[key])]
+            value = minus(comparison.cell(row, key))
+            found.append(sentence("leader", name=name, praise=praise, value=value, near=near))
+    if any("d_w1" in row.scores for row in comparison.rows):
+        found.append(sentence("ranking", names=comparison.ranking))
+    found += _coverage(comparison)
+    ratios = {row.name: row.scores["between"].mean for row in comparison.rows if "between" in row.scores}
+    sure = [(name, f"{ratio:.2f}") for name, ratio in ratios.items() if ratio < 1]
+    if sure:
+        found.append(sentence("sure_in_gaps", ratios=sure))
+    undefined = [row.name for row in comparison.rows if "elbo" in row.scores and _undefined(row.scores["elbo"])]
+    if undefined:
+        found.append(sentence("no_density", names=undefined))
+    return found + [sentence("failed", name=row.name, note=row.note) for row in comparison.rows if row.note]
+
+
+def plain_findings(comparison: Findings) -> list[str]:
+    """Return the main results as sentences without markup, for a terminal."""
+    return [Markup(re.sub(r"</?(b|span)\b[^>]*>", "", said)).unescape() for said in findings(comparison)]
+
+
+def _coverage(comparison: Findings) -> list[Markup]:
+    """Say for each posterior whether its coverage agrees with the level, given the number of points."""
+    count = comparison.test[1].numel()
+    drift = 0.79 / count**0.5  # calibrated intervals exceed this calibration error once in a hundred times
+    found = []
+    for row in comparison.rows:
+        cover, ece = row.scores.get("coverage", Score()), row.scores.get("ece", Score())
+        if cover.values:
+            off = off_level(cover.mean, count)
+            points = f"{100 * ece.mean:.0f}" if not off and ece.mean > drift else ""
+            found.append(sentence("coverage", name=row.name, percent=f"{100 * cover.mean:.0f}", off=off, points=points))
+    return found
+
+
+def _undefined(score: Score) -> bool:
+    return score.note.startswith("undefined")
+
+
+def _close(one: Score, other: Score) -> bool:
+    """Whether two scores differ by less than twice the error of their difference."""
+    if one.error is None or other.error is None:
+        return False
+    return bool(abs(one.mean - other.mean) < 2 * (one.error**2 + other.error**2) ** 0.5)
+
+
+# --- may it be trusted? -----------------------------------------------------------------------------------------------
+
+
+def gap_table(comparison: Findings, layers: dict[str, list[LayerGap]]) -> Markup:
+    """Return the verdict on the large-K form for each guide, and the numbers of each layer that drops rows."""
+    totals = {
+        name: (WORDS[overall(each)], math.fsum(layer.entropy for layer in each), math.fsum(layer.gap for layer in each))
+        for name, each in layers.items()
+    }
+    numbers = {"totals": totals, "nats": _nats, "sigmas": _sigmas}
+    return render("gap_table.html.jinja", layers=layers, short=SHORT, swatches=swatches(comparison), **numbers)
+
+
+def _nats(value: float) -> str:
+    if math.isnan(value):
+        return "–"
+    return "0" if value == 0 else f"{value:.2f}" if value >= 0.01 else f"{value:.0e}".replace("e-0", "e−")
+
+
+def _sigmas(value: float) -> str:
+    return "–" if math.isnan(value) else "∞" if math.isinf(value) else f"{value:.1f}"
+
+
+def khat_lines(comparison: Findings) -> list[Markup]:
+    """Return a sentence about each guide's k̂."""
+    found = []
+    for row in comparison.rows:
+        score = row.scores.get("khat")
+        if row.name == REFERENCE or score is None:
+            continue
+        if score.values:
+            verdict = "close" if score.mean <= _CLOSE else "usable" if score.mean <= _USABLE else "far"
+            found.append(sentence("khat", name=row.name, value=minus(score.text(2)), verdict=verdict))
+        else:
+            reason = "q has no density" if _undefined(score) else score.note or "it was not computed"
+            found.append(sentence("no_khat", name=row.name, reason=reason))
+    return found
+
+
+# --- how it was made --------------------------------------------------------------------------------------------------
+
+
+def facts(comparison: Findings) -> dict[str, str]:
+    """Return the settings of the run by name."""
+    s = comparison.settings
+    found = {"data": f"{len(comparison.train[0])} training points, {len(comparison.test[0])} held back"}
+    if "steps" in s:
+        falling = f" with the schedule {s['schedule']}" if s.get("schedule") else ""
+        batch = "all points" if s["batch_size"] is None else f"{s['batch_size']} points"
+        found |= {
+            "training": f"Adam, learning rate {s['lr']:g}{falling}, {s['steps']} steps of {batch} for each guide",
+            "objective": "ELBO(), with the large-K form" if s["loss"] is None else repr(s["loss"]),
+            "seeds": ", ".join(str(seed) for seed in s.get("which_seeds", range(s["seeds"]))),
+            "predictions": f"{s['samples']} draws of the weights for each, from seed 0"
+            + (f"; linearised: {', '.join(s['method'])}" if s.get("method") else ""),
+            "reference": str(s["reference"]),
+        }
+    kinds = {
+        row.name: type(row.trained[0][1]).__name__ if row.trained else "nothing trained" for row in comparison.rows
+    }
+    found["guides"] = "; ".join(f"{name} ({kind})" for name, kind in kinds.items() if name != REFERENCE)
+    if "device" in s:
+        found["device"] = _device(str(s["device"]))
+    found["time"] = f"{comparison.seconds:.0f} s in total" + (f", finished {s['when']}" if "when" in s else "")
+    versions = [f"{name} {version(name)}" for name in ("pyro-dropout", "torch", "pyro-ppl", "arviz", "numpy")]
+    found["versions"] = ", ".join([*versions, f"Python {platform.python_version()}", platform.system()])
+    return found
+
+
+def again(comparison: Findings) -> str:
+    """Return how to reproduce the comparison: the command line if there was one, else the call in Python."""
+    s = comparison.settings
+    if s.get("command"):
+        return str(s["command"])
+    options: Record = {"seeds": list(s.get("which_seeds", range(s.get("seeds", 1))))}
+    options |= {key: s[key] for key in ("steps", "lr", "batch_size", "samples", "loss", "compile") if key in s}
+    options["method"] = s.get("method") or None
+    given = ", ".join(f"{key}={value!r}" for key, value in options.items() if value is not None)
+    reference = "" if s.get("reference", "none") == "none" else f", reference={s['reference']!r}"
+    guides = ", ".join(f"{row.name!r}: ..." for row in comparison.rows if row.name != REFERENCE)
+    return (
+        "import pyro_dropout as pd\n\n# model, guides, train and test as in the script that made this page\n"
+        f"guides = {{{guides}}}\n"
+        f"found = pd.compare(model, guides, train, test, {given}{reference})\n"
+        'found.to_html("comparison.html")'
+    )
+
+
+def _device(name: str) -> str:
+    if name.startswith("cuda") and torch.cuda.is_available():
+        return f"{name}, {torch.cuda.get_device_name(name)}"
+    return f"{name}, {torch.get_num_threads()} thread(s)" if name == "cpu" else name
+
 
 _TITLE = "Posterior approximations compared"
 
 
-def page(comparison: "Comparison") -> str:
+def page(comparison: Findings) -> str:
     """Return the whole page, which is self-contained."""
     settings = comparison.settings
     doubt = {"Calibration": calibration_picture(comparison), "Rejection": rejection_picture(comparison)}
@@ -40,7 +298,7 @@ def page(comparison: "Comparison") -> str:
     )
 
 
-def _kl(comparison: "Comparison") -> dict[str, object]:
+def _kl(comparison: Findings) -> dict[str, object]:
     layers = {row.name: layer_gaps(row.trained[0][1]) for row in comparison.rows if row.trained}
     layers.pop(REFERENCE, None)
     if not layers:

@@ -21,7 +21,7 @@ from pyro_dropout.judging.diagnostics.inference_data import asked
 from pyro_dropout.mathematics.checks import check_count
 from pyro_dropout.mathematics.divergence import Method
 from pyro_dropout.mathematics.errors import PyroDropoutError
-from pyro_dropout.prediction.draws.joint_draws import checked_call, joint_draws
+from pyro_dropout.prediction.joint_draws import checked_call, joint_draws
 from pyro_dropout.protocols import PyroModel
 from pyro_dropout.training.fit import place_of
 from pyro_dropout.training.fleet.fleet import Fleet

@@ -14,7 +14,7 @@ from pyro_dropout.generative.model_call import ModelCall, call_of, is_network
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.judging.diagnostics.arviz_export import FEWEST, Container, Variable, container, pareto_smooth
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, SingularError
-from pyro_dropout.prediction.draws.joint_draws import SAMPLED, JointDraws, joint_draws
+from pyro_dropout.prediction.joint_draws import SAMPLED, JointDraws, joint_draws
 from pyro_dropout.protocols import PyroModel
 from pyro_dropout.training.fleet.fleet import Fleet
 

@@ -15,7 +15,7 @@ from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.judging.diagnostics.arviz_export import FEWEST, efficiency_of, loo_results, pareto_smooth
 from pyro_dropout.judging.diagnostics.inference_data import asked, check_one, with_density
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
-from pyro_dropout.prediction.draws.joint_draws import JointDraws, joint_draws
+from pyro_dropout.prediction.joint_draws import JointDraws, joint_draws
 from pyro_dropout.protocols import PyroModel
 
 

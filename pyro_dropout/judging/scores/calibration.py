@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyro_dropout.judging.axes import axes_or_new
+from pyro_dropout.judging.normal_mixture import check_normal, checked_targets, normal_pieces, together
 from pyro_dropout.mathematics.checks import check_count, check_level, describe
 from pyro_dropout.mathematics.errors import ShapeError
 from pyro_dropout.mathematics.mixtures import mixture_cdf, mixture_quantile
 from pyro_dropout.mathematics.shapes import Float
-from pyro_dropout.prediction.normal_mixture import check_normal, checked_targets, normal_pieces, together
+from pyro_dropout.prediction.plot_style import axes_or_new
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.protocols import Axes
 from pyro_dropout.registry import score
@@ -208,11 +208,8 @@ def _inside(where: Tensor, level: float) -> float:
 
 def _count_band(total: int, bins: int) -> tuple[float, float]:
     """Return the counts between which all bins of ``total`` uniform numbers lie with a probability of at least 99 %."""
-    k = torch.arange(total + 1, dtype=_F64)
-    log_choose = math.lgamma(total + 1) - torch.lgamma(k + 1) - torch.lgamma(total - k + 1)
-    p = 1 / bins
-    share = torch.exp(log_choose + torch.xlogy(k, torch.tensor(p)) + torch.xlogy(total - k, torch.tensor(1 - p)))
-    below = share.cumsum(0)
+    from scipy.stats import binom
+
     tail = 0.005 / bins  # Bonferroni: 1 % for all bins and both sides
-    # the smallest counts whose distribution function reaches the tail, as a quantile is defined
-    return float((below < tail).sum()), float((below < 1 - tail).sum().clamp_max(total))
+    low, high = binom.ppf([tail, 1 - tail], total, 1 / bins)
+    return float(low), float(high)

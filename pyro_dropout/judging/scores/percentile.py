@@ -76,19 +76,10 @@ class UncertaintyPercentile:
             )
         if self.kind == "lognormal":
             return logs.mean().item(), width
-        mean = self._seen.mean().item()
-        shape = _gamma_shape(math.log(mean) - logs.mean().item())
-        return shape, mean / shape
+        from scipy.stats import gamma
 
-
-def _gamma_shape(gap: float) -> float:
-    """Return the maximum-likelihood shape k, which solves log k - ψ(k) = log E[x] - E[log x]."""
-    # Minka (2002): a starting value within 1.5 %, then Newton steps in 1/k, of which four are enough.
-    k = torch.tensor((3 - gap + math.sqrt((gap - 3) ** 2 + 24 * gap)) / (12 * gap), dtype=_F64)
-    for _ in range(8):
-        error = k.log() - torch.digamma(k) - gap
-        k = 1 / (1 / k + error / (k - k.square() * torch.polygamma(1, k)))
-    return k.item()
+        shape, _, scale = gamma.fit(self._seen.cpu().numpy(), floc=0)
+        return float(shape), float(scale)
 
 
 def rescale(std: Tensor, std_train: Tensor) -> Tensor:

@@ -19,8 +19,7 @@ from torch.nn.functional import pad
 from pyro_dropout.engines.choose import Compile
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.references.nuts.adaptation import Plan, Tuning, begun, untuned
-from pyro_dropout.references.nuts.no_u_turn import Array, planted
-from pyro_dropout.references.nuts.randoms import Randoms
+from pyro_dropout.references.nuts.no_u_turn import Array, Randoms, planted
 from pyro_dropout.references.nuts.stepping import Energies, Stepping
 
 if TYPE_CHECKING:  # loaded where a GPU is used

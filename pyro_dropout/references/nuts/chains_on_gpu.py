@@ -1,11 +1,13 @@
-"""All chains on a GPU, each for itself, some hundred steps in one launch; the host looks at them only between launches.
+"""All chains on a GPU, in a kernel with one block of threads for each chain: some hundred steps in one launch.
 
-Random numbers are those of a run on the CPU. The host draws those of the next launch while the GPU is at work: noise
-for each step, and momenta in a ring of twice as many rows as a launch can use. Those that a launch has used are
-replaced during the next one, which has enough of its own.
+A chain's state lies in the memory that its threads share. No chain waits for another, and the host looks at them only
+between launches. Random numbers are those of a run on the CPU. The host draws those of the next launch while the GPU is
+at work: noise for each step, and momenta in a ring of twice as many rows as a launch can use. Those that a launch has
+used are replaced during the next one, which has enough of its own.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,13 +16,166 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pyro_dropout.engines.cuda import launch
-from pyro_dropout.engines.cuda.recorded import LANES
-from pyro_dropout.engines.cuda.values import UnsupportedError
+from pyro_dropout.engines.cuda.calls import Constants
+from pyro_dropout.engines.cuda.loops import Loops
+from pyro_dropout.engines.cuda.recorded import LANES, PREAMBLE, WORD, lowered, outside, packed
+from pyro_dropout.engines.cuda.values import UnsupportedError, Value, c_type
 from pyro_dropout.references.nuts.adaptation import Plan, Tuning
-from pyro_dropout.references.nuts.chain_source import THREADS, Source, kernel_source
-from pyro_dropout.references.nuts.no_u_turn import HALF, LEAF, Array, Tree
-from pyro_dropout.references.nuts.randoms import Randoms
+from pyro_dropout.references.nuts.no_u_turn import HALF, LEAF, Array, Randoms, Tree
 from pyro_dropout.references.nuts.stepping import Stepping
+
+_FIELDS = (*Tree._fields, *Tuning._fields)
+THREADS = 256  # of a chain
+
+_INPUTS = (
+    "double* states, const char* constants, const double* noises, const double* rings, double* draws,"
+    " long long* spent, const int steps, const int before"
+)
+_ENTRY = """
+#ifdef __CUDACC__
+extern "C" __global__ void __launch_bounds__({threads}) chains(double* far, {inputs}) {{
+#ifdef FAR
+  double* memory = far + (long long)blockIdx.x * {words};
+#else
+  extern __shared__ double memory[];
+#endif
+  run(blockIdx.x, threadIdx.x, memory, states, constants, noises, rings, draws, spent, steps, before);
+}}
+#endif
+"""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A kernel's source, and what it needs.
+
+    Attributes:
+        text: the source, in C++. A chain's memory is shared by its threads or, if FAR is defined, in that of the GPU.
+        constants: the tensors that it reads, one after another, each at a multiple of 8 bytes.
+        memory: bytes that a chain's threads share.
+        threads: of a chain.
+    """
+
+    text: str
+    constants: Tensor
+    memory: int
+    threads: int
+
+
+def kernel_source(
+    leaf: Callable[..., list[Array]],
+    turn: Callable[..., list[Array]],
+    state: Sequence[Tensor],
+    momenta: Tensor,
+    plan: Plan,
+    size: int,
+    *,
+    threads: int = THREADS,
+    lanes: int = LANES,
+) -> Source:
+    """Return the source of a kernel from both functions of a step.
+
+    Args:
+        leaf: adds one leaf to each tree: (*state, noise) to the new trees, and whether one has ended.
+        turn: does what follows their end: (*state, noise, momenta) to the new state, and whether draws are left.
+        state: the state of one chain, (1, ...) each.
+        momenta: those of one chain in a ring, (1, M, d).
+        plan: settings.
+        size: number of coordinates that are kept.
+        threads: of a chain.
+        lanes: threads that can exchange numbers.
+    """
+    constants, layout = Constants(), _Layout(state)
+    noise = momenta.new_full((1, 3), 0.5)
+    bodies, most = [], 0
+    for function, others, prefix in ((leaf, [noise], "a"), (turn, [noise, momenta], "b")):
+        read = [*layout.values, outside("noise", noise), outside("ring", momenta)][: len(state) + len(others)]
+        (*found, flag), loops = lowered(function, [*state, *others], read, constants, prefix, threads, lanes)
+        text, words = _body(loops, layout, found, flag, prefix, threads)
+        bodies.append(text)
+        most = max(most, words)
+    held, lines = packed(constants.tensors)
+    draw, total = layout.name("draw"), plan.warmup + plan.samples
+    text = "\n".join(
+        [
+            PREAMBLE,
+            f"DEVICE void run(const int chain, const int tid, double* memory, {_INPUTS}) {{",
+            *lines,
+            *layout.lines,
+            f"double* state = states + (long long)chain * {layout.words};",
+            f"const double* ring = rings + (long long)chain * {momenta.numel()};",
+            f"for (int i = tid; i < {layout.words}; i += {threads}) memory[i] = state[i];",
+            "BARRIER;",
+            f"if ({draw}[0] >= {total}) return;",
+            "for (int step = 0; step < steps; ++step) {",
+            "const double* noise = noises + ((long long)chain * steps + step) * 3;",
+            bodies[0],
+            f"if (!{_flag('a')}) continue;",
+            f"const double drawn = {draw}[0];",
+            bodies[1],
+            f"if ({draw}[0] > drawn) {{",
+            f"const int kept = (int){draw}[0] - 1 - {plan.warmup};",
+            f"double* place = draws + ((long long)chain * {plan.samples} + kept) * {size};",
+            f"if (kept >= 0) for (int i = tid; i < {size}; i += {threads}) place[i] = {layout.name('chosen_z')}[i];",
+            "if (tid == 0) spent[chain] = before + step + 1;",
+            "}",
+            f"if (!{_flag('b')}) break;",
+            "}",
+            "BARRIER;",
+            f"for (int i = tid; i < {layout.words}; i += {threads}) state[i] = memory[i];",
+            "}",
+            _ENTRY.format(threads=threads, inputs=_INPUTS, words=layout.words + most),
+        ]
+    )
+    return Source(text, held, WORD * (layout.words + most), threads)
+
+
+class _Layout:
+    """Where each part of a chain's state lies, one after another, each number in 8 bytes."""
+
+    def __init__(self, state: Sequence[Tensor]) -> None:
+        self.words, self.lines, self.values = 0, [], []  # type: int, list[str], list[Value]
+        for k, part in enumerate(state):
+            if part.dtype not in (torch.float64, torch.int64):
+                raise UnsupportedError(f"a chain's state has no numbers of type {part.dtype}")
+            kind = c_type(part.dtype)
+            self.lines.append(f"{kind}* s{k} = ({kind}*)(memory + {self.words});")
+            self.values.append(outside(f"s{k}", part))
+            self.words += part.numel()
+
+    def name(self, field: str) -> str:
+        """Return the name of a part."""
+        return f"s{_FIELDS.index(field)}"
+
+
+def _flag(prefix: str) -> str:
+    return f"{prefix}_flag"
+
+
+def _body(loops: Loops, layout: _Layout, found: list[Value], flag: Value, prefix: str, threads: int) -> tuple[str, int]:
+    """Return the lines that compute a new state and write it over the old one, and the words of memory they need."""
+    changed = []
+    for k, value in enumerate(found):
+        old = layout.values[k]
+        if value is old:
+            continue
+        if value.dtype != old.dtype or value.shape != old.shape:
+            raise UnsupportedError("a part of the state changes its form")
+        if not loops.has(value.name):
+            value = loops.stored(f"{prefix}_{k}", value)
+        changed.append((k, value))
+    loops.stored(_flag(prefix), flag)
+    written = loops.written([value.name or "" for _, value in changed])
+    places, words, _ = loops.memory(layout.words)
+    copies = []
+    sizes = sorted({value.size for _, value in changed})
+    for size in sizes:
+        each = " ".join(
+            f"s{k}[i] = {value.name}{'' if size == 1 else '[i]'};" for k, value in changed if value.size == size
+        )
+        copies.append(f"for (int i = tid; i < {size}; i += {threads}) {{ {each} }}")
+    return "\n".join([*places, *written, "BARRIER;", *copies, "BARRIER;"]), words - layout.words
+
 
 _MIDDLE = 0.5  # noise of the step that is checked
 _ALIKE = 1e-6  # by how much it may be off: more than by rounding

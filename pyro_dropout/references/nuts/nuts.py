@@ -1,6 +1,5 @@
 """The reference for approximate posteriors: draws from the posterior itself, by Hamiltonian Monte Carlo."""
 
-import sys
 import time
 import warnings
 
@@ -14,11 +13,10 @@ from pyro_dropout.generative.observed_sites import speaks_by_likelihood, trace_o
 from pyro_dropout.generative.process_lock import modules_stay, one_at_a_time
 from pyro_dropout.generative.random_state import forked, seeded
 from pyro_dropout.generative.trial_run import evaluating
-from pyro_dropout.guides.summary import told_duration
 from pyro_dropout.mathematics.checks import check_count, check_finite, check_level
-from pyro_dropout.prediction.draws.joint_draws import checked_call
-from pyro_dropout.prediction.draws.weight_draws import WholeFunctions
+from pyro_dropout.prediction.joint_draws import checked_call
 from pyro_dropout.prediction.sampled_posterior import SampledPosterior
+from pyro_dropout.prediction.weight_draws import WholeFunctions
 from pyro_dropout.protocols import PyroModel, Tree
 from pyro_dropout.references.nuts.adaptation import Plan
 from pyro_dropout.references.nuts.chains import ChainResult, run_chains
@@ -28,7 +26,6 @@ from pyro_dropout.training.preflight import check_gradients
 from pyro_dropout.training.svi import check_compile
 
 _AGREE = 1.01  # Vehtari et al. (2021): do not use chains with a larger R-hat
-_USUAL_STEPS = 31  # of a trajectory
 _MOST_POINTS = 50  # at which R-hat is computed
 
 
@@ -110,8 +107,6 @@ def nuts(
         bar.update(draws)
 
     with bar, evaluating(model):
-        if progress:
-            tqdm.write(_expected(energy, starts, plan), file=sys.stderr)
         device, dtype = place_of([model], call), _type_of(call)
         ran = run_chains(energy, starts, plan, int(seed), tick, compile, device)
     z = torch.stack([torch.from_numpy(chain.draws) for chain in ran])
@@ -133,23 +128,6 @@ def nuts(
         warning.posterior = posterior  # type: ignore[attr-defined]
         warnings.warn(warning, stacklevel=3)
     return posterior
-
-
-def _expected(energy: Energy, starts: Tensor, plan: Plan) -> str:
-    """Return a line with the expected time, from two evaluations at the starts; nothing else changes."""
-    spent = []
-    with forked():
-        for _ in range(2):  # the first warms up
-            start = time.perf_counter()
-            energy(starts)
-            spent.append(time.perf_counter() - start)
-    draws, most = plan.warmup + plan.samples, 2**plan.max_depth
-    usual = min(_USUAL_STEPS, most)
-    longest = told_duration(spent[1] * draws * most)
-    return (
-        f"nuts: {told_duration(spent[1] * draws * usual)} if a draw takes {usual} steps, as many do; at most {longest}"
-        f" with {most}. A step takes {1e3 * spent[1]:.2g} ms."
-    )
 
 
 def function_rhat(model: nn.Module, posterior: SampledPosterior, points: Tensor) -> Tensor:

@@ -95,21 +95,3 @@ def test_where_there_is_no_bound_the_objective_stands(options: Any, reason: str)
     assert report.kl_large_k == pytest.approx(kl, rel=1e-5)
     assert report.objective == pytest.approx(report.nll + kl, rel=1e-5)
     assert repr(report).startswith("ElboReport(undefined: the guide has no density")
-
-
-def test_a_seed_repeats_and_leaves_no_mark() -> None:
-    model, guide, x = problem()
-    y, state = torch.zeros(5, 1), torch.get_rng_state()
-    assert pd.elbo_report(model, guide, x, y, seed=2) == pd.elbo_report(model, guide, x, y, seed=2)
-    assert torch.equal(state, torch.get_rng_state())
-
-
-def test_bad_input() -> None:
-    model, guide, x = problem()
-    y = torch.zeros(5, 1)
-    with pytest.raises(pd.RangeError, match="samples must be a whole number of at least 2; got 1"):
-        pd.elbo_report(model, guide, x, y, samples=1)
-    with pytest.raises(pd.PyroDropoutError, match=r"write elbo_report\(\*fleet\[i\], x, y\)"):
-        pd.elbo_report(None, pd.Fleet(lambda seed: (model, guide), {"seed": [0]}), x, y)
-    with pytest.raises(pd.PyroDropoutError, match="because its KL is needed; ExactLine is not one"):
-        pd.elbo_report(model, Line().exact(), x, y)

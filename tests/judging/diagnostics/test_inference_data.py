@@ -96,16 +96,6 @@ def test_chains_of_fleets_and_samplers(tmp_path: Path) -> None:
     assert "sampler" in data["sample_stats"].attrs["log_q"]
 
 
-def test_a_seed_repeats_and_leaves_no_mark() -> None:
-    line, state = Line(), torch.get_rng_state()
-    first, again = (pd.to_arviz(line.model, line.mean_field(), line.x, line.y, 40, seed=5) for _ in range(2))
-    assert first["posterior_predictive"].equals(again["posterior_predictive"])
-    # building a guide may use random numbers; drawing from it with a seed must not
-    guide, state = line.mean_field(), torch.get_rng_state()
-    pd.to_arviz(line.model, guide, line.x, line.y, 40, seed=5)
-    assert torch.equal(state, torch.get_rng_state())
-
-
 # --- khat -------------------------------------------------------------------------------------------------------------
 
 
@@ -156,16 +146,3 @@ def test_khat_says_why_it_does_not_exist(options: Any, reason: str) -> None:
     assert 'scale > 0 and bias="gaussian"' in str(error.value)
     guide = pd.AutoDropout(model, keep=0.9, scale=0.1, bias="gaussian")
     assert np.isfinite(pd.khat(model, guide, x, torch.zeros(5, 1)))
-
-
-def test_bad_input() -> None:
-    model, guide, x = problem()
-    y = torch.zeros(5, 1)
-    with pytest.raises(pd.RangeError, match="samples must be at least 25"):
-        pd.khat(model, guide, x, y, 24)
-    kept = {name: torch.randn(2, 50, *value.shape) for name, value in model.net.named_parameters()}
-    with pytest.raises(pd.PyroDropoutError, match="posterior must be a guide here: draws of a sampler"):
-        pd.khat(model, SimpleNamespace(weights=kept), x, y)
-    fleet = pd.Fleet(lambda seed: (model, guide), {"seed": [0]})
-    with pytest.raises(pd.PyroDropoutError, match=r"one result per replica: pass \*fleet\[i\]"):
-        pd.khat(None, fleet, x, y)

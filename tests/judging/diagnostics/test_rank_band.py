@@ -6,15 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from pyro_dropout.judging.diagnostics.rank_band import _levels, band, cumulative_counts, uniformity_pvalue
-
-
-@given(st.integers(1, 200), st.integers(1, 60))
-def test_levels_are_binomial_tails(replications: int, draws: int) -> None:
-    chance = (np.arange(1, draws + 1) / (draws + 1))[:, None]
-    count = np.arange(replications + 1)
-    lower, upper = stats.binom.cdf(count, replications, chance), stats.binom.sf(count - 1, replications, chance)
-    np.testing.assert_allclose(_levels(replications, draws), 2 * np.minimum(lower, upper), rtol=1e-8, atol=1e-14)
+from pyro_dropout.judging.diagnostics.sbc import band, cumulative_counts, uniformity_pvalue
 
 
 @pytest.mark.parametrize(("replications", "draws"), [(100, 99), (50, 9), (1000, 19)])

@@ -86,17 +86,6 @@ def test_equal_values_are_ordered_by_chance() -> None:
     assert ((counts - 500).abs() < 5.5 * (2000 * 3 / 16) ** 0.5).all()
 
 
-def test_a_seed_repeats_and_leaves_no_mark() -> None:
-    line, state = Line(), torch.get_rng_state()
-    first, again, other = (
-        pd.sbc(line.model, exact_fit(1.0), line.x, replications=5, seed=seed, progress=False).ranks["f[0]"]
-        for seed in (3, 3, 4)
-    )
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-    assert torch.equal(state, torch.get_rng_state())
-
-
 def test_the_figure() -> None:
     found = pd.SBC({"even": torch.arange(100), "low": torch.arange(100) // 2}, samples=99)
     axes = found.plot()
@@ -104,27 +93,3 @@ def test_the_figure() -> None:
     assert axes.get_ylabel()
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["99 % band", "even", "low"]
     assert found.plot(axes, prob=0.9) is axes
-
-
-def test_progress_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    line = Line()
-    pd.sbc(line.model, exact_fit(1.0), line.x, replications=2)
-    assert "data set" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("unchecked_shapes")
-def test_bad_input() -> None:
-    line = Line()
-    options: Any = {"progress": False, "replications": 1}
-    with pytest.raises(pd.RangeError, match="replications must be"):
-        pd.sbc(line.model, exact_fit(1.0), line.x, replications=0)
-    with pytest.raises(pd.PyroDropoutError, match="fit must be a function; got int 3"):
-        pd.sbc(line.model, 3, line.x, **options)  # type: ignore[arg-type]
-    with pytest.raises(pd.PyroDropoutError, match=r"fit must return a posterior, .* got NoneType"):
-        pd.sbc(line.model, lambda model, x, y: None, line.x, **options)
-    with pytest.raises(pd.ShapeError, match=r"one number for each of 99 draws; got \(99, 12\) for 'f'"):
-        pd.sbc(line.model, exact_fit(1.0), line.x, quantities=lambda w, f: {"f": f[..., 0]}, **options)
-    with pytest.raises(pd.RangeError, match="prob must lie strictly between 0 and 1; got 1"):
-        pd.SBC({"f": torch.arange(9)}, 9).inside_band(1)
-    with pytest.raises(pd.ShapeError, match="x must be a tensor"):
-        pd.sbc(line.model, exact_fit(1.0), [1.0], **options)  # type: ignore[arg-type]

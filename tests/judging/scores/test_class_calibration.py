@@ -11,7 +11,7 @@ from torch import Tensor
 
 import pyro_dropout as pd
 from tests.oracles.both_types import digits, dtypes
-from tests.oracles.made_predictions import made, regression
+from tests.oracles.made_predictions import made
 
 F64 = torch.float64
 
@@ -102,17 +102,3 @@ def test_the_diagram_is_labelled() -> None:
     assert len(ax.get_legend().get_texts()) == 4
     assert pd.reliability(answer, y).plot(ax) is ax
     plt.close("all")
-
-
-@pytest.mark.usefixtures("unchecked_shapes")
-def test_bad_input() -> None:
-    answer, y = honest(5)
-    with pytest.raises(pd.RangeError, match="bins must be"):
-        pd.ece(answer, y, bins=0)
-    with pytest.raises(pd.RangeError, match="class indices from 0 to 3; got"):
-        pd.brier(answer, y + 4)
-    for score in (pd.reliability, pd.brier):
-        with pytest.raises(pd.PyroDropoutError, match="is for classes, but this prediction is of Gaussian"):
-            score(regression(3), torch.zeros(3, 1))
-    with pytest.raises(pd.PyroDropoutError, match="ece is for Gaussian likelihoods, but this prediction is of Poisson"):
-        pd.ece(made(torch.zeros(2, 3, 1), pd.Poisson()), torch.ones(3, 1))

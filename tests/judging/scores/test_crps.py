@@ -123,18 +123,3 @@ def test_honesty_is_rewarded() -> None:
         lost = pd.crps(narrower(answer), y, method) - pd.crps(answer, y, method)  # type: ignore[arg-type]
         if method != "sample":  # whose own noise is larger
             assert lost.mean() > 5 * lost.std() / 4000**0.5
-
-
-@pytest.mark.usefixtures("unchecked_shapes")
-def test_bad_input() -> None:
-    answer, y = regression(4, draws=1), torch.zeros(4, 1)
-    with pytest.raises(pd.RangeError, match="method must be 'mixture', 'gaussian' or 'sample'; got 'exact'"):
-        pd.crps(answer, y, "exact")  # type: ignore[arg-type]
-    with pytest.raises(pd.RangeError, match="needs at least 2 draws; this prediction has 1"):
-        pd.crps(answer, y, "sample")
-    with pytest.raises(pd.RangeError, match="seed must be"):
-        pd.crps(answer, y, "sample", seed=1.5)  # type: ignore[arg-type]
-    with pytest.raises(pd.PyroDropoutError, match=r"of Poisson; use crps\(\.\.\., method='sample'\)"):
-        pd.crps(made(torch.zeros(2, 4, 1), pd.Poisson()), y)
-    with pytest.raises(pd.PyroDropoutError, match=r"crps is for numbers.*use brier"):
-        pd.crps(made(torch.zeros(2, 4, 1), pd.Bernoulli()), y, "gaussian")

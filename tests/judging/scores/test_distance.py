@@ -116,10 +116,3 @@ def test_what_cannot_be_compared_is_told() -> None:
     counts = prediction_of(torch.randn(30, 1), pd.Poisson())
     with pytest.raises(pd.PyroDropoutError, match="of='f'"):
         pd.predictive_distance(counts, counts)
-
-
-@pytest.mark.usefixtures("unchecked_shapes")
-def test_of_is_y_or_f() -> None:
-    one = prediction_of(torch.randn(30, 1))
-    with pytest.raises(pd.RangeError, match="'y' or 'f'"):
-        pd.predictive_distance(one, one, of="w")  # type: ignore[arg-type]

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from scipy import stats
-from torch import Tensor
 
 import pyro_dropout as pd
 
@@ -26,17 +25,3 @@ def test_true_quantiles_have_the_least_score() -> None:
     # E = 2z + (2/α)·2(φ(z) - (1 - Φ(z)) z), by hand
     z = stats.norm.ppf(0.975)
     assert score(1.0) == pytest.approx(2 * z + 80 * (stats.norm.pdf(z) - 0.025 * z), rel=0.01)  # 0.2 % standard error
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "y", "error"),
-    [
-        (torch.zeros(3), torch.ones(3), torch.zeros(3, 1), pd.ShapeError),  # would be broadcast to nine scores
-        (torch.ones(3), torch.zeros(3), torch.zeros(3), pd.RangeError),
-        (torch.zeros(3), torch.ones(3) * torch.nan, torch.zeros(3), pd.RangeError),
-        (torch.zeros(3), torch.ones(3), torch.full((3,), torch.nan), pd.RangeError),
-    ],
-)
-def test_wrong_ends_are_refused(low: Tensor, high: Tensor, y: Tensor, error: type[Exception]) -> None:
-    with pytest.raises(error):
-        pd.interval_score(low, high, y)

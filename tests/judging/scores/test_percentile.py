@@ -71,26 +71,3 @@ def test_rescaled_uncertainties_may_leave_the_unit_interval(dtype: torch.dtype) 
     found = pd.rescale(std, torch.tensor([2.0, 1.0, 1.5], dtype=dtype))
     assert found.dtype == dtype
     assert torch.equal(found, torch.tensor([[0.0, 1.0], [2.0, -0.5]], dtype=dtype))
-
-
-@pytest.mark.usefixtures("unchecked_shapes")
-def test_bad_input() -> None:
-    some, same = torch.tensor([1.0, 2.0]), torch.full((9,), 2.0)
-    with pytest.raises(pd.RangeError, match="kind must be 'lognormal'"):
-        pd.UncertaintyPercentile(some, "normal")  # type: ignore[arg-type]
-    with pytest.raises(pd.RangeError, match="std_train must be positive"):
-        pd.UncertaintyPercentile(torch.tensor([0.0, 1.0]))
-    with pytest.raises(pd.ShapeError, match="std_train must hold at least one number"):
-        pd.UncertaintyPercentile(torch.ones(0))
-    with pytest.raises(pd.PyroDropoutError, match=r"all 9 are 2\. Use kind='empirical'"):
-        pd.UncertaintyPercentile(same, "gamma")
-    assert pd.UncertaintyPercentile(same, "empirical").percentile(some).tolist() == [0.0, 100.0]
-    assert repr(pd.UncertaintyPercentile(some)) == "UncertaintyPercentile(2 training points, lognormal)"
-    with pytest.raises(pd.RangeError, match="std must be zero or positive"):
-        pd.UncertaintyPercentile(some).percentile(-some)
-    with pytest.raises(pd.ShapeError, match="std must be a tensor; got float"):
-        pd.UncertaintyPercentile(some).percentile(1.0)  # type: ignore[arg-type]
-    with pytest.raises(pd.PyroDropoutError, match="different values to span a scale; all are 2"):
-        pd.rescale(some, same)
-    with pytest.raises(pd.RangeError, match="std must be finite"):
-        pd.rescale(some / 0, some)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import pyro_dropout as pd
-from pyro_dropout.prediction.sharded import Shards
+from pyro_dropout.prediction.predict_parts import Shards
 from pyro_dropout.training.distributed.process_group import Group, join
 from pyro_dropout.training.distributed.torchrun import local_device
 from tests.training.ranks import (

@@ -1,20 +1,124 @@
-"""A prediction by several processes together: each computes its share of the points, or of the draws."""
+"""Predictions made in parts and joined: of the batches of a ``DataLoader``, or by several processes together."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data.distributed import DistributedSampler
+from tqdm.auto import tqdm
 
-from pyro_dropout.generative.inputs import AnyInputs, named, takes_all
+from pyro_dropout.generative.inputs import AnyInputs, check_inputs, named, takes_all
+from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.mathematics.errors import PyroDropoutError
-from pyro_dropout.prediction.moments import Running, Sums, indicator_covariance
+from pyro_dropout.prediction.linearised import joined, predict_linearised
+from pyro_dropout.prediction.moments import Running, Sums
 from pyro_dropout.prediction.predict_network import Request, predict_network, shares_draws, walk_of
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.protocols import FunctionPosterior, HasDraws, Predictor
 from pyro_dropout.training.checkpoints.tensor_file import digest
 from pyro_dropout.training.distributed.process_group import Group, join
+from pyro_dropout.training.fit import place_of
+from pyro_dropout.training.loader import Target, without
+
+_SHUFFLED = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+
+
+def predict_loader(
+    model: Predictor, posterior: object, loader: DataLoader[Any], target: Target, asked: Request
+) -> Prediction:
+    """Return the prediction of all points of a loader, in its order; ``target`` is the part of a batch to leave out."""
+    _check(model, posterior, loader)
+    device = place_of([model, posterior])
+    if asked.method == "linearised":
+        one = replace(asked, progress=False)
+        bar = tqdm(_inputs(loader, target), total=_length(loader), disable=not asked.progress, desc="predict")
+        parts = [predict_linearised(model, posterior, x.to(device), one) for x in bar]
+        return joined(parts, asked)
+    # Points of all batches lie on the same functions if every batch draws the same weights in the same portions.
+    shared = shares_draws(posterior, asked)
+    seed = int(torch.randint(2**62, ())) if shared and asked.seed is None else asked.seed
+    rest = replace(asked, seed=seed if shared else None, progress=False)
+    found: list[Prediction] = []
+    kept = 0
+    with (
+        seeded(None if shared else seed, device),
+        tqdm(total=_length(loader), disable=not asked.progress, unit="batch", desc="predict") as bar,
+    ):
+        for x in _inputs(loader, target):
+            x = x.to(device)
+            if shared and rest.together is None:
+                rest = replace(rest, together=walk_of(model, posterior, x, rest).together)
+            answer = predict_network(model, posterior, x, rest)
+            kept += 0 if answer._samples is None else answer._samples.numel()
+            if not asked.keeps(kept):  # all or none: the parts before this one are not needed any more
+                rest = replace(rest, keep_samples=False)
+                for part in (*found, answer):
+                    part._samples = None
+            answer._walk = None
+            found.append(answer)
+            bar.update()
+    if not found:
+        raise PyroDropoutError("the DataLoader gave no batch.")
+    first = found[0]
+    sums = {name: torch.cat([part._sums[name] for part in found]) for name in first._sums}
+    whole = all(part._samples is not None for part in found)
+    samples = torch.cat([part.samples for part in found], 1) if whole else None
+    return Prediction(first.likelihood, sums, asked.samples, first.like, samples, None)
+
+
+def _inputs(loader: DataLoader[Any], target: Target) -> Iterator[AnyInputs]:
+    for batch in loader:
+        if target is None and isinstance(batch, tuple | list) and len(batch) > 1:
+            raise PyroDropoutError(
+                f"a batch of the DataLoader has {len(batch)} parts: if one of them is the target, name it, as in"
+                " predict(model, posterior, loader, target=1); if all are inputs, give them as one: ((a, b),)."
+            )
+        yield check_inputs(without(batch, target), "x of a batch")
+
+
+def _check(model: Predictor, posterior: object, loader: DataLoader[Any]) -> None:
+    # With batch_sampler=..., the sampler of the loader is not the one that is used.
+    for sampler in (loader.sampler, getattr(loader.batch_sampler, "sampler", None)):
+        shared = isinstance(sampler, DistributedSampler) and (sampler.shuffle or sampler.num_replicas > 1)
+        if isinstance(sampler, _SHUFFLED) or shared:
+            raise PyroDropoutError(
+                f"the DataLoader must give all its data in order, since predictions come in the order of its batches;"
+                f" its sampler is {type(sampler).__name__}. Write DataLoader(dataset, shuffle=False, ...)."
+            )
+    _check_last(loader)
+    if takes_all(model) or isinstance(posterior, FunctionPosterior):
+        raise PyroDropoutError("all points are needed at once here, so they cannot come in batches; give predict x.")
+
+
+def _check_last(loader: DataLoader[Any]) -> None:
+    """Raise if the loader leaves out its last points, which would have no prediction."""
+    batches = loader if loader.batch_sampler is None else loader.batch_sampler
+    if not (loader.drop_last or getattr(batches, "drop_last", False)):
+        return
+    streamed = isinstance(loader.dataset, IterableDataset)
+    points = _length(loader.dataset if streamed else getattr(batches, "sampler", None))
+    size = getattr(batches, "batch_size", None) or 1
+    # Workers of an iterable dataset have a last batch each.
+    if points is None or points % size or (streamed and loader.num_workers > 1):
+        left = (
+            "the points that do not fill a batch" if points is None else f"{points % size or size} of {points} points"
+        )
+        raise PyroDropoutError(
+            f"the DataLoader leaves out {left} (drop_last=True), so they would have no prediction. Write"
+            " DataLoader(dataset, drop_last=False, ...)."
+        )
+
+
+def _length(sized: object) -> int | None:
+    try:
+        return len(sized)  # type: ignore[arg-type]  # what has no length raises
+    except TypeError:
+        return None
+
 
 Shard = Literal["points", "samples"]
 
@@ -86,7 +190,7 @@ class ShardedPrediction(Prediction):
     """A prediction whose samples were not kept: whatever needs them must be called on all ranks."""
 
     def __init__(self, own: Prediction, shards: Shards, sums: Sums) -> None:
-        super().__init__(own.likelihood, sums, shards.samples, own._like, None, None)
+        super().__init__(own.likelihood, sums, shards.samples, own.like, None, None)
         self._own, self._shards = own, shards
 
     def log_prob(self, y: Tensor) -> Tensor:
@@ -100,12 +204,11 @@ class ShardedPrediction(Prediction):
 
     def _covariance(self) -> Tensor:
         """Cov[y] between the targets of a point, (N, D, D), in float64; every rank repeats its draws."""
-        own = self._own._covariance()
+        if self.one_of_several:
+            return super()._covariance()
+        own, mean = self._own._covariance(), self._sums["mean"]
         if self._shards.shard == "points":
             return self._shards.joined(own, 0)
-        mean = self._sums["mean"]
-        if self.one_of_several:
-            return indicator_covariance(mean)
         found = torch.zeros_like(own)
         means = self._shards.of_each(self._own._sums["mean"])
         # The law of total covariance: within each rank's draws, and between their means
@@ -139,7 +242,7 @@ def predict_together(model: Predictor, posterior: object, x: AnyInputs, asked: R
     sums = shards.sums(own._sums)
     if not asked.keep_samples:
         return ShardedPrediction(own, shards, sums)
-    return Prediction(own.likelihood, sums, asked.samples, own._like, shards.draws(own.samples), None)
+    return Prediction(own.likelihood, sums, asked.samples, own.like, shards.draws(own.samples), None)
 
 
 def _check_divisible(model: object, posterior: object, shard: Shard) -> None:

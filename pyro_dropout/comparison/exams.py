@@ -1,0 +1,309 @@
+"""What is asked of every posterior in a comparison: predictions at the test data, and scores.
+
+A posterior should be less certain where there is no data. Outside the data most approximations are; in gaps between
+clusters many are not, and scores on held-back data from the same region do not show it. So uncertainty is measured in
+gaps between the data and outside them as well.
+"""
+
+import sys
+from dataclasses import dataclass, replace
+
+import pyro
+import torch
+from torch import Tensor
+
+from pyro_dropout import registry
+from pyro_dropout.engines.torch_internals import tree_map
+from pyro_dropout.generative.inputs import AnyInputs, takes_all
+from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.generative.observed_sites import observed_sites, trace_of, value_of
+from pyro_dropout.generative.random_state import forked
+from pyro_dropout.judging.diagnostics.elbo_report import elbo_report
+from pyro_dropout.judging.diagnostics.inference_data import khat
+from pyro_dropout.judging.scores.crps import crps
+from pyro_dropout.judging.scores.distance import predictive_distance
+from pyro_dropout.mathematics.errors import PyroDropoutError, SingularError
+from pyro_dropout.prediction.moments import is_class, is_normal
+from pyro_dropout.prediction.predict import predict
+from pyro_dropout.prediction.prediction import Prediction
+from pyro_dropout.prediction.site_prediction import SitePrediction
+from pyro_dropout.protocols import Message, PyroModel, Record
+
+_PAIRS = 4000
+_KEPT = 50
+_FAR = 3.0
+
+
+def between(x: Tensor, *, seed: int = 0) -> Tensor:
+    """Return points between data points that lie farthest from all of them, (50, ...).
+
+    Each is a convex combination of two data points, so they lie in the data's convex hull; with one input they fill the
+    widest gap.
+    """
+    flat = x.reshape(len(x), -1).double().cpu()  # the same points on every device
+    generator = torch.Generator().manual_seed(seed)
+    first, second = (torch.randint(len(x), (_PAIRS,), generator=generator, device="cpu") for _ in range(2))
+    share = torch.rand(_PAIRS, 1, generator=generator, dtype=torch.float64, device="cpu")
+    points = share * flat[first] + (1 - share) * flat[second]
+    unit = _unit(flat)
+    nearest = torch.cat([torch.cdist(part / unit, flat / unit).amin(1) for part in points.split(512)])
+    found = points[nearest.topk(_KEPT).indices]
+    return found.reshape(-1, *x.shape[1:]).to(x)
+
+
+def outside(x: Tensor) -> Tensor:
+    """Return the data points farthest from the centre, moved to three times their distance from it, (50, ...)."""
+    flat = x.reshape(len(x), -1).double()
+    middle = flat.mean(0)
+    farthest = ((flat - middle) / _unit(flat)).norm(dim=1).topk(min(_KEPT, len(x))).indices
+    found = middle + _FAR * (flat[farthest] - middle)
+    return found.reshape(-1, *x.shape[1:]).to(x)
+
+
+def over(there: float, here: float, unit: float) -> float:
+    """Return a standard deviation over another, 1 if both are less than rounding in the unit of y."""
+    rounding = 1e-12 * unit or sys.float_info.min
+    return (there + rounding) / (here + rounding)
+
+
+def _unit(flat: Tensor) -> Tensor:
+    """Return the standard deviation of each column, 1 for a constant one."""
+    std = flat.std(0)
+    return torch.where(std > 0, std, 1.0)
+
+
+_GRID = 400  # points of a curve
+_TAIL = 200  # least number of draws, for the tail of the importance ratios
+_UNDEFINED = "undefined, σ = 0"  # for the whole guide, or for a point-mass site
+
+
+@dataclass(frozen=True)
+class Exam:
+    """The predictions and scores that are computed for every posterior.
+
+    Attributes:
+        train: (x, y).
+        test: (x, y).
+        samples: draws of the weights for each prediction.
+        reference: the reference's prediction at the test points, if there is one.
+        seed: of the draws.
+        method: of ``predict``.
+    """
+
+    train: tuple[AnyInputs, Tensor]
+    test: tuple[AnyInputs, Tensor]
+    samples: int
+    reference: Prediction | None = None
+    seed: int = 0
+    method: str = "mc"
+
+    @property
+    def call(self) -> ModelCall:
+        """The training data as arguments of a network."""
+        return ModelCall(None, self.train)
+
+    def predict(self, model: PyroModel, posterior: object, x: AnyInputs) -> Prediction:
+        """Predict with shared draws (one function for all points), which every posterior supports."""
+        how: Record = {"method": self.method, "shared": self.method == "mc"}  # no score is of several points together
+        found: Prediction = predict(model, posterior, x, samples=self.samples, seed=self.seed, keep_samples=True, **how)
+        return found
+
+    def answers(self, model: PyroModel, posterior: object) -> tuple[dict[str, float], Prediction]:
+        """Return the scores that need predictions only, and the prediction at the test points."""
+        x, y = self.test
+        answer = self.predict(model, posterior, x)
+        scores = held_out_scores(answer, y)
+        given = self.train[0]
+        # Token ids, several inputs and graphs have no points between them.
+        if isinstance(given, Tensor) and given.is_floating_point() and not takes_all(model):
+            here, unit = self._doubt(model, posterior, given)
+            for name, points in (("between", between(given)), ("outside", outside(given))):
+                scores[name] = over(self._doubt(model, posterior, points)[0], here, unit)
+        if is_normal(answer.target_distribution) or is_class(answer.target_distribution):
+            scores |= distances(answer, self.reference)
+        return scores, answer
+
+    def curve(self, answer: Prediction, model: PyroModel, posterior: object) -> tuple[Tensor, ...] | None:
+        """Return the bands along one input; None for several inputs or targets, or for classes."""
+        x, test = self.train[0], self.test[0]
+        if not isinstance(x, Tensor) or not isinstance(test, Tensor) or not x.is_floating_point() or takes_all(model):
+            return None
+        if x.dim() != 2 or not x.shape[1] == answer.mean.shape[1] == 1 or not is_normal(answer.target_distribution):
+            return None
+        everything = torch.cat([x, test])
+        low, high = float(everything.min()), float(everything.max())
+        margin = 0.12 * (high - low)
+        grid = torch.linspace(low - margin, high + margin, _GRID, dtype=x.dtype).unsqueeze(-1)
+        found = self.predict(model, posterior, grid)
+        parts = (grid, found.mean, *found.interval(0.95), found.epistemic.sqrt())
+        return tuple(part.detach().cpu().squeeze(-1) for part in parts)
+
+    def _doubt(self, model: PyroModel, posterior: object, x: Tensor) -> tuple[float, float]:
+        """Return the mean epistemic standard deviation at some points, and that of y."""
+        found = self.predict(model, posterior, x[:500])
+        return float(found.epistemic.double().sum(-1).sqrt().mean()), float(found.std.mean())
+
+
+def bounds_of(call: ModelCall, guide: object, samples: int, seed: int) -> tuple[dict[str, float], dict[str, str]]:
+    """Return the scores of a guide that need its density, and why some of them do not exist."""
+    report = elbo_report(call.model, guide, *call.args, samples=min(100, samples), seed=seed, **call.kwargs)
+    scores = {"objective": report.objective}
+    notes = {}
+    if report.elbo is None or report.gap is None:
+        notes = dict.fromkeys(("elbo", "gap", "khat"), _UNDEFINED)
+    else:
+        scores |= {"elbo": report.elbo, "gap": report.gap}
+        try:
+            scores["khat"] = khat(call.model, guide, *call.args, samples=max(_TAIL, samples), seed=seed, **call.kwargs)
+        except SingularError:
+            notes["khat"] = _UNDEFINED
+    return scores, notes
+
+
+def distances(answer: Prediction, reference: Prediction | None) -> dict[str, float]:
+    """Return the scores that compare a prediction with the reference's; none if there is no reference."""
+    if reference is None:
+        return {}
+    apart = predictive_distance(answer, reference)
+    return {"d_mean": apart.mean, "d_std": apart.std, "d_w1": apart.wasserstein}
+
+
+def held_out_scores(prediction: Prediction, y: Tensor) -> dict[str, float]:
+    """Return every registered score that targets of this kind have."""
+    kinds = {"any", "classes" if is_class(prediction.target_distribution) else "numbers"}
+    kinds |= {"normal"} if is_normal(prediction.target_distribution) else set()
+    asked = [entry for entry in registry.scores().values() if kinds & set(entry.of)]
+    return {entry.name: float(torch.as_tensor(entry.compute(prediction, y)).double().mean()) for entry in asked}
+
+
+def off_level(held: float, count: int, level: float = 0.95) -> str:
+    """Return whether intervals that contain this share of ``count`` targets are too "narrow" or too "wide".
+
+    "" if calibrated intervals would miss their level by as much more often than once in a hundred times.
+
+    Example:
+        >>> off_level(0.5, 40), off_level(1.0, 40), off_level(1.0, 400)
+        ('narrow', '', 'wide')
+    """
+    if abs(held - level) <= 2.6 * (level * (1 - level) / count) ** 0.5:
+        return ""
+    return "narrow" if held < level else "wide"
+
+
+@dataclass(frozen=True)
+class SiteExam:
+    """The predictions and scores that are computed for every posterior.
+
+    Attributes:
+        call: the model's arguments with the training data; its model is that of the first seed.
+        asked: the arguments with the test data.
+        samples: draws of the latent sites for each prediction.
+        reference: the reference's prediction at the test data, if there is one.
+        seed: of the draws.
+    """
+
+    call: ModelCall
+    asked: ModelCall
+    samples: int
+    reference: Prediction | None = None
+    seed: int = 0
+
+    @property
+    def train(self) -> tuple[Tensor, Tensor]:
+        """The indices of the training points, and their data."""
+        return _numbered(self.call)
+
+    @property
+    def test(self) -> tuple[Tensor, Tensor]:
+        """The indices of the test points, and their data."""
+        return _numbered(self.asked)
+
+    def check(self) -> None:
+        """Raise before training if the model does not accept the data, or observes nothing with them."""
+        names = []
+        for name, call in (("train", self.call), ("test", self.asked)):
+            try:
+                call.check_bound()
+                names.append(set(_data(call)))
+            except PyroDropoutError as cause:
+                raise type(cause)(f"{name}: {str(cause).splitlines()[0]}") from None
+            if not names[-1]:
+                raise PyroDropoutError(f"{name}: the model observes nothing with these arguments. Give it its data.")
+        if names[0] != names[1]:
+            raise PyroDropoutError(
+                f"train and test must be data of the same sites; got {sorted(names[0])} and {sorted(names[1])}."
+            )
+
+    def answers(self, model: PyroModel, posterior: object) -> tuple[dict[str, float], SitePrediction | None]:
+        """Return the scores that need predictions only and, if one site is observed, its prediction."""
+        call = replace(self.asked, model=model)
+        found = self._predicted(posterior, call)
+        data = _data(call)
+        each = {name: found[name].log_prob(value_of(site)) for name, site in data.items()}
+        seen = {name: _seen(site, each[name]) for name, site in data.items()}
+        total = sum(float(torch.where(seen[name], value, 0.0).sum()) for name, value in each.items())
+        scores = {"log_lik": total / max(1, sum(int(mask.sum()) for mask in seen.values()))}
+        if len(data) > 1:
+            return scores, None
+        ((name, site),) = data.items()
+        answer = found[name]
+        if bool(seen[name].all()):
+            scores |= _site_scores(answer, value_of(site), self.seed)
+        return scores | self._away(model, posterior) | distances(answer, self.reference), answer
+
+    def _predicted(self, posterior: object, call: ModelCall) -> dict[str, SitePrediction]:
+        found = predict(
+            call.model, posterior, *call.args, samples=self.samples, seed=self.seed, keep_samples=True, **call.kwargs
+        )
+        return found if isinstance(found, dict) else {found.site: found}
+
+    def _away(self, model: PyroModel, posterior: object) -> dict[str, float]:
+        """Return the epistemic std between and outside the data over that at them, if the first argument is 2-D."""
+        call = replace(self.call, model=model)
+        x = next(iter(call.args), None)
+        if not isinstance(x, Tensor) or x.dim() != 2 or not x.is_floating_point():
+            return {}
+        data = [site["value"] for site in _data(call).values()]
+        blind = tree_map(lambda leaf: None if any(leaf is value for value in data) else leaf, (call.args, call.kwargs))
+
+        def doubt(points: Tensor) -> tuple[float, float]:
+            asked = ModelCall(model, (points[:500], *blind[0][1:]), blind[1])
+            (answer,) = self._predicted(posterior, asked).values()
+            return float(answer.epistemic.double().mean().sqrt()), float(answer.std.mean())
+
+        try:
+            here, unit = doubt(x)
+            away = {"between": between(x), "outside": outside(x)}
+            return {name: over(doubt(points)[0], here, unit) for name, points in away.items()}
+        except Exception:  # another argument has a row for each point, or the data cannot be left out
+            return {}
+
+
+def _data(call: ModelCall) -> dict[str, Message]:
+    """Return the observed sites of a call, leaving random states and parameters unchanged."""
+    with torch.no_grad(), forked(), pyro.get_param_store().scope():
+        return observed_sites(trace_of(call))
+
+
+def _numbered(call: ModelCall) -> tuple[Tensor, Tensor]:
+    found = [value_of(site) for site in _data(call).values()]
+    y = found[0] if len(found) == 1 else torch.cat([value.reshape(-1).double() for value in found])
+    return torch.arange(max(1, len(y) if y.dim() else 1)), y
+
+
+def _seen(site: Message, like: Tensor) -> Tensor:
+    """Return which points of a site are not masked."""
+    mask = site["mask"]
+    return torch.ones_like(like, dtype=torch.bool) if mask is None else torch.as_tensor(mask).expand(like.shape)
+
+
+def _site_scores(answer: SitePrediction, y: Tensor, seed: int) -> dict[str, float]:
+    """Return the scores that apply to the site's distribution."""
+    found = held_out_scores(answer, y)
+    found.pop("log_lik")  # of all sites together
+    if is_class(answer.target_distribution) or is_normal(answer.target_distribution):
+        return found
+    low, high = answer.interval(0.95)
+    inside = (y.to(low) >= low) & (y.to(high) <= high)
+    sampled = float(crps(answer, y, "sample", seed=seed).mean())
+    return found | {"crps": sampled, "coverage": float(inside.double().mean())}

@@ -1,1 +1,0 @@
-"""Draws of weights, and what a model computes from them."""

@@ -1,0 +1,312 @@
+"""Draws of all latent sites with the quantities that diagnostics need: log p(y | w), log p(w), and log q(w) if known.
+
+One draw is one function: all data points share its weights, so log p(y, w) is a sum over points and sites. The data
+and their likelihood come from the model's trace; for networks of this package, from the likelihood at the outputs.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_dropout.generative.inputs import AnyInputs, check_inputs, check_pairs
+from pyro_dropout.generative.model_call import ModelCall, is_network
+from pyro_dropout.generative.observed_sites import (
+    check_latent,
+    deterministic_values,
+    full_distribution,
+    log_density,
+    observed_sites,
+    point_counts,
+    point_log_likelihood,
+    sample_sites,
+    speaks_by_likelihood,
+    trace_at,
+    value_of,
+)
+from pyro_dropout.generative.process_lock import one_at_a_time
+from pyro_dropout.generative.random_state import seeded
+from pyro_dropout.generative.trial_run import evaluating
+from pyro_dropout.guides.ensemble import Ensemble
+from pyro_dropout.mathematics.checks import check_count, check_seed, describe
+from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.prediction.weight_draws import checked_outputs, draws_with_density, of_members
+from pyro_dropout.protocols import Distribution, Message, Model, Weights
+from pyro_dropout.training.fit import place_of
+from pyro_dropout.training.fleet.fleet import Fleet
+
+F64 = torch.float64
+SAMPLED = "draws of a sampler come from the posterior itself and have no density q(w)."
+_BLOCK = 2**22  # outputs of the model that are held in one forward pass
+_PER_DRAW = ("weights", "log_likelihood", "log_data", "log_prior", "replicated", "deterministic", "log_q")
+
+
+@dataclass(frozen=True)
+class JointDraws:
+    """Draws of the latent sites with their densities and data, S = (chains, draws) of them.
+
+    Attributes:
+        weights: {latent site: (*S, *shape)}.
+        log_likelihood: {observed site: log p(y_n | w), (*S, *points)}, in float64.
+        log_data: log p(y | w) with all scales, S, in float64.
+        log_prior: log p(w), S, in float64.
+        observed: {observed site: the data}.
+        dims: {observed site: the names of the dimensions of the data}, points first.
+        replicated: {observed site: data drawn from p(y | w), (*S, ...)}; empty if not requested.
+        counts: {observed site: how often each point counts in ``log_data``, (*points)}: its scale, zero if it is
+            masked. Sites that are left out count each point once.
+        deterministic: {site of ``pyro.deterministic``: (*S, *shape)}, of those with one shape at all draws.
+        log_q: log q(w), S, in float64; None if it does not exist.
+        why: why there is no log q; empty if there is one.
+    """
+
+    weights: Weights
+    log_likelihood: dict[str, Tensor]
+    log_data: Tensor
+    log_prior: Tensor
+    observed: dict[str, Tensor]
+    dims: dict[str, tuple[str, ...]]
+    replicated: dict[str, Tensor]
+    counts: dict[str, Tensor] = field(default_factory=dict)
+    deterministic: dict[str, Tensor] = field(default_factory=dict)
+    log_q: Tensor | None = None
+    why: str = ""
+
+    @property
+    def log_joint(self) -> Tensor:
+        """Log p(y, w), (chains, draws)."""
+        return self.log_data + self.log_prior
+
+
+def _changed(chains: list[JointDraws], change: Callable[[list[Tensor]], Tensor]) -> JointDraws:
+    """Return the first of some draws, with each tensor that has a row for each draw made from those of all."""
+
+    def made(parts: list[Any]) -> Any:
+        if isinstance(parts[0], dict):
+            return {name: change([part[name] for part in parts]) for name in parts[0]}
+        return None if any(part is None for part in parts) else change(parts)
+
+    return replace(chains[0], **{name: made([getattr(chain, name) for chain in chains]) for name in _PER_DRAW})
+
+
+def weigh_traces(call: ModelCall, weights: Weights, replicate: bool) -> JointDraws:
+    """Run a model once for each of S draws, and read its log densities and data from the trace.
+
+    Args:
+        call: the model and its arguments, data included.
+        weights: {latent site: (S, *shape)}.
+        replicate: whether to draw data from each draw as well.
+    """
+    data = check_latent(call, weights)
+    rows: list[_Row] = []
+    for t in range(len(next(iter(weights.values())))):
+        row = _Row({name: value[t] for name, value in weights.items()}, call, replicate)
+        if set(row.each) != set(data):
+            raise PyroDropoutError(
+                f"the model observes different sites at different draws: {', '.join(data)} at first, and then"
+                f" {', '.join(row.each) or 'none'}. It must always observe the same ones."
+            )
+        rows.append(row)
+    points = {name: value.dim() for name, value in rows[0].each.items()}
+    return JointDraws(
+        weights=weights,
+        log_likelihood={name: torch.stack([row.each[name] for row in rows]) for name in data},
+        log_data=torch.stack([row.log_data for row in rows]),
+        log_prior=torch.stack([row.log_prior for row in rows]),
+        observed={name: value_of(site) for name, site in data.items()},
+        dims=_dims(data, points, {*data, *weights}),
+        replicated={name: torch.stack([row.replicated[name] for row in rows]) for name in rows[0].replicated},
+        counts=rows[0].counts,
+        deterministic=_stacked([row.deterministic for row in rows]),
+    )
+
+
+def _stacked(rows: list[Weights]) -> Weights:
+    """Stack the values that all rows have in one shape."""
+    shapes = {name: {row[name].shape if name in row else None for row in rows} for name in rows[0]}
+    return {name: torch.stack([row[name] for row in rows]) for name in rows[0] if len(shapes[name]) == 1}
+
+
+class _Row:
+    """One run of the model, at one draw."""
+
+    def __init__(self, draw: Weights, call: ModelCall, replicate: bool) -> None:
+        trace = trace_at(call, draw)
+        sites, data = sample_sites(trace), observed_sites(trace, draw)
+        latent = [log_density(site) for name, site in sites.items() if name in draw]
+        if not latent:
+            raise PyroDropoutError(f"the model samples none of the posterior's sites, {', '.join(draw)}.")
+        # What pyro.factor adds belongs to neither; it is counted with the data, as in Pyro's own ELBO.
+        terms = [log_density(site) for name, site in sites.items() if name not in draw]
+        self.log_prior, self.log_data = torch.stack(latent).sum(), torch.stack(terms).sum()
+        self.each = {name: point_log_likelihood(site) for name, site in data.items()}
+        self.deterministic = {name: value for name, value in deterministic_values(trace).items() if name not in draw}
+        self.counts = {name: point_counts(data[name], each) for name, each in self.each.items()}
+        self.replicated: Weights = {}
+        for name, site in data.items() if replicate else ():
+            try:
+                self.replicated[name] = full_distribution(site).sample()
+            except NotImplementedError:  # a distribution that has only a density
+                continue
+
+
+def _dims(data: dict[str, Message], points: dict[str, int], taken: set[str]) -> dict[str, tuple[str, ...]]:
+    """Name the dimensions of each site's data after its plates, or number them; names in ``taken`` are avoided."""
+    sizes: dict[str, int] = {}
+    found = {}
+    for name, site in data.items():
+        shape = value_of(site).shape
+        plates = {frame.dim + points[name]: frame.name for frame in site["cond_indep_stack"] if frame.vectorized}
+        own = []
+        for k, size in enumerate(shape):
+            plate = plates.get(k)
+            # A plate with two sizes, such as a subsample, gives its name to the first.
+            if plate is None or plate in taken or sizes.setdefault(plate, size) != size:
+                plate = f"{name}_dim_{k}"
+            own.append(plate)
+        found[name] = tuple(own)
+    return found
+
+
+def weigh_network(call: ModelCall, weights: Weights, replicate: bool) -> JointDraws:
+    """Run a network with (x, y) at S draws of its weights; ``replicate`` asks for targets drawn from each as well."""
+    x, y = call.args
+    likelihood = call.model.likelihood
+    f, log_prior = _outputs_and_priors(call, weights)
+    target = likelihood.checked(f[0], y)
+    each = torch.cat([likelihood.distribution(part).log_prob(target).to(F64) for part in f.split(_most(x, f))])
+    drawn = {"y": likelihood.distribution(f).sample()} if replicate else {}
+    observed = {"y": target}
+    if likelihood.distribution(f[0]).event_shape == (1,):  # ArviZ's plots expect no dimension for a single output
+        observed, drawn = ({name: value.squeeze(-1) for name, value in part.items()} for part in (observed, drawn))
+    names = (
+        ("point", "output") if observed["y"].dim() <= 2 else ("point", *(f"y_dim_{k}" for k in range(1, target.dim())))
+    )
+    dims = {"y": names[: observed["y"].dim()]}
+    return JointDraws(weights, {"y": each}, each.sum(-1), log_prior, observed, dims, drawn)
+
+
+def _most(x: AnyInputs, f: Tensor) -> int:
+    return max(1, _BLOCK // max(1, len(x) * f.shape[-1]))
+
+
+def _outputs_and_priors(call: ModelCall, weights: Weights) -> tuple[Tensor, Tensor]:
+    """Return f, (S, N, outputs), and log p(w), (S,), of all draws."""
+    model, x = call.model, call.args[0]
+    count = len(next(iter(weights.values())))
+    priors, f, first = _visit(call, weights, 0)
+    if isinstance(model, Model) and set(weights) == set(model.sites) == set(priors):
+        logs = [priors[name].log_prob(weights[name]).to(F64) for name in weights]
+        _, _, last = _visit(call, weights, count - 1)
+        # A prior that depends on another site would be the first draw's, and so wrong for the last.
+        if all(log.shape == (count,) for log in logs) and _same(torch.stack(logs)[:, -1], last):
+            size = _most(x, f)
+            blocks = range(0, count, size)
+            outputs = [model.evaluate({k: w[b : b + size] for k, w in weights.items()}, x) for b in blocks]
+            return torch.cat([out.reshape(-1, *f.shape) for out in outputs]), torch.stack(logs).sum(0)
+    rest = [_visit(call, weights, t)[1:] for t in range(1, count)]
+    return torch.stack([f, *(out for out, _ in rest)]), torch.stack([first, *(log for _, log in rest)])
+
+
+def _same(parts: Tensor, whole: Tensor) -> bool:
+    """Whether numbers sum to another one, up to float32 rounding."""
+    return bool((parts.sum() - whole).abs() <= 1e-5 * parts.abs().sum() + 1e-6)
+
+
+def _visit(call: ModelCall, weights: Weights, t: int) -> tuple[dict[str, Distribution], Tensor, Tensor]:
+    """Run the model with one draw; return the priors it gave each site, f, and log p(w)."""
+    x, y = call.args
+    own = {name: value[t] for name, value in weights.items()}
+    trace = trace_at(call, own)
+    f = checked_outputs(trace.nodes["_RETURN"]["value"], len(x))
+    if t == 0:
+        call.model.likelihood.check_values(f, y)
+    priors = {name: site["fn"] for name, site in sample_sites(trace).items() if name in own}
+    if not priors:
+        raise PyroDropoutError(f"the model samples none of the posterior's sites, {', '.join(own)}.")
+    logs = [prior.log_prob(own[name]).to(F64).sum() for name, prior in priors.items()]
+    return priors, f, torch.stack(logs).sum()
+
+
+@one_at_a_time
+def joint_draws(
+    call: ModelCall,
+    posterior: object,
+    samples: int,
+    seed: int | None,
+    *,
+    replicate: bool = False,
+    by_member: bool = False,
+) -> JointDraws:
+    """Draw whole functions from a posterior and compute the densities of each.
+
+    Args:
+        call: a model and its arguments, data included; the model may be None for a fleet.
+        posterior: a guide; a fleet, whose replicas are chains; or anything with ``weights`` of shape (chains, draws,
+            ...), which is thinned evenly if it has more than ``samples`` per chain.
+        samples: draws of each chain.
+        seed: makes the draws reproducible, and leaves torch's random state as it was.
+        replicate: whether to draw data from each draw as well.
+        by_member: whether each member of an ensemble is a chain; they then share the draws equally.
+    """
+    check_count("samples", samples)
+    check_seed(seed)
+    pairs = list(posterior) if isinstance(posterior, Fleet) else [(call.model, posterior)]
+    calls = [checked_call(ModelCall(model, call.args, call.kwargs)) for model, _ in pairs]
+    parts = [part for pair in pairs for part in pair]
+    device = place_of(parts, call)
+    with evaluating(*parts):
+        with seeded(seed, device):
+            drawn = [_drawn(each.to(device), q, samples, by_member) for each, (_, q) in zip(calls, pairs, strict=True)]
+        # Draws of y use separate random numbers, so that the weights are the same with and without them.
+        with seeded(None if seed is None else seed + 1, device):
+            chains = [_weighed(each.to(device), *own, replicate) for each, own in zip(calls, drawn, strict=True)]
+    why = next((chain.why for chain in chains if chain.why), "")
+    return replace(_changed(chains, torch.cat), why=why)
+
+
+def checked_call(call: ModelCall) -> ModelCall:
+    """Return a call of a model with its data; raise if the call is not valid."""
+    if not callable(call.model):
+        raise PyroDropoutError(f"model must be a Pyro model, a function or a module; got {describe(call.model)}.")
+    if is_network(call.model):
+        call = call.as_pair()
+        check_pairs("x and y", *call.args)
+        check_inputs(call.args[0])
+        return call
+    call = call.with_num_data(only_if_needed=True)
+    call.check_bound()
+    return call
+
+
+def _drawn(call: ModelCall, posterior: object, samples: int, by_member: bool) -> tuple[Weights, Tensor | None, str]:
+    """Return {site: (chains, draws, ...)}, log q or None, and why there is none."""
+    kept = getattr(posterior, "weights", None)
+    place = next(call.leaves(), torch.zeros(())).device
+    if isinstance(kept, dict) and kept:
+        return _thinned(kept, samples, place), None, SAMPLED
+    shape = (1, -1)
+    if by_member and isinstance(posterior, Ensemble):
+        shape = (posterior.members, 1 if posterior.points else -(-samples // posterior.members))
+        numbers = torch.arange(posterior.members).repeat_interleave(shape[1])
+        drawn, density, why = of_members(posterior, numbers)
+    else:
+        drawn, density, why = draws_with_density(call, posterior, samples)
+    weights = {name: value.to(place).unflatten(0, shape) for name, value in drawn.items()}
+    return weights, None if density is None else density.to(place, F64).unflatten(0, shape), why
+
+
+def _weighed(call: ModelCall, weights: Weights, log_q: Tensor | None, why: str, replicate: bool) -> JointDraws:
+    """Return the chains of one model and one posterior: one, or as many as a sampler has."""
+    shape = next(iter(weights.values())).shape[:2]
+    weigh = weigh_network if speaks_by_likelihood(call) else weigh_traces
+    found = weigh(call, {name: value.flatten(0, 1) for name, value in weights.items()}, replicate)
+    return replace(_changed([found], lambda parts: parts[0].unflatten(0, shape)), log_q=log_q, why=why)
+
+
+def _thinned(kept: Weights, samples: int, place: torch.device) -> Weights:
+    draws = next(iter(kept.values())).shape[1]
+    rows = torch.linspace(0, draws - 1, min(samples, draws), dtype=F64).round().long()
+    return {name: value[:, rows.to(value.device)].to(place) for name, value in kept.items()}

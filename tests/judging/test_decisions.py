@@ -1,0 +1,227 @@
+"""Which inputs are handed on, what that is worth, and Thompson sampling as often as the posterior believes."""
+
+import itertools
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pyro
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+from torch import Tensor, nn
+
+import pyro_dropout as pd
+from tests.oracles.both_types import dtypes
+from tests.oracles.made_predictions import made
+
+F64 = torch.float64
+FEW = st.lists(st.integers(0, 4), min_size=1, max_size=25)  # with many ties
+
+
+@given(values=FEW, budget=st.floats(0, 1), dtype=dtypes)
+def test_a_budget_is_met_exactly_by_the_most_uncertain(values: list[int], budget: float, dtype: torch.dtype) -> None:
+    uncertainty = torch.tensor(values, dtype=dtype)
+    found = pd.defer(uncertainty, budget=budget)
+    assert found.dtype == torch.bool
+    assert found.sum() == round(budget * len(values))
+    ranked = sorted(range(len(values)), key=lambda i: (-values[i], i))[: int(found.sum())]
+    assert sorted(ranked) == found.nonzero().reshape(-1).tolist()
+
+
+def test_a_threshold_is_not_exceeded_by_what_is_kept(dtype: torch.dtype) -> None:
+    uncertainty = torch.tensor([0.5, 1.0, 2.0], dtype=dtype)
+    assert pd.defer(uncertainty, threshold=1.0).tolist() == [False, False, True]
+    assert pd.defer(uncertainty, threshold=-1).all()
+    assert pd.defer(uncertainty, budget=1).all()
+    assert not pd.defer(uncertainty, budget=0).any()
+
+
+def test_the_curve_is_a_mean_over_random_orders_of_ties() -> None:
+    uncertainty = torch.tensor([1.0, 0.0, 1.0, 0.0, 1.0], dtype=F64)
+    score = torch.tensor([1.0, 0.0, 5.0, 2.0, 0.0], dtype=F64)
+    curve = pd.rejection_curve(uncertainty, score)
+    orders = [[*a, *b] for a in itertools.permutations([1, 3]) for b in itertools.permutations([0, 2, 4])]
+    brute = torch.stack([score[order].cumsum(0) / torch.arange(1, 6) for order in orders]).mean(0)
+    torch.testing.assert_close(curve.score, brute)
+    assert curve.kept.tolist() == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    assert curve.random.tolist() == pytest.approx([1.6] * 5)
+    assert curve.oracle.tolist() == pytest.approx([5.0, 3.5, 8 / 3, 2.0, 1.6])
+    assert curve.area == pytest.approx(brute.mean().item())
+    assert curve.error[-1].item() == pytest.approx(score.std(correction=0).item() / 5**0.5)
+
+
+@given(seed=st.integers(0, 2**31), points=st.integers(2, 30), higher=st.booleans(), dtype=dtypes)
+def test_the_oracle_is_the_best_order(seed: int, points: int, higher: bool, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    score = torch.randn(points, dtype=dtype, generator=generator)
+    any_order = torch.randn(points, dtype=dtype, generator=generator)
+    sign = 1 if higher else -1
+    curve = pd.rejection_curve(any_order, score, higher_is_better=higher)
+    assert (sign * (curve.oracle - curve.score) >= -1e-12).all()
+    assert curve.score[-1].item() == pytest.approx(score.double().mean().item())
+    perfect = pd.rejection_curve(-sign * score, score, higher_is_better=higher)
+    torch.testing.assert_close(perfect.score, perfect.oracle)
+    assert perfect.ratio == pytest.approx(1.0)
+    assert curve.ratio <= 1 + 1e-9
+    same = pd.rejection_curve(torch.zeros(points), score, higher_is_better=higher)
+    assert same.ratio == pytest.approx(0.0, abs=1e-9)
+
+
+def test_right_and_wrong_are_scores_and_the_figure_is_labelled() -> None:
+    right = torch.tensor([True, False, True])
+    curve = pd.rejection_curve(torch.tensor([0.1, 0.5, 0.2]), right)
+    assert curve.score.tolist() == pytest.approx([1.0, 1.0, 2 / 3])
+    ax = curve.plot(ylabel="accuracy of those kept")
+    assert ax.get_ylabel() == "accuracy of those kept"
+    assert ax.get_xlabel() == "fraction of inputs kept"
+    assert len(ax.get_legend().get_texts()) == 4
+    assert curve.plot(ax) is ax
+    plt.close("all")
+
+
+class Asked:
+    """A model whose logits or means are a function of x, and which remembers what it was asked."""
+
+    def __init__(self, likelihood: pd.Likelihood, noise: float, outputs: int = 1) -> None:
+        self.likelihood, self.noise, self.outputs, self.seen = likelihood, noise, outputs, Tensor()
+
+    def __call__(self, x: Tensor) -> pd.Prediction:
+        self.seen = x
+        f = torch.cat([x, *[torch.zeros_like(x)] * (self.outputs - 1)], -1)
+        return made(f + self.noise * x * torch.tensor([-1.0, 1.0], dtype=x.dtype).reshape(2, 1, 1), self.likelihood)
+
+
+def test_regression(dtype: torch.dtype) -> None:
+    weak, strong = Asked(pd.Gaussian(4.0), 1.0), Asked(pd.Gaussian(400.0), 0.0)
+    x = torch.tensor([[3.0], [1.0], [-2.0], [0.5]], dtype=dtype)  # the weak one is unsure in proportion to |x|
+    result = pd.cascade(weak, strong, x, budget=0.5, costs=(2.0, 7.0))
+    assert result.deferred.tolist() == [True, False, True, False]
+    assert torch.equal(strong.seen, x[[0, 2]])
+    assert result.cost == 4 * 2 + 2 * 7
+    torch.testing.assert_close(result.uncertainty, (x.square() + 0.25).sqrt().squeeze(-1))
+    assert result.mean.dtype == dtype
+    y = x + torch.tensor([[1.0], [2.0], [3.0], [4.0]], dtype=dtype)
+    assert result.rmse(y) == pytest.approx(7.5**0.5, rel=1e-6)
+    each = torch.where(result.deferred, strong(x).log_prob(y), weak(x).log_prob(y))
+    torch.testing.assert_close(result.log_prob(y), each)
+    with pytest.raises(pd.PyroDropoutError, match=r"accuracy\(y\) is for classes"):
+        result.accuracy(y)
+    with pytest.raises(pd.PyroDropoutError, match="probs is for classes"):
+        result.probs  # noqa: B018
+
+
+def test_the_strong_model_mends_what_the_weak_one_does_not_know() -> None:
+    """Weak logits say nothing of half of the inputs, and say so; strong ones are right on all."""
+    x = torch.tensor([[4.0], [0.0], [-4.0], [0.01]])
+    y = torch.tensor([0, 1, 1, 1])
+    weak = Asked(pd.Categorical(), 0.0, outputs=2)
+
+    def strong(x: Tensor) -> pd.Prediction:
+        labels = {4.0: 0, 0.0: 1, -4.0: 1, 0.01: 1}
+        own = torch.tensor([labels[round(v, 2)] for v in x[:, 0].tolist()])
+        return made(9.0 * torch.nn.functional.one_hot(own, 2).float().unsqueeze(0), pd.Categorical())
+
+    result = pd.cascade(weak, strong, x, threshold=0.5, uncertainty="entropy")
+    assert result.deferred.tolist() == [False, True, False, True]
+    assert result.accuracy(y) == 1.0
+    assert result.probs.shape == (4, 2)
+    alone = pd.cascade(weak, strong, x, threshold=10.0)
+    assert alone.accuracy(y) == 0.5
+    assert torch.equal(alone.log_prob(y), weak(x).log_prob(y))
+    with pytest.raises(pd.PyroDropoutError, match="rmse"):
+        result.rmse(y)
+
+
+def test_a_strong_model_that_is_not_needed_is_not_called() -> None:
+    def never(x: Tensor) -> pd.Prediction:
+        raise AssertionError
+
+    result = pd.cascade(Asked(pd.Gaussian(1.0), 0.1), never, torch.ones(3, 1), budget=0.0)
+    assert result.strong is None
+    assert result.cost == 3.0
+
+
+def test_uncertainties() -> None:
+    x = torch.tensor([[1.0], [3.0]])
+    numbers = Asked(pd.Gaussian(1.0), 1.0, outputs=2)
+    answer = numbers(x)
+    options = {"std": answer.variance.sum(-1).sqrt(), "epistemic": answer.epistemic.sum(-1).sqrt()}
+    for kind, exact in options.items():
+        torch.testing.assert_close(pd.cascade(numbers, numbers, x, budget=0, uncertainty=kind).uncertainty, exact)
+    own = pd.cascade(numbers, numbers, x, budget=0, uncertainty=lambda p: p.epistemic[:, 1])
+    assert torch.equal(own.uncertainty, answer.epistemic[:, 1])
+    coins = Asked(pd.Bernoulli(), 1.0, outputs=2)
+    for kind in ("entropy", "mutual_information", "variation_ratio"):
+        exact = getattr(coins(x), kind).sum(-1)
+        assert torch.equal(pd.cascade(coins, coins, x, budget=0, uncertainty=kind).uncertainty, exact)
+    both = pd.cascade(coins, coins, x, budget=0.5)
+    assert both.accuracy(torch.tensor([[1, 0], [1, 1]])) == 0.75  # a logit of 0 is a no
+
+
+def linear(loc: list[float], scale: float, likelihood: Any = None, dtype: torch.dtype = torch.float32) -> Any:
+    """The reward of a context is wᵀx, with w ~ N(loc, scale²) in the posterior."""
+    model = pd.BayesianNet(nn.Linear(len(loc), 1, bias=False).to(dtype), likelihood=likelihood or pd.Gaussian(1.0))
+    guide = pd.AutoMeanField(model, init=lambda name, shape: torch.tensor([loc], dtype=dtype), init_scale=scale)
+    return model, guide
+
+
+def test_an_arm_is_chosen_as_often_as_it_is_the_best(dtype: torch.dtype) -> None:
+    """w₁ - w₀ ~ N(0.4, 2·0.5²), so arm 1 is best with probability Φ(0.4/√0.5) = 0.714; 250 calls, 5.5 errors."""
+    model, guide = linear([0.1, 0.5], 0.5, dtype=dtype)
+    arms, calls = torch.eye(2, dtype=dtype), 250
+    chosen = torch.stack([pd.thompson(model, guide, arms) for _ in range(calls)])
+    assert chosen.shape == (calls,)
+    exact = float(stats.norm.cdf(0.4 / 0.5**0.5))
+    assert abs(chosen.double().mean().item() - exact) < 5.5 * (exact * (1 - exact) / calls) ** 0.5
+
+
+def test_all_contexts_share_one_draw() -> None:
+    """The same two arms in 50 contexts: one draw gives one choice, and other calls give other ones."""
+    model, guide = linear([0.0, 0.0], 1.0)
+    contexts = torch.eye(2).expand(50, 2, 2)
+    seen = set()
+    for seed in range(20):
+        chosen = pd.thompson(model, guide, contexts, seed=seed)
+        assert chosen.shape == (50,)
+        assert len(chosen.unique()) == 1
+        assert torch.equal(chosen, pd.thompson(model, guide, contexts, seed=seed))
+        seen.add(chosen[0].item())
+    assert seen == {0, 1}
+
+
+def test_each_context_gets_its_own_best_action() -> None:
+    model, guide = linear([1.0, -1.0], 1e-6)
+    contexts = torch.randn(30, 4, 2)
+    exact = (contexts[..., 0] - contexts[..., 1]).argmax(-1)
+    state = torch.get_rng_state()
+    assert torch.equal(pd.thompson(model, guide, contexts, seed=1), exact)
+    assert torch.equal(torch.get_rng_state(), state)
+    coins = linear([1.0, -1.0], 1e-6, pd.Bernoulli())
+    assert torch.equal(pd.thompson(*coins, contexts), exact)
+    images = pd.BayesianNet(nn.Sequential(nn.Flatten(), nn.Linear(6, 1)))
+    assert pd.thompson(images, pd.AutoDropout(images), torch.randn(5, 3, 2, 3)).shape == (5,)
+
+
+def test_learning_finds_the_better_arm() -> None:
+    """A conjugate bandit whose arms pay N(0, 1) and N(1, 1), over 200 rounds.
+
+    Of 200,000 such bandits, played in numpy, 12 chose the better arm 80 times or less: fails with probability 6e-5.
+    """
+    total, count = torch.zeros(2), torch.zeros(2)
+    model = pd.BayesianNet(nn.Linear(2, 1, bias=False))
+    for _ in range(200):
+        precision = 1 + count  # prior N(0, 1), noise of precision 1
+        guide = _gaussian(total / precision, precision.rsqrt())
+        arm = int(pd.thompson(model, guide, torch.eye(2)))
+        total[arm] += torch.randn(()) + arm
+        count[arm] += 1
+    assert count[1] > 80
+
+
+def _gaussian(loc: torch.Tensor, scale: torch.Tensor) -> Any:
+    def guide(*args: Any) -> None:
+        pyro.sample("weight", pyro.distributions.Normal(loc[None], scale[None]).to_event(2))
+
+    return guide
