@@ -123,22 +123,6 @@ def test_a_second_pass_repeats_the_draws_in_the_same_precision(likelihood: Any) 
     assert torch.allclose(kept.log_prob(y), again.log_prob(y), rtol=1e-5)
 
 
-def test_convolutions_and_attention_run() -> None:
-    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
-    model = pd.BayesianNet(net, likelihood=pd.Categorical())
-    guide = pd.AutoMeanField(model)
-    x, y = torch.randn(8, 1, 6, 6), torch.arange(8) % 3
-    history = pd.fit(model, guide, x, y, steps=3, compile=False, precision="bf16", **QUIET)
-    assert torch.isfinite(history.losses).all()
-    block = nn.Sequential(
-        nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), nn.Flatten(), nn.Linear(40, 3)
-    )
-    model = pd.BayesianNet(block, likelihood=pd.Categorical())
-    guide = pd.AutoMeanField(model)
-    history = pd.fit(model, guide, torch.randn(8, 5, 8), y, steps=2, compile=False, precision="bf16", **QUIET)
-    assert torch.isfinite(history.losses).all()
-
-
 def test_fleets_ensembles_and_svi_take_it() -> None:
     x, y = data()
 

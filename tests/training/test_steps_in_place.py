@@ -12,10 +12,7 @@ import pyro_dropout as pd
 from pyro_dropout.engines import engine
 from pyro_dropout.engines.malloc_threshold import keep_freed_memory
 from pyro_dropout.engines.program import Program
-from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.training import optimisers
-from pyro_dropout.training.optimisers import named
-from pyro_dropout.training.training_task import TrainingTask
 from tests.oracles.memory import peak_allocated
 
 X = torch.linspace(-1, 1, 30).unsqueeze(-1)
@@ -28,21 +25,6 @@ def pair(hidden: int = 8) -> tuple[pd.BayesianNet, pd.AutoDropout]:
     torch.manual_seed(0)
     model = pd.BayesianNet(nn.Sequential(nn.Linear(1, hidden), nn.ReLU(), nn.Linear(hidden, 1)))
     return model, pd.AutoDropout(model, keep=0.8)
-
-
-@pytest.mark.parametrize("optim", ["adam", "sgd"])
-@pytest.mark.parametrize("batch_size", [None, 10])
-@pytest.mark.parametrize("compile", RECORDED_OR_COMPILED)
-def test_the_guides_own_tensors_take_the_eager_steps(compile: Any, batch_size: int | None, optim: str) -> None:
-    found = []
-    how = QUIET | {"steps": 25, "batch_size": batch_size, "optim": optim, "lr": 0.01 if optim == "adam" else 1e-4}
-    for kind in (False, compile):
-        model, guide = pair()
-        places = [parameter.data_ptr() for parameter in guide.parameters()]
-        history = pd.fit(model, guide, X, X**2, compile=kind, **how)
-        assert [parameter.data_ptr() for parameter in guide.parameters()] == places
-        found.append((history.losses, [parameter.detach() for parameter in guide.parameters()]))
-    torch.testing.assert_close(found[0], found[1], rtol=2e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", [pd.AutoMultiplicative, pd.AutoLowRank, pd.AutoDropout])
@@ -66,23 +48,6 @@ def test_adam_is_given_tensors_of_one_shape_and_order(
     pd.fit(model, kind(model), x, x[:, :1], loss=pd.ELBO(per_example=per_example), steps=2, compile=False, **QUIET)
     assert seen
     assert all(len(each) == 1 for each in seen)
-
-
-def test_a_snapshot_is_written_over_an_earlier_one_that_fits() -> None:
-    model, guide = pair()
-    task = TrainingTask(guide, pd.ELBO(), ModelCall(model, (X, X**2, len(X))))
-    run = task.run(named("adam", 0.01), len(X), False)
-    first = run.snapshot()
-    kept = [each.clone() for each in first]
-    run.advance(2)
-    again = run.snapshot(first)
-    assert all(one is other for one, other in zip(again, first, strict=True))
-    assert all(map(torch.equal, again, run.values))
-    assert not all(map(torch.equal, again, kept))
-    for other in ([], first[:1], [each.flatten() for each in first]):
-        fresh = run.snapshot(other)
-        assert all(map(torch.equal, fresh, run.values))
-        assert not any(one is two for one in fresh for two in (*other, *run.values))
 
 
 @pytest.mark.parametrize("compile", RECORDED_OR_COMPILED)

@@ -72,29 +72,6 @@ def test_every_replica_has_its_own_rows_prior_and_noise(batch: int | None) -> No
         torch.testing.assert_close(guide.mean()["weight"].T, best, rtol=0, atol=2e-3)
 
 
-def test_a_learned_precision_is_that_of_the_data() -> None:
-    """A width that was trained on the perturbed targets would find twice the variance, and grow without end."""
-    torch.manual_seed(0)
-    x = torch.randn(300, 2, dtype=torch.float64)
-    y = x.sum(1, keepdim=True) + 0.3 * torch.randn(300, 1, dtype=torch.float64)
-    fleet = pd.Fleet(line, {"learn": [True] * 3})
-    fleet.fit(x, y, steps=200, lr=0.1, anchors=[1, 2, 3], **QUIET)
-    for model, _ in fleet:
-        assert model.likelihood.tau.item() == pytest.approx(1 / 0.09, rel=0.15)
-
-
-@pytest.mark.deep
-def test_a_compiled_fleet_with_anchors_is_the_same() -> None:
-    x, y = data()
-    ends = []
-    for compile in (False, True):
-        torch.manual_seed(0)
-        fleet = pd.Fleet(line, {"tau": [1.0, 4.0]})
-        fleet.fit(x, y, steps=40, lr=0.05, anchors=[1, 2], compile=compile, progress=False)
-        ends.append(torch.stack([guide.mean()["weight"] for _, guide in fleet]))
-    torch.testing.assert_close(*ends)
-
-
 class Positive(nn.Module):
     """A network whose only weight is positive."""
 

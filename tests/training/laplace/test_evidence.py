@@ -184,18 +184,6 @@ def test_the_noise_of_made_data_is_found(structure: Any) -> None:
     assert error < 0.08
 
 
-@pytest.mark.deep
-def test_standardised_data_have_the_evidence_of_the_raw_ones() -> None:
-    """And τ is that of standardised targets: the raw one times their variance."""
-    x, y = waves(100)
-    model = pd.Standardised(waves_net(), x, 100 * y + 7)
-    found = pd.maximise_evidence(model, x, 100 * y + 7, tolerance=5.0, **QUIET)
-    assert found.tau == pytest.approx(25 * y.var().item(), rel=0.5)
-    inner = pd.laplace(model.model, found.guide, model.standard_x(x), model.standard_y(100 * y + 7), "full")
-    shift = len(y) * model.y_std.log().item()
-    assert found.log_evidence == pytest.approx(inner.log_evidence().item() - shift, abs=1e-3)
-
-
 def test_what_is_meant_to_be_learned_stays_so() -> None:
     """τ and widths that ELBO would learn are found by their evidence, and only those asked for."""
     x, y = waves(60)
