@@ -32,15 +32,13 @@ from pyro_dropout.training.checkpoints.fingerprint import told_update
 from pyro_dropout.training.checkpoints.tensor_file import digest
 from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint, Keeper
 from pyro_dropout.training.collapse import note_learned
+from pyro_dropout.training.compile.captured_state import is_known
 from pyro_dropout.training.compile.functional import Loss, unvalidated
-from pyro_dropout.training.compile.known_code import is_known
-from pyro_dropout.training.distributed.process_group import ALONE, join
-from pyro_dropout.training.distributed.torchrun import local_device
+from pyro_dropout.training.distributed.process_group import ALONE, join, local_device
 from pyro_dropout.training.ensemble.ensemble_training import EnsembleTraining, check_members
 from pyro_dropout.training.history import History
 from pyro_dropout.training.laplace.after_training import as_points, finish_on
 from pyro_dropout.training.loader import loader_of
-from pyro_dropout.training.loader_task import LoaderTask, check_loader, open_loader
 from pyro_dropout.training.loop import loop, progress_bar
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.loss.learned_widths import best_widths_after, learned_sites
@@ -59,7 +57,7 @@ from pyro_dropout.training.preflight import (
     check_validation,
 )
 from pyro_dropout.training.torch_optimisers import from_optimiser, trainable
-from pyro_dropout.training.training_task import TrainingTask
+from pyro_dropout.training.training_task import LoaderTask, TrainingTask, check_loader, open_loader
 
 
 @one_at_a_time

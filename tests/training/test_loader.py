@@ -222,19 +222,6 @@ def test_a_pyro_model_takes_a_loader(data: tuple[Tensor, Tensor]) -> None:
     assert abs(float(guide.median()["slope"]) - 0.7) < 0.02
 
 
-@pytest.mark.deep
-def test_a_compiled_step_takes_a_loader(data: tuple[Tensor, Tensor]) -> None:
-    """Batches of the usual shape are compiled, and the last of an epoch is not: losses are the same."""
-    found = []
-    for compile in (False, True):
-        model, guide = made()
-        loader = DataLoader(TensorDataset(*data), batch_size=8, shuffle=True)
-        history = pd.fit(model, guide, loader, epochs=3, seed=1, compile=compile, progress=False)
-        assert history.compiled is compile
-        found.append(history.losses)
-    torch.testing.assert_close(found[0], found[1])
-
-
 # --- prediction -------------------------------------------------------------------------------------------------------
 
 

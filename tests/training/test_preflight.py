@@ -2,7 +2,6 @@
 
 from functools import partial
 from typing import Any
-from unittest import mock
 
 import pyro
 import pyro.distributions as dist
@@ -62,13 +61,6 @@ def test_a_likelihood_of_ones_own_is_asked_too() -> None:
         check_targets(made(Even()), X, ONES)
 
 
-def test_targets_are_looked_at_once_and_not_at_every_step() -> None:
-    model = made(pd.Poisson())
-    with mock.patch.object(pd.Poisson, "check_values", autospec=True) as looked:
-        pd.fit(model, pd.AutoDropout(model), X, ONES, **{**QUIET, "steps": 20})
-    assert looked.call_count == 1
-
-
 def test_looking_leaves_no_mark() -> None:
     model = pd.BayesianNet(
         nn.Sequential(nn.Linear(1, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)), likelihood=pd.Bernoulli()
@@ -78,23 +70,6 @@ def test_looking_leaves_no_mark() -> None:
     check_targets(model, X, ONES)
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
-# --- models -----------------------------------------------------------------------------------------------------------
-
-
-def test_programs_of_all_kinds_can_be_called() -> None:
-    def program(x: Tensor, y: Tensor, num_data: int) -> None: ...
-
-    model = made(pd.Gaussian())
-    for each in (
-        program,
-        partial(program),
-        lambda *given: None,
-        pyro.poutine.block(program),
-        pyro.poutine.block(model),
-    ):
-        check_targets(each, X, ONES)
 
 
 # --- gradients --------------------------------------------------------------------------------------------------------

@@ -144,16 +144,6 @@ def test_the_gradient_of_one_parameter_may_be_another(compile: Any, optim: str) 
         torch.testing.assert_close(pyro.param(name), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_model_whose_shapes_depend_on_values_is_traced_with_them() -> None:
-    table = torch.tensor([2.0, -1.0, 3.0])
-
-    def scaled(x: Tensor) -> Tensor:
-        return x * table[table > 0].sum()  # without values nobody knows how many there are
-
-    program = Program(scaled, torch.ones(3), fake=True, compile=False)
-    torch.testing.assert_close(program(torch.ones(3)), torch.full((3,), 5.0))
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("batch_size", [None, 64])
 @pytest.mark.parametrize("compile", RECORDED_OR_COMPILED)

@@ -68,21 +68,6 @@ def test_steps_are_the_steps_of_pyros_svi() -> None:
     assert ours.evaluate_loss(x, y) > 0
 
 
-@pytest.mark.usefixtures("traced")
-def test_batch_norm_statistics_move_as_eager_ones_do() -> None:
-    def run(compile: bool) -> tuple[Tensor, Tensor]:
-        torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 1))
-        model = pd.BayesianNet(net)
-        x = torch.randn(16, 3)
-        svi = pd.SVI(model, pd.AutoDropout(model, keep=1.0), pyro.optim.Adam({"lr": 0.01}), compile=compile)
-        for _ in range(3):
-            svi.step(x, x[:, :1])
-        return net[1].running_mean, net[1].weight.detach()
-
-    torch.testing.assert_close(run(True), run(False), rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.usefixtures("eager_draws", "traced")
 def test_settings_changed_between_steps_are_seen() -> None:
     """τ in place, keep by another buffer: a compiled step is the eager one after either."""

@@ -241,21 +241,6 @@ def test_early_stopping_does_not_hide_a_loss_that_is_no_number() -> None:
     torch.testing.assert_close(guide.mean(), before)
 
 
-def test_the_last_step_is_validated_too() -> None:
-    model, guide, x, y = problem()
-    history = pd.fit(model, guide, x, y, steps=25, validation=(x, y), check_every=10, **QUIET)
-    assert [step for step, _ in history.validation] == [10, 20, 25]
-
-
-def test_a_check_leaves_every_layer_in_its_mode() -> None:
-    net = nn.Sequential(nn.Linear(1, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
-    net[1].eval()  # its running means are frozen
-    model, (_, _, x, y) = pd.BayesianNet(net), problem()
-    pd.fit(model, pd.AutoDropout(model), x, y, steps=4, validation=(x, y), check_every=2, **QUIET)
-    assert net[0].training
-    assert not net[1].training
-
-
 def test_what_cannot_be_compiled_is_fitted_eagerly_with_one_warning() -> None:
     class Looks(nn.Module):
         def __init__(self) -> None:
@@ -291,7 +276,7 @@ def test_batch_norm_is_trained_and_validation_leaves_it_alone() -> None:
 
 def test_a_history_can_be_looked_at() -> None:
     model, guide, x, y = problem()
-    history = pd.fit(model, guide, x, y, steps=150, validation=(x, y), check_every=50, **QUIET)
+    history = pd.fit(model, guide, x, y, steps=30, validation=(x, y), check_every=10, **QUIET)
     ax = history.plot()
     assert ax.get_xlabel() == "step"
     assert ax.get_ylabel() == "-ELBO (nats)"

@@ -107,14 +107,6 @@ def test_adam_decays_weights_as_it_is_told(decoupled: bool) -> None:
     torch.testing.assert_close(values[0], leaf.detach(), rtol=1e-12, atol=1e-12)
 
 
-def test_options_may_be_tensors() -> None:
-    w = torch.zeros(2, requires_grad=True)
-    found = from_optimiser(torch.optim.Adam([w], lr=torch.tensor(0.25), betas=(0.5, 0.75)))
-    assert found is not None
-    assert type(found.lr) is float
-    assert found.lr == 0.25
-
-
 def conjugate() -> tuple[Any, Any, torch.Tensor, torch.Tensor]:
     """A bias with a N(0, 1) prior and 50 targets around 20, of precision 4: its posterior has mean 4·1000/201."""
     net = torch.nn.Linear(1, 1).to(F64)

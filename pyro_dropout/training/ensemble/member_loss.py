@@ -17,8 +17,8 @@ from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.mathematics.whole_sums import is_traced
 from pyro_dropout.protocols import PyroModel, Tree
 from pyro_dropout.training.compile.functional import Buffers, Parameters, loss_and_gradients, unvalidated
+from pyro_dropout.training.distributed.process_group import Share
 from pyro_dropout.training.ensemble.anchoring import Anchoring, Perturbation, free_points
-from pyro_dropout.training.ensemble.share import Share
 from pyro_dropout.training.fleet.replicas import check_pure
 from pyro_dropout.training.loss.attempt import untraced
 from pyro_dropout.training.loss.temperature import at_step, current_step

@@ -185,13 +185,6 @@ def test_another_training_is_refused(tmp_path: Path, name: str) -> None:
     assert sorted(path.read_bytes() for path in tmp_path.iterdir()) == before
 
 
-def test_a_posterior_is_no_checkpoint_of_a_training(tmp_path: Path) -> None:
-    model = pd.BayesianNet(torch.nn.Linear(1, 1))
-    pd.save(tmp_path / "step-000000000010.safetensors", model, pd.AutoDropout(model))
-    with pytest.raises(pd.PyroDropoutError, match="is not a training checkpoint"):
-        short(tmp_path)
-
-
 def test_an_optimiser_whose_state_is_no_tensors_is_refused(tmp_path: Path) -> None:
     model = pd.BayesianNet(torch.nn.Linear(1, 1))
     guide = pd.AutoDropout(model)
@@ -237,16 +230,6 @@ def test_the_checkpoints_that_are_written_outlive_a_damaged_later_one(tmp_path: 
     with pytest.warns(UserWarning, match="cannot be used"):
         assert short(pd.Checkpoint(tmp_path, every=5, keep=1), steps=70)[1].steps == 70
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000000070.safetensors"]
-
-
-def test_a_damaged_checkpoint_is_the_first_to_go(tmp_path: Path) -> None:
-    two_of_which_the_last_is_damaged(tmp_path)
-    with pytest.warns(UserWarning, match="cannot be used"):
-        short(pd.Checkpoint(tmp_path, every=1000, keep=2), steps=70)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "step-000000000040.safetensors",
-        "step-000000000070.safetensors",
-    ]
 
 
 @pytest.mark.parametrize("first", [0, 20])

@@ -225,13 +225,3 @@ def test_what_cannot_be_looked_into_runs_eagerly_and_is_named(batch: Any, word: 
         assert [round(b - a) for a, b in itertools.pairwise(losses)] == [1, 3, 5]
     with pytest.raises(pd.PyroDropoutError, match=word):
         pd.SVI(program, svi.guide, svi.optim, pd.ELBO(per_example=False), compile=True).step(batch(0))
-
-
-@pytest.mark.deep
-def test_shapes_that_never_stop_changing_end_in_eager_steps(as_traced: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyro_dropout.training.svi._MOST", 3)
-    svi = pd.SVI(on_batches, pd.AutoMeanField(on_batches), pyro.optim.Adam({"lr": 0.0}))
-    with pytest.warns(UserWarning, match="3 programs were compiled for it already"):
-        losses = [svi.step({"x": torch.zeros(n, 3), "y": torch.zeros(n)}) for n in range(1, 9)]
-    assert len(losses) == 8
-    assert svi._built == 3

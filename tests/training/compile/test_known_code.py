@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import pyro_dropout as pd
 from pyro_dropout.engines import program
 from pyro_dropout.tabular.choice import MEAN_FIELD
-from pyro_dropout.training.compile.known_code import is_known
+from pyro_dropout.training.compile.captured_state import is_known
 
 X = torch.linspace(-1, 1, 12).unsqueeze(-1)
 

@@ -15,8 +15,7 @@ import torch
 
 import pyro_dropout as pd
 from pyro_dropout.prediction.sharded import Shards
-from pyro_dropout.training.distributed.process_group import Group, join
-from pyro_dropout.training.distributed.torchrun import local_device
+from pyro_dropout.training.distributed.process_group import Group, join, local_device
 from tests.training.ranks import (
     ENSEMBLES,
     dropout_line,

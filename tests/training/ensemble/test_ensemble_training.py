@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import pyro_dropout as pd
 from pyro_dropout.training import loop
 from pyro_dropout.training.checkpoints.training_checkpoint import Keeper
-from pyro_dropout.training.ensemble.members_run import MembersRun
+from pyro_dropout.training.ensemble.members import MembersRun
 from pyro_dropout.training.optimisers import sgd
 from tests.training.ensemble.test_training import QUIET, data
 

@@ -299,15 +299,6 @@ def test_kron_refuses_layers_that_it_does_not_describe(net: nn.Module, match: st
         pd.laplace(classifier(net), net, x, Y, structure="kron")
 
 
-def test_priors_that_differ_between_outputs_have_no_kronecker_factors() -> None:
-    net = nn.Linear(2, 2)
-    model = classifier(net, prior=pd.Prior(length_scale=torch.tensor([[1.0], [2.0]])))
-    with pytest.raises(pd.PyroDropoutError, match="'weight' has several"):
-        pd.laplace(model, net, X, Y, structure="kron")
-    by_input = classifier(net, prior=pd.Prior(length_scale=torch.tensor([1.0, 2.0])))
-    assert untrained(by_input, net, X, Y, structure="kron").finished
-
-
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_a_network_that_mixes_its_points_is_refused(structure: Any) -> None:
     with pytest.raises(pd.PyroDropoutError, match="does not depend on the others"):

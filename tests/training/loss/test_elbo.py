@@ -215,15 +215,6 @@ def test_batches_average_to_the_whole(per_example: bool, monkeypatch: pytest.Mon
     assert sum(batches) / 4 == pytest.approx(whole, rel=1e-12)
 
 
-@pytest.mark.parametrize("ask", ["loss", "loss_and_grads"])
-def test_nan_is_told_as_pyro_tells_it(ask: str) -> None:
-    model, x, y = small()
-    guide = pd.AutoDropout(model)
-    x[3, 1] = torch.nan
-    with pyro.validation_enabled(False), pytest.warns(UserWarning, match="Encountered NaN: loss"):
-        getattr(pd.ELBO(), ask)(model, guide, x, y)
-
-
 def test_it_is_a_torch_module() -> None:
     model, x, y = small()
     guide = pd.AutoDropout(model, keep=0.9)

@@ -171,7 +171,7 @@ def test_each_input_has_a_width_of_its_own(guide: Any, tmp_path: Path) -> None:
         return model, guide(model)
 
     model, q = build()
-    pd.fit(model, q, x, y, steps=150, lr=0.05, seed=0, **QUIET)
+    pd.fit(model, q, x, y, steps=150, lr=0.05, seed=0, compile="traced", progress=False)
     found, first = model.prior_scale("0.weight"), q.posterior("0.weight")
     torch.testing.assert_close(found, (first.mean**2 + first.variance).mean(0).sqrt())
     assert model.prior_scale("2.weight").shape == ()
