@@ -30,7 +30,7 @@ from pyro_dropout.protocols import Tree
 from pyro_dropout.training.checkpoints.posterior_file import settings_of
 from pyro_dropout.training.checkpoints.tensor_file import digest
 from pyro_dropout.training.compile.functional import Buffers
-from pyro_dropout.training.ensemble.anchoring import perturbation
+from pyro_dropout.training.ensemble.anchoring import Problem, perturbation
 from pyro_dropout.training.loss.learned_widths import learned_sites
 
 Replica = tuple[Any, Any]  # a model and its guide, both modules
@@ -216,8 +216,6 @@ def rows_of(x: AnyInputs, indices: Tensor | None, count: int) -> Tensor:
 
 # --- anchors ----------------------------------------------------------------------------------------------------------
 
-Problem = dict[str, dict[str, Tensor]]  # anchors and noise by site, with the replicas in front
-
 
 def anchored(
     replica: Replica, seeds: Sequence[int] | Tensor, count: int, call: tuple[Tensor, Tensor, int], batch: int
@@ -249,9 +247,9 @@ def anchored(
                 " Train an Ensemble instead."
             )
     problem = perturbation(guide, listed, ModelCall(model, call), batch)
-    if problem.weights:
+    if problem["weights"]:
         raise PyroDropoutError(
             "replicas of a fleet are anchored by noise in their targets, which needs a Gaussian likelihood. Train an"
             " Ensemble instead: its members weight the data points."
         )
-    return problem.tensors()
+    return problem

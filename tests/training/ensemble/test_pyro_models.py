@@ -68,7 +68,7 @@ def test_the_width_of_a_full_covariance() -> None:
 def test_only_a_latent_width_gets_weights(likelihood: Any, outputs: int, shape: tuple[int, ...] | None) -> None:
     model = pd.BayesianNet(nn.Linear(1, outputs), likelihood=likelihood)
     call = ModelCall(model, (torch.ones(8, 1), torch.ones(8, 2 if outputs == 4 else 1)))
-    widths = perturbation(pd.AutoMeanField(model), [1, 2, 3], call, batch=5).widths
+    widths = perturbation(pd.AutoMeanField(model), [1, 2, 3], call, batch=5)["widths"]
     assert {name: tuple(value.shape) for name, value in widths.items()} == ({} if shape is None else {"y": shape})
     assert all(value.mean((1, 2)).tolist() == pytest.approx([1.0] * 3) for value in widths.values())
 

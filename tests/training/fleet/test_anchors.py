@@ -64,8 +64,8 @@ def test_every_replica_has_its_own_rows_prior_and_noise(batch: int | None) -> No
     fleet.fit(x, y, indices=rows, steps=500, batch_size=batch, anchors=seeds, seed=0, **decay, **QUIET)
     drawn = perturbation(fleet[0][1], seeds, ModelCall(fleet[0][0], (x, y, 24)), 24)
     for k, (_, guide) in enumerate(fleet):
-        own, noise = x[rows[k]], drawn.noise["y"][k][rows[k]] / taus[k] ** 0.5
-        anchor = drawn.anchors["weight"][k].T / lengths[k]
+        own, noise = x[rows[k]], drawn["noise"]["y"][k][rows[k]] / taus[k] ** 0.5
+        anchor = drawn["anchors"]["weight"][k].T / lengths[k]
         matrix = taus[k] * own.T @ own + lengths[k] ** 2 * torch.eye(2, dtype=x.dtype)
         best = torch.linalg.solve(matrix, taus[k] * own.T @ (y[rows[k]] + noise) + lengths[k] ** 2 * anchor)
         # The noise of other rows would move the optimum by 0.07 or more; mini-batches leave an error of 0.0005.
