@@ -215,14 +215,10 @@ def replica(seed: int, keep: float) -> tuple[Any, Any]:
     return model, pd.AutoDropout(model, keep={"0.weight": 1.0, "2.weight": keep})
 
 
-def fleet_of(
-    replicas: int, distributed: bool, folder: Path | None = None, dtype: torch.dtype = torch.float32, **options: Any
-) -> dict[str, Any]:
+def fleet_of(replicas: int, distributed: bool, folder: Path | None = None, **options: Any) -> dict[str, Any]:
     """A fleet with learning rates and rows of its own for each replica, all but free of noise."""
-    x, y = wave(40, dtype)
+    x, y = wave(40)
     fleet = pd.Fleet(replica, {"seed": list(range(replicas)), "keep": [1 - 1e-6] * replicas})
-    for part in (part for pair in fleet for part in pair):
-        part.to(dtype)
     rows = torch.stack([torch.arange(k, k + 30) for k in range(replicas)])
     rates = torch.linspace(0.005, 0.02, replicas)
     asked = {"steps": 20, "indices": rows, "lr": rates, "compile": False, "progress": False, "seed": SEED, **options}
@@ -236,7 +232,6 @@ def fleet_of(
 def fleets(folder: Path) -> dict[str, Any]:
     """More replicas than ranks, fewer, some that are lost, and a fleet that is taken up again."""
     found: dict[str, Any] = {"five": fleet_of(5, True), "one": fleet_of(1, True)}
-    found["double"] = fleet_of(3, True, dtype=torch.float64)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         lost = fleet_of(2, True, optim="sgd", lr=torch.tensor([1e-4, 1e9]))

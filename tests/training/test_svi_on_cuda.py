@@ -80,21 +80,6 @@ def test_twenty_steps_are_the_eager_ones() -> None:
             )
 
 
-def test_a_frozen_parameter_stays_and_shapes_may_change() -> None:
-    AROUND.update(offset=torch.tensor(0.0), noise=1.0)
-    guide = pd.AutoDropout(model, keep=1.0)
-    svi = pd.SVI(model, guide, pyro.optim.Adam({"lr": 0.1}), pd.ELBO(per_example=False), compile=True)
-    for batch in batches(3):
-        svi.step(batch)
-    weight = next(value for name, value in guide.named_parameters() if "w" in name.split(".")[0] or "w." in name)
-    weight.requires_grad_(False)
-    before = weight.detach().clone()
-    for batch in batches(3, rows=7):
-        svi.step(batch)
-    torch.testing.assert_close(weight, before)
-    assert len(svi._programs) == 2
-
-
 def test_a_loaded_store_is_taken_up(tmp_path: Any) -> None:
     AROUND.update(offset=torch.tensor(0.0), noise=1.0)
     given = batches(6)

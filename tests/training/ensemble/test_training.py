@@ -136,24 +136,6 @@ def test_whether_noise_depends_on_weights_is_asked_before_statistics_are_restore
     assert history.losses.isfinite().all()
 
 
-@pytest.mark.deep
-def test_growing_leaves_old_members_as_they_are() -> None:
-    x, y = data()
-    model = pd.BayesianNet(net(), pd.Prior(), pd.Gaussian(4.0))
-    ensemble = pd.Ensemble(model, members=3)
-    pd.fit(model, ensemble, x, y, steps=20, **QUIET)
-    before = ensemble.draws_at(torch.arange(3))
-    fresh = ensemble.more(2).draws_at(torch.arange(5))
-    pd.fit(model, ensemble, x, y, steps=20, **QUIET)
-    after = ensemble.draws_at(torch.arange(5))
-    for name, value in before.items():
-        assert torch.equal(after[name][:3], value)
-        assert not torch.equal(after[name][3:], fresh[name][3:])
-    assert ensemble.members == 5
-    pd.fit(model, ensemble, x, y, steps=20, **QUIET)  # from here on, all of them
-    assert not torch.equal(ensemble.draws_at(torch.arange(3))["0.weight"], before["0.weight"])
-
-
 def test_layers_that_change_while_they_train_are_refused() -> None:
     x, y = data()
     layers = nn.Sequential(nn.Linear(2, 6), nn.BatchNorm1d(6), nn.Linear(6, 1)).double()
