@@ -84,7 +84,7 @@ def fit(
     from pyro_dropout.tables.reading import Reading
     from pyro_dropout.tabular.fit_table import Wanted, plan_table
     from pyro_dropout.tabular.run_folder import Run, sha256_of
-    from pyro_dropout.training.distributed.torchrun import rank_here
+    from pyro_dropout.training.distributed.process_group import rank_here
 
     if data in BUNDLED and not Path(data).exists():
         raise options.refusal("DATA", f"{data!r} is for compare only; fit takes a CSV or Parquet file.")
@@ -124,7 +124,7 @@ def resume(
     """Continue an interrupted run, or train a finished run with a given guide for longer."""
     from pyro_dropout.tabular.fit_table import held_back_after
     from pyro_dropout.tabular.run_folder import Run
-    from pyro_dropout.training.distributed.torchrun import rank_here
+    from pyro_dropout.training.distributed.process_group import rank_here
 
     where = options.place(device)
     if not folder.is_dir():
@@ -167,7 +167,7 @@ def _train(
     from pyro_dropout.tabular.fitted import finished
     from pyro_dropout.tabular.run_folder import CHECKPOINTS
     from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint
-    from pyro_dropout.training.distributed.torchrun import rank_here, started_together
+    from pyro_dropout.training.distributed.process_group import rank_here, started_together
     from pyro_dropout.training.fit import fit as train
 
     model, guide = run.build(data)
@@ -233,7 +233,7 @@ def _few_rows(fitted: "FittedTable") -> list[str]:
 
 def heard() -> AbstractContextManager[object]:
     """Print warnings as lines on stderr within this context; ranks other than 0 print none."""
-    from pyro_dropout.training.distributed.torchrun import rank_here
+    from pyro_dropout.training.distributed.process_group import rank_here
 
     return warnings.catch_warnings(action="ignore") if rank_here() else plain_warnings()
 
@@ -241,7 +241,7 @@ def heard() -> AbstractContextManager[object]:
 @contextlib.contextmanager
 def _resumable(folder: Path) -> Iterator[None]:
     """Say how to continue if training is interrupted, or ended by a signal after its checkpoint; rank 0 says it."""
-    from pyro_dropout.training.distributed.torchrun import rank_here
+    from pyro_dropout.training.distributed.process_group import rank_here
 
     advice = f"to continue: {PROGRAM} resume {folder}"
     try:
@@ -263,7 +263,7 @@ def _claimed(folder: Path, make: bool = False) -> Iterator[None]:
     from pyro_dropout.tabular.run_folder import POSTERIOR, RECORD
     from pyro_dropout.training.checkpoints.atomic_file import clear_unfinished
     from pyro_dropout.training.checkpoints.folder_claim import claimed
-    from pyro_dropout.training.distributed.torchrun import rank_here
+    from pyro_dropout.training.distributed.process_group import rank_here
 
     if rank_here():
         yield
@@ -280,7 +280,7 @@ def _check_new(folder: Path) -> bool:
     """Raise unless a folder for a run is new or empty; return whether torchrun has restarted a run in it."""
     from pyro_dropout.tabular.run_folder import RECORD
     from pyro_dropout.training.checkpoints.folder_claim import LOCK
-    from pyro_dropout.training.distributed.torchrun import rank_here, restarted
+    from pyro_dropout.training.distributed.process_group import rank_here, restarted
 
     if rank_here():
         return False
@@ -302,7 +302,7 @@ def _taken(folder: Path) -> typer.BadParameter:
 def _cleared(folder: Path) -> Iterator[None]:
     """If training diverges before its first checkpoint, remove what the run wrote: it would block the next attempt."""
     from pyro_dropout.tabular.run_folder import CHECKPOINTS, RECORD, checkpoints_in
-    from pyro_dropout.training.distributed.torchrun import rank_here
+    from pyro_dropout.training.distributed.process_group import rank_here
     from pyro_dropout.training.history import DivergedError
 
     try:

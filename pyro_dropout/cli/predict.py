@@ -81,7 +81,7 @@ def predict(
     from pyro_dropout.tables.reading import read_input_pieces
     from pyro_dropout.tabular.fitted import FittedTable, Question
     from pyro_dropout.tabular.run_folder import Run, sha256_of
-    from pyro_dropout.training.distributed.torchrun import local_device, rank_here, started_together
+    from pyro_dropout.training.distributed.process_group import local_device, rank_here, started_together
 
     run = Run.read(folder)
     data = str(arrived(data))

@@ -27,7 +27,7 @@ from pyro_dropout.training.checkpoints.atomic_file import whole_file
 from pyro_dropout.training.checkpoints.posterior_file import load, save
 from pyro_dropout.training.checkpoints.regular_file import check_name, check_no_links, check_regular
 from pyro_dropout.training.checkpoints.tensor_file import DamagedFileError, read_facts
-from pyro_dropout.training.distributed.torchrun import rank_here
+from pyro_dropout.training.distributed.process_group import rank_here
 
 RECORD, POSTERIOR, CHECKPOINTS = "run.json", "posterior.safetensors", "checkpoints"
 OWN = (RECORD, POSTERIOR, CHECKPOINTS)

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from pyro import poutine
@@ -32,15 +33,13 @@ from pyro_dropout.training.checkpoints.fingerprint import told_update
 from pyro_dropout.training.checkpoints.tensor_file import digest
 from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint, Keeper
 from pyro_dropout.training.collapse import note_learned
+from pyro_dropout.training.compile.captured_state import is_known
 from pyro_dropout.training.compile.functional import Loss, unvalidated
-from pyro_dropout.training.compile.known_code import is_known
-from pyro_dropout.training.distributed.process_group import ALONE, join
-from pyro_dropout.training.distributed.torchrun import local_device
+from pyro_dropout.training.distributed.process_group import ALONE, join, local_device
 from pyro_dropout.training.ensemble.ensemble_training import EnsembleTraining, check_members
 from pyro_dropout.training.history import History
 from pyro_dropout.training.laplace.after_training import as_points, finish_on
 from pyro_dropout.training.loader import loader_of
-from pyro_dropout.training.loader_task import LoaderTask, check_loader, open_loader
 from pyro_dropout.training.loop import loop, progress_bar
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.loss.learned_widths import best_widths_after, learned_sites
@@ -59,7 +58,7 @@ from pyro_dropout.training.preflight import (
     check_validation,
 )
 from pyro_dropout.training.torch_optimisers import from_optimiser, trainable
-from pyro_dropout.training.training_task import TrainingTask
+from pyro_dropout.training.training_task import LoaderTask, TrainingTask, check_loader, open_loader
 
 
 @one_at_a_time
@@ -177,8 +176,8 @@ def fit(
     else:
         if target is not None and not isinstance(validation, DataLoader):
             raise PyroDropoutError(f"target is for the batches of a DataLoader; got {target!r} with x and y.")
-        own = kwargs if num_data is None else {**kwargs, "num_data": num_data}
-        call = check_data(call_of(fit, model, args, own), batch_size)
+        named = kwargs if num_data is None else {**kwargs, "num_data": num_data}
+        call = check_data(call_of(fit, model, args, named), batch_size)
     held_out = None if validation is None else check_validation(model, validation, patience, check_every, target)
     check_how(clip_norm, seed, device, lr=lr, schedule=schedule, loss=loss, optim=optim)
     if loss is not None and not isinstance(loss, ELBO) and learned_sites(model):
@@ -216,8 +215,9 @@ def fit(
         facts["world"] = group.world
     every = check_every or max(1, total // 50)
 
+    ranks = group if distributed else None
+
     def train(task: TrainingTask, where: str | Path | Checkpoint | None, bar: object = None) -> History:
-        ranks = group if distributed else None
         if ranks is not None:
             seen = None if held_out is None else [*map(digest, held_out.leaves()), patience, check_every]
             ranks.check_same(task.facts() | facts | {"steps": total, "validation": seen, "checkpoint": str(where)})
@@ -228,26 +228,16 @@ def fit(
         if where is not None:
             same = facts | task.facts() | ({} if watch is None else {"validation": watch.facts()})
             keeper = Keeper(where, run, model, task.kept, same, watch, group)
-        over_ranks = functools.partial(task.over_ranks, group=group)
-        return loop(
-            run,
-            total,
-            progress,
-            watch=watch,
-            blame=task.blame,
-            keeper=keeper,
-            group=group,
-            over_ranks=over_ranks,
-            bar=bar,
-        )
-
-    def with_threads(task: TrainingTask, where: str | Path | Checkpoint | None, bar: object = None) -> History:
-        counts = place.type == "cpu" and not distributed and not isinstance(guide, Ensemble)
-        with enough_threads(functools.partial(task.trial, batch) if counts else None):
-            return train(task, where, bar)
+        around: Any = {"watch": watch, "keeper": keeper, "group": group, "blame": task.blame, "bar": bar}
+        return loop(run, total, progress, over_ranks=functools.partial(task.over_ranks, group=group), **around)
 
     def attempt(task: TrainingTask, where: str | Path | Checkpoint | None, bar: object = None) -> History:
-        work = functools.partial(with_threads, task, where, bar)
+        counts = place.type == "cpu" and not distributed and not isinstance(guide, Ensemble)
+
+        def work() -> History:
+            with enough_threads(functools.partial(task.trial, batch) if counts else None):
+                return train(task, where, bar)
+
         tries = takes(model, "num_data") and stream is None
         with products_in(precision):
             return explained(work, task.try_step, batch, task.less) if tries else work()
@@ -261,24 +251,22 @@ def fit(
     ):
         if loss is None and not is_network(model):  # a draw for each data point was not requested
             warnings.filterwarnings("ignore", message=".*cannot be drawn for each data point")
-        if not isinstance(guide, Ensemble):
-            shared = takes_all(model)
-            default = ELBO(per_example=False if shared else "auto")
-            chosen_loss = default if loss is None else loss
+        if isinstance(guide, Ensemble):
+            ensemble = EnsembleTraining(guide, call, batch, loss, clip_norm, checkpoint, ranks, seed, total)
+            facts |= ensemble.facts()
+            several = ensemble.turns > 1
+            bars = progress_bar(total * ensemble.turns, progress and group.first) if several else nullcontext()
+            with bars as bar:
+                history = ensemble.train(lambda members: attempt(members, members.checkpoint, bar))
+        else:
+            own = ELBO(per_example=False if takes_all(model) else "auto") if loss is None else loss
+            task = TrainingTask(guide, own, call)
+            if stream is not None:
+                stream.device = place
+                task = LoaderTask(guide, own, call, stream)
             with as_points(model, guide, loss):
-                if stream is None:
-                    history = attempt(TrainingTask(guide, chosen_loss, call), checkpoint)
-                else:
-                    stream.device = place
-                    history = attempt(LoaderTask(guide, chosen_loss, call, stream), checkpoint)
+                history = attempt(task, checkpoint)
                 finish_on(guide, call, loader, target, batch_size)
-            return _noted(model, guide, call, history)
-        ranks = group if distributed else None
-        ensemble = EnsembleTraining(guide, call, batch, loss, clip_norm, checkpoint, ranks, seed, total)
-        facts |= ensemble.facts()
-        bars = progress_bar(total * ensemble.turns, progress and group.first) if ensemble.turns > 1 else nullcontext()
-        with bars as bar:
-            history = ensemble.train(lambda members: attempt(members, members.checkpoint, bar))
         return _noted(model, guide, call, history)
 
 

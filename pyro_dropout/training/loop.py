@@ -20,7 +20,6 @@ from pyro_dropout.training.checkpoints.training_checkpoint import Keeper
 from pyro_dropout.training.distributed.process_group import ALONE, Group
 from pyro_dropout.training.early_stopping import Watch
 from pyro_dropout.training.history import REMEDY, DivergedError, History, all_finite
-from pyro_dropout.training.loss_record import Ledger
 from pyro_dropout.training.runner import TrainingRun
 
 
@@ -43,7 +42,7 @@ def loop(
     left alone. ``over_ranks`` makes the losses of some steps from those that each of them has computed; by default
     their mean.
     """
-    ledger = Ledger(total)
+    ledger = _Ledger(total)
     if keeper is not None:
         for part in keeper.resume(total):
             ledger.enter(part)
@@ -93,6 +92,28 @@ def loop(
     checks = () if watch is None else (watch.seen, watch.best_step)
     found = History(ledger.losses.cpu(), done, seconds, *how, *checks)
     return replace(found, traced=run.compiled and run.traced, engine=run.engine, why="; ".join(run.why))
+
+
+class _Ledger:
+    """The losses of all steps; all memory is taken at the beginning, so that it does not grow during training."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._pages, self.steps = total, torch.empty(0), 0
+
+    def enter(self, losses: Tensor) -> None:
+        """Append the losses of the next steps, (steps,) or (steps, replicas)."""
+        if not len(losses):
+            return
+        if not self.steps:
+            # Filled, not only reserved: an operating system counts memory when it is first written to.
+            self._pages = losses.new_full((self._total, *losses.shape[1:]), torch.nan)
+        self._pages[self.steps : self.steps + len(losses)] = losses
+        self.steps += len(losses)
+
+    @property
+    def losses(self) -> Tensor:
+        """The losses so far."""
+        return self._pages[: self.steps]
 
 
 _shared: ContextVar[Any] = ContextVar("shared progress bar", default=None)

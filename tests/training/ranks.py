@@ -66,16 +66,9 @@ def without_noise(case: str, distributed: bool) -> dict[str, Any]:
     model = network(norm=case == "batch norm", dtype=torch.float64)
     guide = pd.AutoDropout(model, keep=1.0)
     options: dict[str, Any] = {
-        "full batch": {},  # 26 and 25 points
-        "mini-batches": {"batch_size": 15},  # 8 and 7 points
-        "sgd": {"optim": "sgd", "lr": 1e-4, "batch_size": 20, "clip_norm": 50.0, "schedule": pd.inverse_decay(0.1)},
-        "adamw": {"optim": "adamw", "batch_size": 20},
         "batch norm": {"batch_size": 50},
         "validation": {"batch_size": 20, "validation": wave(9, torch.float64), "patience": 2, "check_every": 7},
-    }.get(case, {})
-    if case == "beside":
-        guide(x, y)
-        options = {"optim": torch.optim.NAdam([*guide.parameters(), *model.likelihood.parameters()], lr=1e-2)}
+    }[case]
     history = pd.fit(
         model, guide, x, y, **{**QUIET, "steps": 20, "seed": SEED, "compile": False} | options, distributed=distributed
     )
@@ -85,54 +78,9 @@ def without_noise(case: str, distributed: bool) -> dict[str, Any]:
     return {"losses": history.losses.tolist(), "seen": seen, "hash": hash_of(model, guide), "validation": shown}
 
 
-WITHOUT_NOISE = ("full batch", "mini-batches", "sgd", "adamw", "batch norm", "validation", "beside")
-
-
 def exactness() -> dict[str, Any]:
     """All of them."""
-    return {case: without_noise(case, True) for case in WITHOUT_NOISE}
-
-
-def line(distributed: bool, steps: int, seed: int | None) -> tuple[list[float], str]:
-    """Dropout on a linear model under a strong prior; its optimum is known."""
-    x, y = line_data()
-    torch.manual_seed(here())
-    model = pd.BayesianNet(nn.Linear(3, 1, bias=False), pd.Prior(length_scale=3.0), likelihood=pd.Gaussian(2.0))
-    guide = pd.AutoDropout(model, keep=0.8)
-    pd.fit(
-        model,
-        guide,
-        x,
-        y,
-        steps=steps,
-        batch_size=10,
-        lr=0.05,
-        schedule=lambda t: (1 - t / steps).clamp_min(0.0),
-        seed=seed,
-        progress=False,
-        compile="auto" if distributed else False,
-        distributed=distributed,
-    )
-    return (guide.mean()["weight"] / 0.8).flatten().tolist(), hash_of(model, guide)
-
-
-def line_data() -> tuple[Tensor, Tensor]:
-    """Thirty points of a linear function of three inputs."""
-    generator = torch.Generator().manual_seed(3)
-    x = torch.randn(30, 3, generator=generator)
-    return x, x @ torch.tensor([[1.0], [-2.0], [0.5]]) + 0.3 * torch.randn(30, 1, generator=generator)
-
-
-def long_run() -> dict[str, Any]:
-    """Many steps with a seed; and a few without, where only the first rank's dice count."""
-    weights, end = line(True, 300, 0)
-    return {"weights": weights, "hash": end, "unseeded": line(True, 20, None)[1], "dice": torch.rand(()).item()}
-
-
-def seeds() -> dict[str, Any]:
-    """Some steps for several seeds, and a thousand for one."""
-    weights = [line(True, 400, seed)[0] for seed in range(8)]
-    return {"weights": weights, "hash": line(True, 1000, 0)[1]}
+    return {case: without_noise(case, True) for case in ("batch norm", "validation")}
 
 
 def masks() -> dict[str, Any]:
@@ -267,14 +215,10 @@ def replica(seed: int, keep: float) -> tuple[Any, Any]:
     return model, pd.AutoDropout(model, keep={"0.weight": 1.0, "2.weight": keep})
 
 
-def fleet_of(
-    replicas: int, distributed: bool, folder: Path | None = None, dtype: torch.dtype = torch.float32, **options: Any
-) -> dict[str, Any]:
+def fleet_of(replicas: int, distributed: bool, folder: Path | None = None, **options: Any) -> dict[str, Any]:
     """A fleet with learning rates and rows of its own for each replica, all but free of noise."""
-    x, y = wave(40, dtype)
+    x, y = wave(40)
     fleet = pd.Fleet(replica, {"seed": list(range(replicas)), "keep": [1 - 1e-6] * replicas})
-    for part in (part for pair in fleet for part in pair):
-        part.to(dtype)
     rows = torch.stack([torch.arange(k, k + 30) for k in range(replicas)])
     rates = torch.linspace(0.005, 0.02, replicas)
     asked = {"steps": 20, "indices": rows, "lr": rates, "compile": False, "progress": False, "seed": SEED, **options}
@@ -288,7 +232,6 @@ def fleet_of(
 def fleets(folder: Path) -> dict[str, Any]:
     """More replicas than ranks, fewer, some that are lost, and a fleet that is taken up again."""
     found: dict[str, Any] = {"five": fleet_of(5, True), "one": fleet_of(1, True)}
-    found["double"] = fleet_of(3, True, dtype=torch.float64)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         lost = fleet_of(2, True, optim="sgd", lr=torch.tensor([1e-4, 1e9]))
@@ -456,7 +399,7 @@ def commands(folder: Path) -> dict[str, Any]:
 
 # --- all together -----------------------------------------------------------------------------------------------------
 
-WITHOUT_FOLDER = {each.__name__: each for each in (exactness, long_run, seeds, masks, mistakes, predictions)}
+WITHOUT_FOLDER = {each.__name__: each for each in (exactness, masks, mistakes, predictions)}
 WITH_FOLDER = {each.__name__: each for each in (checkpoints, elastic, fleets, ensembles, commands)}
 
 

@@ -45,12 +45,3 @@ def test_a_restored_state_goes_on_where_it_was() -> None:
     other = made(4, torch.arange(12))
     other.set_state(state)
     assert torch.equal(other.take(500), expected)
-
-
-def test_few_batches_of_large_data_are_drawn_ahead() -> None:
-    batches = made(2**17, torch.arange(2**19))
-    batches.take(1)
-    assert len(batches.waiting) == 3
-    small = made(4, torch.arange(8))
-    small.take(1)
-    assert len(small.waiting) == 159

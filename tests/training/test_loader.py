@@ -23,7 +23,7 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 import pyro_dropout as pd
-from pyro_dropout.training.loader import Stream, number_of_data
+from pyro_dropout.training.loader import number_of_data
 
 QUIET: dict[str, Any] = {"compile": False, "progress": False}
 N = 22
@@ -222,48 +222,7 @@ def test_a_pyro_model_takes_a_loader(data: tuple[Tensor, Tensor]) -> None:
     assert abs(float(guide.median()["slope"]) - 0.7) < 0.02
 
 
-@pytest.mark.deep
-def test_a_compiled_step_takes_a_loader(data: tuple[Tensor, Tensor]) -> None:
-    """Batches of the usual shape are compiled, and the last of an epoch is not: losses are the same."""
-    found = []
-    for compile in (False, True):
-        model, guide = made()
-        loader = DataLoader(TensorDataset(*data), batch_size=8, shuffle=True)
-        history = pd.fit(model, guide, loader, epochs=3, seed=1, compile=compile, progress=False)
-        assert history.compiled is compile
-        found.append(history.losses)
-    torch.testing.assert_close(found[0], found[1])
-
-
 # --- prediction -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("guide", [pd.AutoDropout, pd.AutoMeanField])
-def test_whole_functions_are_the_same_in_all_batches(data: tuple[Tensor, Tensor], guide: Any) -> None:
-    """Points that are equal, in different batches, lie on the same functions."""
-    model, q = made(guide=guide)
-    x = data[0][:1].expand(11, 2).contiguous()
-    q(x, torch.zeros(11, 1))
-    loader = DataLoader(TensorDataset(x), batch_size=4)
-    answer = pd.predict(model, q, loader, samples=50, shared=True, seed=0)
-    assert answer.samples.shape == (50, 11, 1)
-    torch.testing.assert_close(answer.samples, answer.samples[:, :1].expand(-1, 11, -1))
-    apart = pd.predict(model, q, loader, samples=50, seed=0).samples
-    assert not torch.allclose(apart[:, 0], apart[:, 4])
-
-
-def test_a_loader_is_predicted_as_its_data_are(data: tuple[Tensor, Tensor]) -> None:
-    model, guide = made()
-    guide(*data)
-    loader = DataLoader(TensorDataset(*data), batch_size=5)
-    streamed = pd.predict(model, guide, loader, target=1, method="standard")
-    wanted = pd.predict(model, guide, data[0], method="standard")
-    torch.testing.assert_close(streamed.mean, wanted.mean)
-    torch.testing.assert_close(streamed.log_prob(data[1]), wanted.log_prob(data[1]))
-    dropped = pd.predict(model, guide, loader, target=1, samples=20, keep_samples=False)
-    assert dropped.variance.shape == (N, 1)
-    with pytest.raises(pd.PyroDropoutError, match="the samples were not kept"):
-        dropped.log_prob(data[1])
 
 
 def test_loaders_that_cannot_be_predicted_are_refused(data: tuple[Tensor, Tensor]) -> None:
@@ -341,10 +300,3 @@ def test_a_key_that_the_network_does_not_take_is_named(data: tuple[Tensor, Tenso
     }
     with pytest.raises(pd.PyroDropoutError, match=r"the arguments of Sequential\.forward\(input\); got .*'idx'"):
         verbs[verb]()
-
-
-def test_a_stream_holds_few_batches(data: tuple[Tensor, Tensor]) -> None:
-    stream = Stream(DataLoader(TensorDataset(*data), batch_size=5), lambda batch: (tuple(batch), {}), 0)
-    shapes = [len(next(stream.inputs(1))[0]) for _ in range(11)]
-    assert shapes == [5, 5, 5, 5, 2] * 2 + [5]
-    assert [stream.usual(leaves) for leaves in stream.inputs(5)] == [True, True, True, False, True]

@@ -70,16 +70,6 @@ def test_forward_and_backward_products_have_it(precision: Any) -> None:
     assert seen.thin == {torch.float32}  # those of the last layer
 
 
-def test_the_kl_keeps_all_digits() -> None:
-    model = network(20, 16, 1)
-    guide = pd.AutoLowRank(model, rank=2)
-    found = []
-    for precision in ("float32", "bf16"):
-        with products_in(precision):  # type: ignore[arg-type]
-            found.append(pd.ELBO().parts(model, guide, *data())["kl"])
-    assert torch.equal(*found)
-
-
 @pytest.mark.parametrize("compile", [False, "traced", pytest.param(True, marks=pytest.mark.deep)])
 def test_all_ways_to_run_steps_round_alike(compile: Any) -> None:
     x, y = data()
@@ -109,34 +99,6 @@ def test_every_guide_trains_and_predicts(make: Callable[..., Any]) -> None:
     assert torch.isfinite(history.losses).all()
     low, whole = (pd.predict(model, guide, x, samples=20, seed=0, precision=p) for p in ("bf16", "float32"))
     assert 0 < (low.mean - whole.mean).abs().max() < 0.1 * whole.samples.std() + 0.05
-
-
-@pytest.mark.parametrize("likelihood", [pd.Gaussian(tau=10.0), pd.HeteroscedasticGaussian(), pd.Categorical()])
-def test_a_second_pass_repeats_the_draws_in_the_same_precision(likelihood: Any) -> None:
-    outputs = 1 if isinstance(likelihood, pd.Gaussian) else 2
-    model = network(20, 32, 32, outputs, likelihood=likelihood)
-    guide = pd.AutoDropout(model, keep=0.8)
-    x, y = data()
-    y = (y[:, 0] > 0).long() if isinstance(likelihood, pd.Categorical) else y
-    how: dict[str, Any] = {"samples": 20, "seed": 0, "precision": "bf16"}
-    kept, again = (pd.predict(model, guide, x, keep_samples=keep, **how) for keep in (True, False))
-    assert torch.allclose(kept.log_prob(y), again.log_prob(y), rtol=1e-5)
-
-
-def test_convolutions_and_attention_run() -> None:
-    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
-    model = pd.BayesianNet(net, likelihood=pd.Categorical())
-    guide = pd.AutoMeanField(model)
-    x, y = torch.randn(8, 1, 6, 6), torch.arange(8) % 3
-    history = pd.fit(model, guide, x, y, steps=3, compile=False, precision="bf16", **QUIET)
-    assert torch.isfinite(history.losses).all()
-    block = nn.Sequential(
-        nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), nn.Flatten(), nn.Linear(40, 3)
-    )
-    model = pd.BayesianNet(block, likelihood=pd.Categorical())
-    guide = pd.AutoMeanField(model)
-    history = pd.fit(model, guide, torch.randn(8, 5, 8), y, steps=2, compile=False, precision="bf16", **QUIET)
-    assert torch.isfinite(history.losses).all()
 
 
 def test_fleets_ensembles_and_svi_take_it() -> None:

@@ -2,7 +2,6 @@
 
 from functools import partial
 from typing import Any
-from unittest import mock
 
 import pyro
 import pyro.distributions as dist
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 import pyro_dropout as pd
 from pyro_dropout.training.fit import place_of
-from pyro_dropout.training.preflight import check_how, check_targets
+from pyro_dropout.training.preflight import check_targets
 
 QUIET: Any = {"steps": 2, "compile": False, "progress": False}
 X = torch.linspace(-1, 1, 12).unsqueeze(-1)
@@ -21,42 +20,6 @@ ONES = torch.ones(12, 1)
 
 def made(likelihood: pd.Likelihood) -> pd.BayesianNet:
     return pd.BayesianNet(nn.Sequential(nn.Linear(1, 4), nn.ReLU(), nn.Linear(4, 1)), likelihood=likelihood)
-
-
-# --- settings ---------------------------------------------------------------------------------------------------------
-
-check = partial(check_how, None, None, None)
-
-
-@pytest.mark.parametrize("lr", [torch.tensor([0.1, 0.2]), torch.tensor([0.1])])
-def test_a_learning_rate_is_one_number(lr: Tensor) -> None:
-    with pytest.raises(pd.ShapeError, match=r"^lr must be one number; got shape \(\d,\)\.$"):
-        check(lr=lr)
-
-
-def test_learning_rates_that_are_one_number_pass() -> None:
-    for lr in (None, 0.1, torch.tensor(0.1)):
-        check(lr=lr)
-
-
-def test_a_loss_is_not_its_class() -> None:
-    refused: list[Any] = [pd.ELBO, pyro.infer.Trace_ELBO, "elbo"]
-    for loss in refused:
-        with pytest.raises(pd.PyroDropoutError, match=r"^loss must be pyro_dropout\.ELBO\(\) or a loss of Pyro's; got"):
-            check(loss=loss)
-    for loss in (None, pd.ELBO(), pyro.infer.Trace_ELBO()):
-        check(loss=loss)
-
-
-@pytest.mark.parametrize("found", [None, "a", torch.ones(2), torch.tensor(1j)])
-def test_a_schedule_returns_one_number(found: Any) -> None:
-    with pytest.raises(pd.PyroDropoutError, match=r"^schedule must return one number to multiply lr with, .*; got "):
-        check(schedule=lambda t: found)
-
-
-def test_schedules_of_all_kinds_pass() -> None:
-    for schedule in (None, pd.inverse_decay(), lambda t: 0.5, lambda t: 1, lambda t: t < 10):
-        check(schedule=schedule)
 
 
 # --- targets ----------------------------------------------------------------------------------------------------------
@@ -81,15 +44,6 @@ def test_possible_targets_are_trained_on(likelihood: pd.Likelihood, y: Tensor) -
     assert history.losses.isfinite().all()
 
 
-def test_a_bad_target_anywhere_is_found() -> None:
-    y = ONES.clone()
-    y[-1] = 2
-    with pytest.raises(
-        pd.RangeError, match=r"^y must hold 0 and 1 only; got a tensor of shape \(12, 1\) from 1 to 2\.$"
-    ):
-        check_targets(made(pd.Bernoulli()), X, y)
-
-
 class Even(pd.Likelihood):
     """A likelihood of someone else's, whose targets are even."""
 
@@ -107,13 +61,6 @@ def test_a_likelihood_of_ones_own_is_asked_too() -> None:
         check_targets(made(Even()), X, ONES)
 
 
-def test_targets_are_looked_at_once_and_not_at_every_step() -> None:
-    model = made(pd.Poisson())
-    with mock.patch.object(pd.Poisson, "check_values", autospec=True) as looked:
-        pd.fit(model, pd.AutoDropout(model), X, ONES, **{**QUIET, "steps": 20})
-    assert looked.call_count == 1
-
-
 def test_looking_leaves_no_mark() -> None:
     model = pd.BayesianNet(
         nn.Sequential(nn.Linear(1, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)), likelihood=pd.Bernoulli()
@@ -123,39 +70,6 @@ def test_looking_leaves_no_mark() -> None:
     check_targets(model, X, ONES)
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
-# --- models -----------------------------------------------------------------------------------------------------------
-
-
-class Asks(nn.Module):
-    """A model that cannot be called without targets, and returns nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.likelihood = pd.Bernoulli()
-
-    def forward(self, x: Tensor, y: Tensor, num_data: int) -> None:
-        slope = pyro.sample("slope", dist.Normal(torch.zeros(1, 1), 1.0).to_event(2))
-        self.likelihood(x * slope, y, num_data)
-
-
-def test_a_model_that_wants_targets_is_left_to_its_first_step() -> None:
-    check_targets(Asks(), X, ONES)
-
-
-def test_programs_of_all_kinds_can_be_called() -> None:
-    def program(x: Tensor, y: Tensor, num_data: int) -> None: ...
-
-    model = made(pd.Gaussian())
-    for each in (
-        program,
-        partial(program),
-        lambda *given: None,
-        pyro.poutine.block(program),
-        pyro.poutine.block(model),
-    ):
-        check_targets(each, X, ONES)
 
 
 # --- gradients --------------------------------------------------------------------------------------------------------

@@ -4,34 +4,20 @@ import copy
 import os
 import random
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pyro_dropout as pd
 from pyro_dropout.engines import program as compiled
 from pyro_dropout.engines.generated import library
-from pyro_dropout.engines.program import Program
-from pyro_dropout.training.compile.functional import Parameters, loss_and_gradients
 
 F64 = torch.float64
-GUIDES: dict[str, Callable[[Any], Any]] = {
-    "dropout": lambda m: pd.AutoDropout(m, keep=0.8),
-    "dropout with width": lambda m: pd.AutoDropout(m, keep=0.8, scale=0.1, bias="gaussian"),
-    "multiplicative": lambda m: pd.AutoMultiplicative(m, 0.1),
-    "mean field": pd.AutoMeanField,
-    "row mixture": lambda m: pd.AutoRowMixture(m, weights="learned"),
-    "low rank": lambda m: pd.AutoLowRank(m, rank=3),
-    "low rank, whole net": lambda m: pd.AutoLowRank(m, rank=3, per="net"),
-    "full rank": pd.AutoFullRank,
-    "concrete": pd.AutoConcreteDropout,
-}
 
 
 def problem(dtype: torch.dtype = torch.float32) -> tuple[pd.BayesianNet, Tensor, Tensor]:
@@ -62,55 +48,6 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> None:
         run_as_traced(monkeypatch)
 
 
-DEEP = pytest.mark.deep
-USUAL = list(GUIDES)[:3]  # the others are compared in the deep tests
-
-
-@pytest.mark.usefixtures("eager_draws")
-@pytest.mark.parametrize(
-    ("guide", "built"),
-    [
-        *(pytest.param(guide, False, marks=() if guide in USUAL else DEEP) for guide in GUIDES),
-        *(pytest.param(guide, True, marks=DEEP) for guide in GUIDES),
-    ],
-    ids=[*(f"{guide}, traced" for guide in GUIDES), *GUIDES],
-)
-@pytest.mark.parametrize(
-    ("per_example", "dtype"),
-    [
-        (True, F64),
-        pytest.param(True, torch.float32, marks=DEEP),
-        pytest.param(False, F64, marks=DEEP),
-        pytest.param(False, torch.float32, marks=DEEP),
-    ],
-    ids=["per-example-64", "per-example-32", "shared-64", "shared-32"],
-)
-@pytest.mark.thinned(3)
-def test_the_compiled_loss_and_gradient_are_the_eager_ones(
-    monkeypatch: pytest.MonkeyPatch, guide: str, built: bool, per_example: bool, dtype: torch.dtype
-) -> None:
-    """As the graph that Pyro was traced into, and as the program that inductor builds of it."""
-    if not built:
-        run_as_traced(monkeypatch)
-    model, x, y = problem(dtype)
-    q = GUIDES[guide](model)
-    loss = pd.ELBO(per_example=per_example)
-    parameters = Parameters(model, q, loss, (x, y, 100), {})
-
-    def both(values: list[Tensor], x: Tensor, y: Tensor) -> Any:
-        return loss_and_gradients(model, q, loss, parameters, values, (x, y, 100), {})
-
-    program = Program(both, parameters.values, x, y)
-    torch.manual_seed(7)
-    value, gradients = program(parameters.values, x, y)
-    torch.manual_seed(7)
-    expected, expected_gradients = both(parameters.values, x, y)
-    tolerance = 1e-10 if dtype == F64 else 1e-5
-    torch.testing.assert_close(value, expected, rtol=tolerance, atol=tolerance)
-    size = max(float(g.abs().max()) for g in expected_gradients)
-    torch.testing.assert_close(gradients, expected_gradients, rtol=tolerance, atol=tolerance * max(1.0, size))
-
-
 @pytest.mark.deep
 @pytest.mark.usefixtures("eager_draws")
 def test_steps_are_the_steps_of_pyros_svi() -> None:
@@ -131,33 +68,6 @@ def test_steps_are_the_steps_of_pyros_svi() -> None:
     assert ours.evaluate_loss(x, y) > 0
 
 
-@pytest.mark.deep
-def test_masks_differ_from_step_to_step_and_a_seed_repeats_them() -> None:
-    runs = []
-    for _ in range(2):
-        pyro.set_rng_seed(5)
-        model, x, y = problem()
-        svi = pd.SVI(model, pd.AutoDropout(model, keep=0.5), pyro.optim.SGD({"lr": 1e-12}), compile=True)
-        runs.append([svi.step(x, y) for _ in range(6)])
-    assert len(set(runs[0])) == 6
-    assert runs[0] == runs[1]
-
-
-@pytest.mark.usefixtures("traced")
-def test_batch_norm_statistics_move_as_eager_ones_do() -> None:
-    def run(compile: bool) -> tuple[Tensor, Tensor]:
-        torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 1))
-        model = pd.BayesianNet(net)
-        x = torch.randn(16, 3)
-        svi = pd.SVI(model, pd.AutoDropout(model, keep=1.0), pyro.optim.Adam({"lr": 0.01}), compile=compile)
-        for _ in range(3):
-            svi.step(x, x[:, :1])
-        return net[1].running_mean, net[1].weight.detach()
-
-    torch.testing.assert_close(run(True), run(False), rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.usefixtures("eager_draws", "traced")
 def test_settings_changed_between_steps_are_seen() -> None:
     """τ in place, keep by another buffer: a compiled step is the eager one after either."""
@@ -173,34 +83,6 @@ def test_settings_changed_between_steps_are_seen() -> None:
         pyro.set_rng_seed(3)
         assert compiled_loss == pytest.approx(pd.ELBO().loss(model, guide, x, y), rel=1e-9)
     assert len(svi._programs) == 1
-
-
-@pytest.mark.deep
-@pytest.mark.usefixtures("traced")
-def test_other_optimisers_run_beside_compiled_gradients() -> None:
-    model, x, y = problem()
-    guide = pd.AutoMeanField(model)
-    before = {k: v.clone() for k, v in guide.mean().items()}
-    svi = pd.SVI(model, guide, pyro.optim.Adagrad({"lr": 0.1}), compile=True)
-    losses = [svi.step(x, y) for _ in range(30)]
-    assert losses[-1] < losses[0]
-    assert all(not torch.equal(v, before[k]) for k, v in guide.mean().items())
-
-
-@pytest.mark.usefixtures("traced")
-def test_plain_pyro_models_compile_too() -> None:
-    def model(x: Tensor, y: Tensor) -> None:
-        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3, 1]).to_event(2))
-        scale = pyro.param("noise", torch.tensor(1.0), constraint=dist.constraints.positive)
-        with pyro.plate("data", len(x)):
-            pyro.sample("y", dist.Normal(x @ w, scale).to_event(1), obs=y)
-
-    x = torch.randn(64, 3)
-    y = x.sum(1, keepdim=True) + 0.1 * torch.randn(64, 1)
-    svi = pd.SVI(model, pd.AutoMeanField(model), pyro.optim.Adam({"lr": 0.05}), compile=True)
-    for _ in range(300):
-        svi.step(x, y)
-    assert pyro.param("noise").item() == pytest.approx(0.1, abs=0.1)
 
 
 def stepped_by_value(x: Tensor) -> None:
@@ -266,33 +148,3 @@ def test_a_shape_that_fails_later_keeps_the_optimisers_moments(monkeypatch: pyte
     for n in (16, 5, 16):
         theirs.step(x[:n], y[:n], 16)
     torch.testing.assert_close(guide.mean(), twin.mean(), rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.usefixtures("unchecked_shapes")
-def test_bad_input() -> None:
-    model, _, _ = problem()
-    with pytest.raises(pd.RangeError, match="compile must be 'auto', True or False; got 'maybe'"):
-        pd.SVI(model, pd.AutoDropout(model), pyro.optim.Adam({}), compile="maybe")
-
-
-@pytest.mark.deep
-def test_masks_of_a_pyro_model_are_drawn_before_they_are_read() -> None:
-    x = torch.randn(16, 5)
-
-    def masked(x: Tensor, y: Tensor) -> None:
-        w = pyro.sample("w", dist.Normal(torch.zeros(5), 1.0).to_event(1))
-        h = F.dropout(x, 0.5, True)
-        h = h + F.dropout(h * 2, 0.5, True)
-        with pyro.plate("data", len(x)):
-            pyro.sample("y", dist.Normal(h @ w, 1.0), obs=y)
-
-    found = []
-    for compile in (True, False):
-        pyro.clear_param_store()
-        torch.manual_seed(0)
-        guide = pd.AutoMeanField(masked)
-        guide(x, x.sum(1))
-        svi = pd.SVI(masked, guide, pyro.optim.Adam({"lr": 0.01}), pd.ELBO(per_example=False), compile=compile)
-        torch.manual_seed(1)
-        found.append([svi.step(x, x.sum(1)) for _ in range(4)])
-    torch.testing.assert_close(*map(torch.tensor, found), rtol=1e-5, atol=1e-5)

@@ -1,7 +1,6 @@
 """Compiled steps replayed as CUDA graphs are the eager ones: trees of inputs, what lies around a model, saved state."""
 
 import dataclasses
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -81,21 +80,6 @@ def test_twenty_steps_are_the_eager_ones() -> None:
             )
 
 
-def test_a_frozen_parameter_stays_and_shapes_may_change() -> None:
-    AROUND.update(offset=torch.tensor(0.0), noise=1.0)
-    guide = pd.AutoDropout(model, keep=1.0)
-    svi = pd.SVI(model, guide, pyro.optim.Adam({"lr": 0.1}), pd.ELBO(per_example=False), compile=True)
-    for batch in batches(3):
-        svi.step(batch)
-    weight = next(value for name, value in guide.named_parameters() if "w" in name.split(".")[0] or "w." in name)
-    weight.requires_grad_(False)
-    before = weight.detach().clone()
-    for batch in batches(3, rows=7):
-        svi.step(batch)
-    torch.testing.assert_close(weight, before)
-    assert len(svi._programs) == 2
-
-
 def test_a_loaded_store_is_taken_up(tmp_path: Any) -> None:
     AROUND.update(offset=torch.tensor(0.0), noise=1.0)
     given = batches(6)
@@ -111,25 +95,3 @@ def test_a_loaded_store_is_taken_up(tmp_path: Any) -> None:
     assert svi.step(given[1]) == pytest.approx(slow, rel=1e-5)
     moved = pyro.get_param_store()
     assert any(not torch.equal(moved[name], value) for name, value in kept.items())
-
-
-@pytest.mark.parametrize(
-    "make", [pd.AutoDropout, pd.AutoMeanField, pd.AutoLowRank, pd.AutoRowMixture, pd.AutoMultiplicative]
-)
-def test_a_plate_that_subsamples_learns_every_element(make: Any) -> None:
-    y = torch.arange(20.0)
-
-    def local(y: Tensor) -> None:
-        with pyro.plate("N", 20, subsample_size=5, device="cuda") as index:
-            z = pyro.sample("z", dist.Normal(torch.zeros(()), 10.0))
-            pyro.sample("y", dist.Normal(z, 0.1), obs=y[index])
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        options: Any = {"alpha": 0.25} if make is pd.AutoMultiplicative else {}
-        guide = make(local, **options)
-        svi = pd.SVI(local, guide, pyro.optim.Adam({"lr": 0.2}))
-        for _ in range(800):
-            svi.step(y)
-    assert guide.median()["z"].shape == (20,)
-    assert (guide.median()["z"] - y).abs().max() < 1.0

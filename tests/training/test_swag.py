@@ -51,16 +51,6 @@ def test_the_guide_has_the_moments_of_the_trajectory() -> None:
     assert torch.allclose(covariance(guide), wanted, rtol=1e-8)
 
 
-@pytest.mark.deep
-def test_it_can_be_asked_and_trained_on() -> None:
-    model, exact, x, y = line()
-    guide = pd.swag(model, exact, x, y, rank=3, steps=30, lr=1e-3, batch_size=10, **QUIET)
-    assert bool(pd.predict(model, guide, x, samples=20).epistemic.min() > 0)
-    before = sum(pd.ELBO(num_particles=20).parts(model, guide, x, y).values()).item()
-    pd.fit(model, guide, x, y, steps=150, lr=0.02, **QUIET)
-    assert sum(pd.ELBO(num_particles=20).parts(model, guide, x, y).values()).item() < before
-
-
 def test_ordinary_parameters_end_at_their_mean() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(2, 4), nn.LayerNorm(4), nn.Linear(4, 1))

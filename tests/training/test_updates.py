@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import pyro_dropout as pd
-from pyro_dropout.training.optimisers import adam, clock, cosine_decay, inverse_decay, named, sgd
+from pyro_dropout.training.optimisers import adam, clock, cosine_decay, inverse_decay, sgd
 from pyro_dropout.training.torch_optimisers import from_optimiser
 
 F64 = torch.float64
@@ -39,14 +39,6 @@ def test_updates_are_torchs(update: pd.Update, make: Callable[..., Any]) -> None
         t, lr = clock(update, values, taken)
         values, state = update.step(values, gradients, state, t, lr)
         torch.testing.assert_close(values, [leaf.detach() for leaf in leaves], rtol=1e-12, atol=1e-12)
-
-
-def test_schedule_and_clipping_act_inside_the_update() -> None:
-    update = replace(sgd(1.0), schedule=inverse_decay(gamma=1.0, power=0.5), clip_norm=1.0)
-    values, gradient = [torch.zeros(2)], torch.tensor([3.0, 4.0])
-    for taken in (1, 4):
-        new, _ = update.step(values, [gradient], update.start(values), *clock(update, values, taken))
-        torch.testing.assert_close(new[0], -torch.tensor([0.6, 0.8]) * taken**-0.5)  # (1 + (t - 1))^-½
 
 
 def test_clipping_is_torchs() -> None:
@@ -100,13 +92,6 @@ def test_a_float32_noise_of_a_float64_network_trains_with_clipped_gradients(opti
     assert tau.item() != before
 
 
-def test_bad_input() -> None:
-    with pytest.raises(pd.RangeError, match="lr must be positive and finite; got 0"):
-        named("adam", 0.0)
-    with pytest.raises(pd.PyroDropoutError, match="optim must be 'adam', 'adamw', 'sgd'"):
-        named("lion", 0.1)
-
-
 @pytest.mark.parametrize("decoupled", [False, True])
 def test_adam_decays_weights_as_it_is_told(decoupled: bool) -> None:
     leaf = torch.ones(3, dtype=F64, requires_grad=True)
@@ -120,14 +105,6 @@ def test_adam_decays_weights_as_it_is_told(decoupled: bool) -> None:
         optimiser.step()
         values, state = update.step(values, [gradient], state, *clock(update, values, taken))
     torch.testing.assert_close(values[0], leaf.detach(), rtol=1e-12, atol=1e-12)
-
-
-def test_options_may_be_tensors() -> None:
-    w = torch.zeros(2, requires_grad=True)
-    found = from_optimiser(torch.optim.Adam([w], lr=torch.tensor(0.25), betas=(0.5, 0.75)))
-    assert found is not None
-    assert type(found.lr) is float
-    assert found.lr == 0.25
 
 
 def conjugate() -> tuple[Any, Any, torch.Tensor, torch.Tensor]:

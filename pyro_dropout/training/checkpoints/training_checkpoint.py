@@ -5,7 +5,6 @@ import time
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -24,6 +23,7 @@ from pyro_dropout.training.checkpoints.tensor_file import (
     write_tensors,
 )
 from pyro_dropout.training.distributed.process_group import ALONE, Group
+from pyro_dropout.training.early_stopping import Watch
 from pyro_dropout.training.runner import TrainingRun
 
 State = tuple[dict[str, Tensor], Record]  # tensors by name, and the rest, which JSON can hold
@@ -90,17 +90,6 @@ def last_facts(folder: Path) -> tuple[Record, int]:
     return {}, 0
 
 
-@runtime_checkable
-class Resumable(Protocol):
-    """A part of a training run with a state: tensors by name, and the rest, which JSON can hold."""
-
-    def state(self) -> State:
-        """Return the state."""
-
-    def set_state(self, tensors: dict[str, Tensor], rest: Record) -> None:
-        """Restore a state."""
-
-
 class Keeper:
     """Writes a training run's checkpoints, and resumes it from the last one.
 
@@ -121,7 +110,7 @@ class Keeper:
         model: object,
         guide: object,
         facts: Record,
-        watch: Resumable | None,
+        watch: Watch | None,
         group: Group = ALONE,
     ) -> None:
         self.how = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)

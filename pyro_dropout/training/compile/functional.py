@@ -1,7 +1,9 @@
 """One SVI step as a function of tensors: parameters and optimiser state in, new ones out.
 
 Pyro keeps parameters in modules and in its store; a tracer needs them as arguments. Here they are found by running the
-loss once, and swapped for the tracer's tensors while the loss runs again.
+loss once, and swapped for the tracer's tensors while the loss runs again. A network that a plain function registers
+with ``pyro.module`` is in its closure, among the globals, or anywhere else; what holds its parameters need not be
+found: an operation that is given one of them computes with its stand-in.
 """
 
 import contextlib
@@ -13,16 +15,17 @@ import torch
 from pyro import poutine
 from torch import Tensor, nn
 from torch.distributions import Distribution
+from torch.overrides import TorchFunctionMode
 
 from pyro_dropout.engines.engine import WrongStepError
 from pyro_dropout.engines.program import Function
+from pyro_dropout.engines.torch_internals import function_modes
 from pyro_dropout.generative.layers import recordable
 from pyro_dropout.generative.registration import is_told, note_names, tell_again
 from pyro_dropout.generative.trial_run import holders_of, modules_of, owner_of, quietly
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.mathematics.whole_sums import decays_apart, is_traced
 from pyro_dropout.protocols import Trace, Tree
-from pyro_dropout.training.compile.stand_ins import StandIns, stand_in_of
 from pyro_dropout.training.loss.temperature import at_step
 from pyro_dropout.training.optimisers import Update
 
@@ -321,3 +324,45 @@ def make_step(gradients_of: Gradients, parameters: Parameters, update: Update) -
         return new_values, new_state, loss
 
     return step
+
+
+# --- networks that no module holds ------------------------------------------------------------------------------------
+
+
+class StandIns(TorchFunctionMode):
+    """Within this context, operations compute with other tensors in the place of some parameters.
+
+    Args:
+        pairs: the stand-in of each parameter, by the parameter's ``id``.
+
+    Example:
+        >>> import torch
+        >>> from pyro_dropout.training.compile.functional import StandIns
+        >>> layer, ones = torch.nn.Linear(2, 1, bias=False), torch.ones(1, 2)
+        >>> with StandIns({id(layer.weight): ones}):
+        ...     layer(ones).item()
+        2.0
+    """
+
+    def __init__(self, pairs: Mapping[int, Tensor]) -> None:
+        super().__init__()
+        self.pairs = pairs
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an operation with the stand-ins of its arguments."""
+        return func(*map(self._now, args), **{key: self._now(value) for key, value in (kwargs or {}).items()})
+
+    def _now(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self.pairs.get(id(value), value)
+        if type(value) in (list, tuple):  # as the weights of a recurrent layer
+            return type(value)(map(self._now, value))
+        return value
+
+
+def stand_in_of(parameter: Tensor) -> Tensor | None:
+    """Return the tensor that stands in for a parameter here; None if there is none."""
+    modes = (mode for mode in reversed(function_modes()) if isinstance(mode, StandIns))
+    return next((mode.pairs[id(parameter)] for mode in modes if id(parameter) in mode.pairs), None)

@@ -1,18 +1,17 @@
 """Data-parallel training: each rank has a share of every batch, and all take the same step.
 
 With N points, a batch of B and R ranks, rank r has s_r of the batch's points, and its loss is that of a mini-batch of
-s_r, L_r = (N / s_r) Σ_{i in share} -log p(y_i | w) + KL. PyTorch's DistributedDataParallel averages the gradients of
-(R s_r / B) L_r over ranks, and since Σ_r s_r = B, that average is (N / B) Σ_{i in batch} -log p(y_i | w) + KL: the loss
-of the whole batch with one KL, even if B is not a multiple of R.
+s_r, L_r = (N / s_r) Σ_{i in share} -log p(y_i | w) + KL. The gradients of (R s_r / B) L_r are averaged over ranks, and
+since Σ_r s_r = B, that average is (N / B) Σ_{i in batch} -log p(y_i | w) + KL: the loss of the whole batch with one KL,
+even if B is not a multiple of R.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from pyro import poutine
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from pyro_dropout.engines.choose import HowCompiled
 from pyro_dropout.generative.inputs import AnyInputs
@@ -20,7 +19,7 @@ from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 from pyro_dropout.protocols import PyroModel
 from pyro_dropout.training.batches import Batches
-from pyro_dropout.training.compile.functional import Buffers, Loss, Parameters, unvalidated
+from pyro_dropout.training.compile.functional import Buffers, Loss, Parameters, loss_and_gradients
 from pyro_dropout.training.distributed.process_group import Group
 from pyro_dropout.training.make_run import make_run
 from pyro_dropout.training.optimisers import Update
@@ -31,85 +30,62 @@ from pyro_dropout.training.torch_optimisers import for_parameters
 Parts = tuple[PyroModel, PyroModel, Loss]  # model, guide and loss
 
 
-class Objective(nn.Module):
-    """The loss as a module: its parameters replace those of the model and the guide while it runs."""
+@dataclass
+class WeightedLoss:
+    """A loss times a number."""
 
-    def __init__(self, model: PyroModel, guide: PyroModel, loss: Loss, parameters: Parameters) -> None:
-        super().__init__()
-        self.values = nn.ParameterList(nn.Parameter(value.clone()) for value in parameters.values)
-        self.parts = (model, guide, loss, parameters)  # in a tuple, so that they are not submodules
+    loss: Loss
+    weight: float
 
-    def forward(self, weight: float, *args: object) -> Tensor:
-        """Return the loss at the model's arguments, times ``weight``."""
-        model, guide, loss, parameters = self.parts
-        with unvalidated(), poutine.block(), parameters.replaced(list(self.values)):
-            return weight * loss.differentiable_loss(model, guide, *args)
+    def differentiable_loss(self, model: object, guide: object, *args: object) -> Tensor:
+        """Return the weighted loss."""
+        return self.weight * self.loss.differentiable_loss(model, guide, *args)
 
 
 class SharedGradients:
     """The gradients of a batch that is split among the ranks, as a function of parameters, buffers and indices."""
 
     def __init__(self, group: Group, parts: Parts, parameters: Parameters, x: AnyInputs, y: Tensor, batch: int) -> None:
-        model, guide, _ = parts
+        model, guide, loss = parts
         self._group, self._x, self._y = group, x, y
         self._share = group.share(batch)
-        self._weight = group.world * (self._share.stop - self._share.start) / batch
+        weight = group.world * (self._share.stop - self._share.start) / batch
+        self._parts = model, guide, WeightedLoss(loss, weight), parameters
         self._places = Buffers(model, guide)
-        self.objective = Objective(*parts, parameters)
-        unused, self._changing = self._tried(model, guide, batch)
-        # The objective has no buffers, because they are shared here: DDP would give all ranks those of the first, which
-        # has seen only its own share.
-        self._parallel = DistributedDataParallel(self.objective, find_unused_parameters=unused)
+        first = [torch.arange(batch, device=x.device)] if batch < len(x) else []
+        before = [buffer.clone() for buffer in self._places.values]
         with quietly(model, guide):
-            # DDP orders its messages by the first gradients it sees. They do not come from the training's first step,
-            # so a resumed training sums in the same order.
-            self(list(self.objective.values), self._places.values, *self._first_batch(batch))
+            self._own(parameters.values, *first)
+            moved = [not torch.equal(*pair) for pair in zip(before, self._places.values, strict=True)]
+        self._changing = [k for k, any_rank in enumerate(group.any(*moved)) if any_rank]
 
     def __call__(self, values: list[Tensor], buffers: list[Tensor], *index: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Return this rank's part of the loss, whose mean over ranks is the loss, and the whole gradients."""
-        own = list(self.objective.values)
-        with torch.no_grad():
-            for mine, value in zip(own, values, strict=True):
-                mine.copy_(value)
-        for mine in own:
-            mine.grad = None
-        with torch.enable_grad(), self._places.replaced(buffers):
-            loss = self._parallel(self._weight, *self._arguments(*index))
-            loss.backward()
-        self._share_buffers(buffers)
-        return loss.detach(), [torch.zeros_like(p) if p.grad is None else p.grad for p in own]
+        with self._places.replaced(buffers):
+            loss, gradients = self._own(values, *index)
+        found = [buffers[k] for k in self._changing]
+        # Running means are averaged; whole numbers, such as how many batches were seen, are those of the first rank.
+        self._average([*gradients, *(buffer for buffer in found if buffer.is_floating_point())])
+        self._group.copy_from_first([buffer for buffer in found if not buffer.is_floating_point()])
+        return loss, gradients
 
-    def _arguments(self, *index: Tensor) -> tuple[AnyInputs, Tensor, int]:
+    def _own(self, values: list[Tensor], *index: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Return the weighted loss of this rank's share of a batch, and its gradients."""
         rows = index[0][self._share] if index else self._share
-        return self._x[rows], self._y[rows], len(self._x)
+        found = loss_and_gradients(*self._parts, values, (self._x[rows], self._y[rows], len(self._x)), {})
+        self._parts[-1].unused = set()  # another rank's share may depend on them
+        return found
 
-    def _first_batch(self, batch: int) -> list[Tensor]:
-        return [torch.arange(batch, device=self._x.device)] if batch < len(self._x) else []
-
-    def _tried(self, model: PyroModel, guide: PyroModel, batch: int) -> tuple[bool, list[int]]:
-        """Return whether any rank's loss leaves a parameter out, and which buffers any rank's forward pass changes."""
-        before = [buffer.clone() for buffer in self._places.values]
-        with quietly(model, guide), torch.enable_grad():
-            loss = self.objective(self._weight, *self._arguments(*self._first_batch(batch)))
-            slopes = torch.autograd.grad(loss, list(self.objective.values), allow_unused=True)
-            self.objective.parts[3].check_used(slopes)
-            moved = [not torch.equal(*pair) for pair in zip(before, self._places.values, strict=True)]
-        unused, *changing = self._group.any(any(slope is None for slope in slopes), *moved)
-        return bool(unused), [k for k, each in enumerate(changing) if each]
-
-    def _share_buffers(self, buffers: list[Tensor]) -> None:
-        """Give all ranks the same buffers: running means are averaged, whole numbers are taken from the first rank."""
+    def _average(self, tensors: list[Tensor]) -> None:
+        """Replace tensors by their means over ranks, in one message for each type."""
         if self._group.world == 1:
             return
-        found = [buffers[k] for k in self._changing]
-        means = [buffer for buffer in found if buffer.is_floating_point()]
-        if means:
-            flat = torch.cat([buffer.reshape(-1).double() for buffer in means])
+        for kind in dict.fromkeys(tensor.dtype for tensor in tensors):
+            own = [tensor for tensor in tensors if tensor.dtype == kind]
+            flat = torch.cat([tensor.reshape(-1) for tensor in own]) / self._group.world
             dist.all_reduce(flat)
-            parts = (flat / self._group.world).split([buffer.numel() for buffer in means])
-            for buffer, part in zip(means, parts, strict=True):
-                buffer.copy_(part.reshape(buffer.shape))
-        self._group.copy_from_first([buffer for buffer in found if not buffer.is_floating_point()])
+            for tensor, mean in zip(own, flat.split([tensor.numel() for tensor in own]), strict=True):
+                tensor.copy_(mean.reshape(tensor.shape))
 
 
 def parallel_run(group: Group, parts: Parts, x: AnyInputs, y: Tensor, update: Update, batch: int) -> TrainingRun:

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 from pyro_dropout.protocols import Record
-from pyro_dropout.training.distributed.torchrun import HOW, NEEDED, number, restarted
 
 Facts = TypeVar("Facts")  # anything that JSON can hold
 
@@ -238,3 +237,106 @@ def _of_bytes(sent: Tensor, dtype: torch.dtype, shape: torch.Size) -> Tensor:
 
 def _text(facts: object) -> Tensor:
     return torch.tensor(list(json.dumps(facts, sort_keys=True).encode()), dtype=torch.uint8)
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which of some members a rank trains.
+
+    A rank for which there is none trains a copy of the first, which does not count.
+
+    Attributes:
+        members: how many there are.
+        group: the ranks.
+
+    Example:
+        >>> from pyro_dropout.training.distributed.process_group import Group
+        >>> from pyro_dropout.training.distributed.process_group import Share
+        >>> [Share(3, Group(rank, 2)).own for rank in range(2)]
+        [slice(0, 2, None), slice(2, 3, None)]
+        >>> Share(1, Group(1, 2)).own, Share(1, Group(1, 2)).idle
+        (slice(0, 1, None), True)
+    """
+
+    members: int
+    group: Group = ALONE
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is no member for this rank."""
+        return self.group.rank >= self.members
+
+    @property
+    def own(self) -> slice:
+        """The members of this rank."""
+        return slice(0, 1) if self.idle else self.group.share(self.members)
+
+    def whole(self, own: Tensor) -> Tensor:
+        """Return the rows of all members, in order, from those of this rank's."""
+        world = self.group.world
+        if world == 1:
+            return own
+        parts = []
+        for rank in range(min(world, self.members)):
+            share = Group(rank, world).share(self.members)
+            theirs = own.new_empty(share.stop - share.start, *own.shape[1:])
+            parts.append(self.group.copied(own if rank == self.group.rank else theirs, rank))
+        return torch.cat(parts)
+
+    def totals(self, own: list[Tensor]) -> list[Tensor]:
+        """Return sums over all ranks, added in rank order, so that they are bitwise equal on all of them."""
+        if self.group.world == 1:
+            return own
+        flat = torch.cat([each.reshape(-1) for each in own])
+        total = torch.stack(self.group.gather(torch.zeros_like(flat) if self.idle else flat)).sum(0)
+        parts = total.split([each.numel() for each in own])
+        return [part.reshape(each.shape).to(each) for part, each in zip(parts, own, strict=True)]
+
+
+# --- torchrun ---------------------------------------------------------------------------------------------------------
+
+NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+HOW = "start the script with torchrun, for example: torchrun --nproc-per-node 2 script.py"
+
+
+def local_device(device: torch.device | str | None, default: torch.device | str) -> torch.device:
+    """Return the device of this process: the CUDA device of its local rank, unless one was given by number.
+
+    Args:
+        device: the requested device.
+        default: where the model and data are now.
+    """
+    found = torch.device(default if device is None else device)
+    if found.type != "cuda" or (device is not None and found.index is not None):
+        return found
+    local, there = number("LOCAL_RANK", 0), torch.cuda.device_count()
+    if local >= there:
+        raise PyroDropoutError(
+            f"this is process {local} of its machine, counted from 0, but the machine has {there} CUDA devices: start"
+            f" at most {there} processes on it (torchrun --nproc-per-node {max(1, there)})."
+        )
+    return torch.device("cuda", local)
+
+
+def started_together() -> bool:
+    """Whether this process was started as one of several, by torchrun or in the same way."""
+    return number("WORLD_SIZE", 1) > 1
+
+
+def rank_here() -> int:
+    """Return the rank of this process; 0 for a single process."""
+    return number("RANK", 0) if started_together() else 0
+
+
+def restarted() -> bool:
+    """Whether torchrun has started this process to replace one that failed."""
+    return number("TORCHELASTIC_RESTART_COUNT", 0) > 0
+
+
+def number(name: str, default: int) -> int:
+    """Return a whole number from the environment; raise if it is not one."""
+    text = os.environ.get(name, "")
+    try:
+        return int(text) if text else default
+    except ValueError:
+        raise RangeError(f"{name} in the environment must be a whole number; got {text!r}: {HOW}.") from None

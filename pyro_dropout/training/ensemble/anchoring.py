@@ -6,7 +6,6 @@ and a heuristic elsewhere.
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pyro.distributions as dist
@@ -36,25 +35,12 @@ if TYPE_CHECKING:
 _LOG_ROOT_2PI = 0.9189385332046727
 
 
-@dataclass
-class Perturbation:
-    """What makes the members' problems differ; every tensor has the members as its first dimension.
-
-    Attributes:
-        anchors: by latent site: standard normal numbers for Gaussian priors, and distances in unconstrained space.
-        noise: by observed Gaussian site: standard normal numbers, one for each of all data.
-        weights: by plate (or site, outside all plates): the weight of each of all its elements.
-        widths: by observed Gaussian site whose width is latent: the weight of each target in the width's likelihood.
-    """
-
-    anchors: dict[str, Tensor] = field(default_factory=dict)
-    noise: dict[str, Tensor] = field(default_factory=dict)
-    weights: dict[str, Tensor] = field(default_factory=dict)
-    widths: dict[str, Tensor] = field(default_factory=dict)
-
-    def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Return all tensors, as a tree."""
-        return {"anchors": self.anchors, "noise": self.noise, "weights": self.weights, "widths": self.widths}
+# What makes the members' problems differ; every tensor has the members as its first dimension.
+#   anchors: by latent site, standard normal numbers for Gaussian priors, and distances in unconstrained space.
+#   noise: by observed Gaussian site, standard normal numbers, one for each of all data.
+#   weights: by plate (or site, outside all plates), the weight of each of all its elements.
+#   widths: by observed Gaussian site whose width is latent, the weight of each target in the width's likelihood.
+Problem = dict[str, dict[str, Tensor]]
 
 
 class Anchoring(Messenger):
@@ -243,7 +229,7 @@ def free_points(ensemble: "Ensemble") -> frozenset[str]:
 # --- drawing it -------------------------------------------------------------------------------------------------------
 
 
-def perturbation(template: "SiteGuide", seeds: Iterable[int], call: ModelCall, batch: int) -> Perturbation:
+def perturbation(template: "SiteGuide", seeds: Iterable[int], call: ModelCall, batch: int) -> Problem:
     """Draw the anchors and the perturbed data of all members, each from its own seed.
 
     Args:
@@ -286,11 +272,10 @@ def perturbation(template: "SiteGuide", seeds: Iterable[int], call: ModelCall, b
             weights = {key: _weights(torch.Size([size])).to(call.dtype) for key, size in sizes.items()}
             widths = {name: _weights(shape).to(call.dtype) for name, shape in uncertain.items()}
         rows.append({"anchors": own, "noise": noise, "weights": weights, "widths": widths})
-    stacked = {
+    return {
         part: {name: torch.stack([row[part][name] for row in rows]).to(device) for name in rows[0][part]}
         for part in ("anchors", "noise", "weights", "widths")
     }
-    return Perturbation(**stacked)
 
 
 def _weights(shape: torch.Size) -> Tensor:

@@ -17,11 +17,10 @@ from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Record
 from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint, last_facts
 from pyro_dropout.training.distributed.data_parallel import start_alike
-from pyro_dropout.training.distributed.process_group import ALONE, Group
+from pyro_dropout.training.distributed.process_group import ALONE, Group, Share
 from pyro_dropout.training.ensemble.anchoring import perturbation
 from pyro_dropout.training.ensemble.member_loss import ROWS, EnsembleLoss
 from pyro_dropout.training.ensemble.members import Members
-from pyro_dropout.training.ensemble.share import Share
 from pyro_dropout.training.history import DivergedError, History
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.loss.learned_widths import learned_sites

@@ -17,8 +17,8 @@ from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.mathematics.whole_sums import is_traced
 from pyro_dropout.protocols import PyroModel, Tree
 from pyro_dropout.training.compile.functional import Buffers, Parameters, loss_and_gradients, unvalidated
-from pyro_dropout.training.ensemble.anchoring import Anchoring, Perturbation, free_points
-from pyro_dropout.training.ensemble.share import Share
+from pyro_dropout.training.distributed.process_group import Share
+from pyro_dropout.training.ensemble.anchoring import Anchoring, Problem, free_points
 from pyro_dropout.training.fleet.replicas import check_pure
 from pyro_dropout.training.loss.attempt import untraced
 from pyro_dropout.training.loss.temperature import at_step, current_step
@@ -43,7 +43,7 @@ class MemberLoss:
     """
 
     inner: Any
-    extras: dict[str, dict[str, Tensor]] | None
+    extras: Problem | None
     free: frozenset[str] = frozenset()
 
     def differentiable_loss(self, model: PyroModel, guide: PyroModel, *args: Tree, **kwargs: Tree) -> Tensor:
@@ -85,7 +85,7 @@ class EnsembleLoss:
 
     Args:
         inner: the loss of a member.
-        perturbation: the members' anchors and perturbed data; None if they are not anchored.
+        extras: the members' anchors and perturbed data; None if they are not anchored.
         clip_norm: the largest norm of a member's gradient.
         at_once: how many members are computed at once; None for all. It is halved whenever memory runs out.
         share: which of the members these are, of those that all ranks train together; None for all.
@@ -94,13 +94,12 @@ class EnsembleLoss:
     def __init__(
         self,
         inner: Any,
-        perturbation: Perturbation | None = None,
+        extras: Problem | None = None,
         clip_norm: float | None = None,
         at_once: int | None = None,
         share: Share | None = None,
     ) -> None:
-        self.inner, self.clip_norm, self.at_once, self._share = inner, clip_norm, at_once, share
-        self.extras = None if perturbation is None else perturbation.tensors()
+        self.inner, self.extras, self.clip_norm, self.at_once, self._share = inner, extras, clip_norm, at_once, share
         self._graphs: dict[Any, _Graph] = {}
 
     def differentiable_loss(self, model: PyroModel, ensemble: "Ensemble", *args: Tree, **kwargs: Tree) -> Tensor:

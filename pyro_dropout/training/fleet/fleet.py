@@ -33,14 +33,12 @@ from pyro_dropout.training.checkpoints.tensor_file import digest
 from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint, Keeper
 from pyro_dropout.training.collapse import warn_of_replicas
 from pyro_dropout.training.compile.functional import Buffers, Loss, Parameters, loss_and_gradients, make_step
-from pyro_dropout.training.distributed.process_group import join
-from pyro_dropout.training.distributed.torchrun import local_device
+from pyro_dropout.training.distributed.process_group import join, local_device
 from pyro_dropout.training.ensemble.member_loss import ROWS, MemberLoss
-from pyro_dropout.training.fleet.anchors import anchored
-from pyro_dropout.training.fleet.fleet_run import FleetRun
-from pyro_dropout.training.fleet.ranks import exchange, folder_of_rank, joined
+from pyro_dropout.training.fleet.fleet_run import FleetRun, exchange, folder_of_rank, joined
 from pyro_dropout.training.fleet.replicas import (
     Replica,
+    anchored,
     build_replicas,
     finite_rows,
     over_replicas,

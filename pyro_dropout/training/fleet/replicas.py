@@ -1,4 +1,9 @@
-"""What the replicas of a fleet have in common: one computation is traced for the first, and mapped over all."""
+"""What the replicas of a fleet have in common: one computation is traced for the first, and mapped over all.
+
+A replica with the seed s as its anchor solves the problem of the member of an anchored ``Ensemble`` that has this seed:
+its priors are moved to a draw from them, and its targets perturbed. Its noise belongs to the rows of all data,
+whichever of them it trains on.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,15 +17,21 @@ from pyro_dropout.engines.program import traced
 from pyro_dropout.engines.simplify_graph import owner
 from pyro_dropout.engines.torch_internals import TorchDispatchMode, TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 from pyro_dropout.generative.inputs import AnyInputs
+from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.own_noise import drawn_in_place, noise_of
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.trial_run import quietly
+from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.guides.ensemble import Ensemble
+from pyro_dropout.guides.points import is_gaussian, prior_of
+from pyro_dropout.mathematics.checks import check_seed, describe
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.protocols import Tree
 from pyro_dropout.training.checkpoints.posterior_file import settings_of
 from pyro_dropout.training.checkpoints.tensor_file import digest
 from pyro_dropout.training.compile.functional import Buffers
+from pyro_dropout.training.ensemble.anchoring import Problem, perturbation
+from pyro_dropout.training.loss.learned_widths import learned_sites
 
 Replica = tuple[Any, Any]  # a model and its guide, both modules
 
@@ -201,3 +212,44 @@ def rows_of(x: AnyInputs, indices: Tensor | None, count: int) -> Tensor:
     if least < 0 or most >= len(x):
         raise RangeError(f"indices must lie between 0 and {len(x) - 1}, the rows of x; got {least} to {most}.")
     return indices.to(x.device).long().contiguous()
+
+
+# --- anchors ----------------------------------------------------------------------------------------------------------
+
+
+def anchored(
+    replica: Replica, seeds: Sequence[int] | Tensor, count: int, call: tuple[Tensor, Tensor, int], batch: int
+) -> Problem:
+    """Draw the anchors and the noise of all replicas, each from its own seed.
+
+    Args:
+        replica: the first; all have its sites.
+        seeds: one for each replica.
+        count: how many replicas there are.
+        call: all data and how many of them a replica sees, (x, y, n).
+        batch: points in a mini-batch.
+    """
+    listed = seeds.tolist() if isinstance(seeds, Tensor) else seeds
+    if not isinstance(listed, Sequence) or len(listed) != count:
+        got = len(listed) if isinstance(listed, Sequence) else describe(seeds)
+        raise ShapeError(f"anchors must be a list of seeds, one for each of {count} replicas; got {got}.")
+    for seed in listed:
+        check_seed(seed)
+    model, guide = replica
+    if learned_sites(model):
+        raise PyroDropoutError("anchors are drawn from the prior, whose widths must be fixed; it has learn=True.")
+    if not isinstance(guide, SiteGuide):
+        raise PyroDropoutError(f"anchors need a guide of this package; got {type(guide).__name__}.")
+    for name in guide._sites:
+        if not is_gaussian(prior_of(guide, name)):
+            raise PyroDropoutError(
+                f"site {name!r} has a prior that is not Gaussian, so a replica of a fleet cannot be anchored there."
+                " Train an Ensemble instead."
+            )
+    problem = perturbation(guide, listed, ModelCall(model, call), batch)
+    if problem["weights"]:
+        raise PyroDropoutError(
+            "replicas of a fleet are anchored by noise in their targets, which needs a Gaussian likelihood. Train an"
+            " Ensemble instead: its members weight the data points."
+        )
+    return problem

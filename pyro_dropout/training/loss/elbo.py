@@ -24,8 +24,7 @@ from pyro_dropout.mathematics.divergence import Method
 from pyro_dropout.mathematics.errors import NotFollowedError
 from pyro_dropout.mathematics.whole_sums import is_traced
 from pyro_dropout.protocols import PyroModel, Trace
-from pyro_dropout.training.loss.attempt import Attempt, untraced
-from pyro_dropout.training.loss.check_data_axis import check_data_axis
+from pyro_dropout.training.loss.attempt import Attempt, check_data_axis, untraced
 from pyro_dropout.training.loss.operations import Args, Kwargs
 from pyro_dropout.training.loss.particle import Particle
 from pyro_dropout.training.loss.per_example import per_example as draw_per_example

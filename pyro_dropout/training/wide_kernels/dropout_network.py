@@ -21,8 +21,8 @@ from pyro_dropout.generative.priors import Prior
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.guides.dropout import AutoDropout
 from pyro_dropout.mathematics.distributions import BernoulliMixture
+from pyro_dropout.training.compile.captured_state import is_known
 from pyro_dropout.training.compile.functional import Buffers, Parameters
-from pyro_dropout.training.compile.known_code import is_known
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.optimisers import Update, adam
 

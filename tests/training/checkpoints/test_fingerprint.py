@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import pyro_dropout as pd
-from pyro_dropout.training.checkpoints.fingerprint import told_layers, told_update
+from pyro_dropout.training.checkpoints.fingerprint import told_update
 from pyro_dropout.training.optimisers import named
 from pyro_dropout.training.torch_optimisers import from_optimiser
 
@@ -62,13 +62,3 @@ def test_a_schedule_that_ends_is_told_up_to_its_end() -> None:
 
     assert table(1.0, 0.5) == table(1.0, 0.5)
     assert len({json.dumps(each) for each in (table(1.0, 0.5), table(1.0, 0.4), table(1.0, 0.5, 0.5))}) == 3
-
-
-def test_modules_of_others_are_told_by_their_kind_alone() -> None:
-    class Counting(torch.nn.Linear):
-        def __init__(self) -> None:
-            super().__init__(1, 1)
-            self.calls = 3
-
-    assert told_layers(Counting()) == {"model": {"kind": "Counting"}}
-    assert told_layers(lambda x: x) == {}

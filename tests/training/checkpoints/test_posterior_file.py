@@ -74,16 +74,6 @@ def test_another_model_is_refused_with_what_differs(tmp_path: Path, name: str) -
     assert all(torch.equal(value, before[key]) for key, value in guide.state_dict().items())
 
 
-def test_another_guide_and_another_likelihood_are_named(tmp_path: Path) -> None:
-    model, _ = pair()
-    pd.save(tmp_path / "q", model, pd.AutoMeanField(model))
-    with pytest.raises(pd.DifferentModelError, match="guide: AutoMeanField in the file, AutoDropout here"):
-        pd.load(tmp_path / "q", *pair())
-    other = pd.BayesianNet(net(), likelihood=pd.Poisson())
-    with pytest.raises(pd.DifferentModelError, match="likelihood: Gaussian in the file, Poisson here"):
-        pd.load(tmp_path / "q", other, pd.AutoMeanField(other))
-
-
 @pytest.mark.parametrize(
     ("number", "advice"),
     [
@@ -97,20 +87,6 @@ def test_an_error_of_the_disk_comes_with_its_own_remedy(tmp_path: Path, number: 
     broken = mock.patch.object(posterior_file, "write_tensors", side_effect=OSError(number, os.strerror(number)))
     with broken, pytest.raises(pd.PyroDropoutError, match=f"{os.strerror(number)}.*{advice}"):
         pd.save(tmp_path / "q", *pair())
-
-
-def test_bad_places_and_extras(tmp_path: Path) -> None:
-    with pytest.raises(pd.PyroDropoutError, match="cannot be written"):
-        pd.save(tmp_path / "no" / "folder", *pair())
-    with pytest.raises(pd.PyroDropoutError, match="extra must be writable as JSON"):
-        pd.save(tmp_path / "q", *pair(), extra={"x": object()})
-    with pytest.raises(pd.PyroDropoutError, match="has not seen its model"):
-        pd.save(tmp_path / "q", lambda x: None, pd.AutoDropout(lambda x: None))
-    with pytest.raises(pd.PyroDropoutError, match="nothing to save"):
-        pd.save(tmp_path / "q", lambda x: None, lambda x: None)
-    with pytest.raises(pd.PyroDropoutError, match="there is no file"):
-        pd.load(tmp_path / "q", *pair())
-    assert list(tmp_path.iterdir()) == []
 
 
 # --- what a model was told ------------------------------------------------------------------------------------------
@@ -142,21 +118,6 @@ def test_another_prior_is_refused_and_stays(tmp_path: Path, wrapped: bool) -> No
     assert model.prior_of("0.weight").stddev.flatten()[0].item() == pytest.approx(0.1)
 
 
-def test_another_prior_of_a_deep_process_is_refused(tmp_path: Path) -> None:
-    def deep(**options: Any) -> tuple[Any, Any]:
-        model = pd.DeepGP(2, [5], 1, **options)
-        guide = pd.AutoDropout(model)
-        guide(torch.zeros(3, 2))
-        return model, guide
-
-    pd.save(tmp_path / "q", *deep())
-    assert pd.load(tmp_path / "q", *deep()) == {}
-    with pytest.raises(pd.DifferentModelError, match=r"model.W1_std: 1 in the file, 0\.5 here"):
-        pd.load(tmp_path / "q", *deep(length_scale=2.0))
-    with pytest.raises(pd.DifferentModelError, match=r"model.activations: \['relu'\] in the file, \['tanh'\] here"):
-        pd.load(tmp_path / "q", *deep(nonlinearity="tanh"))
-
-
 OTHER_LAYERS = {
     "kind": (nn.Tanh(), "model.net.2: ReLU in the file, Tanh here"),
     "setting": (nn.LeakyReLU(0.3), r"model.net.2.negative_slope: 0\.01 in the file, 0\.3 here"),
@@ -183,14 +144,6 @@ def test_what_a_model_learned_or_gathered_is_no_difference(tmp_path: Path, optio
     first[0].eval()
     pd.save(tmp_path / "q", *first)
     assert pd.load(tmp_path / "q", *second) == {}
-
-
-def test_a_network_with_dropout_layers_comes_back(tmp_path: Path) -> None:
-    def read() -> tuple[Any, Any]:
-        return pd.from_dropout(nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Dropout(0.2), nn.Linear(4, 1)))
-
-    pd.save(tmp_path / "q", *read())
-    assert pd.load(tmp_path / "q", *read()) == {}
 
 
 def test_a_file_that_does_not_tell_of_layers_is_loaded(tmp_path: Path) -> None:

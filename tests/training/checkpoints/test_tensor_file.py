@@ -14,7 +14,7 @@ from unittest import mock
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyro_dropout import DamagedFileError, PyroDropoutError
@@ -30,6 +30,7 @@ def made(path: Path) -> bytes:
     return path.read_bytes()
 
 
+@settings(max_examples=25)
 @given(
     shape=st.lists(st.integers(0, 4), max_size=3),
     dtype=dtypes | st.sampled_from(OTHERS),
@@ -96,7 +97,7 @@ def refuses(path: Path, content: bytes, tensors: Any) -> bool:
     return False
 
 
-@pytest.mark.parametrize("count", [2000, pytest.param(100_000, marks=pytest.mark.deep)])
+@pytest.mark.parametrize("count", [800, pytest.param(100_000, marks=pytest.mark.deep)])
 def test_no_damage_is_loaded(tmp_path: Path, count: int) -> None:
     good = made(tmp_path / "good")
     tensors, _ = read_tensors(tmp_path / "good")
@@ -232,8 +233,3 @@ def test_a_file_has_the_permissions_of_any_other(tmp_path: Path) -> None:
     (tmp_path / "x").chmod(0o640)
     made(tmp_path / "x")
     assert (tmp_path / "x").stat().st_mode & 0o777 == 0o640
-
-
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(PyroDropoutError, match="there is no file"):
-        read_tensors(tmp_path / "nothing")

@@ -58,30 +58,6 @@ def test_a_training_goes_on_as_if_it_had_not_stopped(tmp_path: Path, case: int) 
     assert len(list(tmp_path.iterdir())) == 2  # the last ones, as asked
 
 
-@pytest.mark.deep
-def test_a_compiled_training_goes_on_too(tmp_path: Path) -> None:
-    whole = train(None, True, 0)
-    with stopped_after(40):
-        with pytest.raises(PulledPlugError):
-            train(tmp_path, True, 0)
-        assert train(tmp_path, True, 0) == whole
-
-
-def test_a_longer_training_goes_on_from_a_shorter_one(tmp_path: Path) -> None:
-    short(tmp_path / "a", steps=7)
-    longer, history = short(tmp_path / "a", steps=50)
-    whole, once = short(tmp_path / "b", steps=50)
-    assert torch.equal(history.losses, once.losses)
-    assert torch.equal(longer, whole)
-
-
-@pytest.mark.deep
-def test_a_finished_training_is_not_trained_again(tmp_path: Path) -> None:
-    first = train(tmp_path, False, 0)
-    with mock.patch.object(resumption.TrainingRun, "advance", side_effect=AssertionError):
-        assert train(tmp_path, False, 0) == first
-
-
 def kills(*words: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "tests.training.kills", *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
@@ -209,13 +185,6 @@ def test_another_training_is_refused(tmp_path: Path, name: str) -> None:
     assert sorted(path.read_bytes() for path in tmp_path.iterdir()) == before
 
 
-def test_a_posterior_is_no_checkpoint_of_a_training(tmp_path: Path) -> None:
-    model = pd.BayesianNet(torch.nn.Linear(1, 1))
-    pd.save(tmp_path / "step-000000000010.safetensors", model, pd.AutoDropout(model))
-    with pytest.raises(pd.PyroDropoutError, match="is not a training checkpoint"):
-        short(tmp_path)
-
-
 def test_an_optimiser_whose_state_is_no_tensors_is_refused(tmp_path: Path) -> None:
     model = pd.BayesianNet(torch.nn.Linear(1, 1))
     guide = pd.AutoDropout(model)
@@ -232,15 +201,6 @@ def test_an_optimiser_whose_state_is_no_tensors_is_refused(tmp_path: Path) -> No
         pytest.raises(pd.PyroDropoutError, match=r"state of NAdam \('memory' is a list\) cannot be written"),
     ):
         pd.fit(model, guide, X, X, steps=3, optim=optim, compile=False, progress=False, checkpoint=tmp_path)
-
-
-def test_bad_settings(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(pd.PyroDropoutError, match="checkpoint must be a folder"):
-        short(tmp_path / "file")
-    for options in ({"every": 0}, {"seconds": 0.0}, {"keep": 0}):
-        with pytest.raises(pd.RangeError):
-            pd.Checkpoint(tmp_path, **options)
 
 
 def test_checkpoints_by_time(tmp_path: Path) -> None:
@@ -270,16 +230,6 @@ def test_the_checkpoints_that_are_written_outlive_a_damaged_later_one(tmp_path: 
     with pytest.warns(UserWarning, match="cannot be used"):
         assert short(pd.Checkpoint(tmp_path, every=5, keep=1), steps=70)[1].steps == 70
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000000070.safetensors"]
-
-
-def test_a_damaged_checkpoint_is_the_first_to_go(tmp_path: Path) -> None:
-    two_of_which_the_last_is_damaged(tmp_path)
-    with pytest.warns(UserWarning, match="cannot be used"):
-        short(pd.Checkpoint(tmp_path, every=1000, keep=2), steps=70)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "step-000000000040.safetensors",
-        "step-000000000070.safetensors",
-    ]
 
 
 @pytest.mark.parametrize("first", [0, 20])
@@ -349,38 +299,7 @@ def beside(folder: Any, lr: Any, steps: int = 10, **options: Any) -> torch.Tenso
     return guide.mean()["weight"]
 
 
-def test_another_setting_of_torchs_optimisers_is_refused(tmp_path: Path) -> None:
-    beside(tmp_path, 1e-3)
-    with pytest.raises(pd.PyroDropoutError, match=r"these differ: update.groups.0.lr\."):
-        beside(tmp_path, 0.05, steps=20)
-    with pytest.raises(pd.PyroDropoutError, match=r"these differ: update.groups.0.momentum\."):
-        beside(tmp_path, 1e-3, steps=20, momentum=0.9)
-
-
 def test_a_learning_rate_may_be_a_tensor(tmp_path: Path) -> None:
     beside(tmp_path, torch.tensor(1e-3))
     whole = beside(None, torch.tensor(1e-3), steps=20)
     assert torch.equal(beside(tmp_path, torch.tensor(1e-3), steps=20), whole)
-
-
-def test_another_schedule_is_refused(tmp_path: Path) -> None:
-    def falling(step: int) -> Any:
-        return lambda t: torch.where(t < step, 1.0, 0.1)
-
-    short(tmp_path, schedule=falling(30))
-    with pytest.raises(pd.PyroDropoutError, match=r"these differ: update.schedule\."):
-        short(tmp_path, schedule=falling(45))
-
-
-def test_another_prior_or_activation_is_refused(tmp_path: Path) -> None:
-    def train(activation: Any, length_scale: float, steps: int) -> None:
-        net = torch.nn.Sequential(torch.nn.Linear(1, 3), activation, torch.nn.Linear(3, 1))
-        model = pd.BayesianNet(net, pd.Prior(length_scale=length_scale))
-        how: Any = {"compile": False, "progress": False, "checkpoint": tmp_path}
-        pd.fit(model, pd.AutoDropout(model), X, X, steps=steps, **how)
-
-    train(torch.nn.ReLU(), 1.0, 3)
-    with pytest.raises(pd.DifferentModelError, match="prior_scale/0/weight: 1 in the file"):
-        train(torch.nn.ReLU(), 10.0, 6)
-    with pytest.raises(pd.DifferentModelError, match="ReLU in the file, Tanh here"):
-        train(torch.nn.Tanh(), 1.0, 6)

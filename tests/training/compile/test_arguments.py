@@ -13,12 +13,11 @@ import pyro.distributions as dist
 import pytest
 import torch
 from hypothesis import given, settings
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 import pyro_dropout as pd
 from pyro_dropout.engines import program as compiled
-from pyro_dropout.training.compile.arguments import Arguments
 
 F64 = torch.float64
 
@@ -132,14 +131,6 @@ def test_compiled_steps_on_any_tree_are_the_eager_ones(as_traced: Any, templates
     assert compiled_[2] == 1  # one program for one structure
 
 
-@pytest.mark.deep
-def test_compiled_steps_on_a_tree_are_the_eager_ones_when_they_are_built() -> None:
-    template = {"a": ["tensor", Frozen("tensor", "float")], "b": Pair("float", {"c": Batch("tensor", 2)})}
-    trees = [[fill(template, step)] for step in range(20)]
-    eager, built = steps_of(trees, False), steps_of(trees, True)
-    assert built[0] == pytest.approx(eager[0], rel=1e-10)
-
-
 def on_batches(b: dict[str, Tensor]) -> None:
     weight = pyro.sample("W", dist.Normal(0.0, 1.0).expand([1, 3]).to_event(2))
     with pyro.plate("d", len(b["y"])):
@@ -155,16 +146,6 @@ def test_batches_of_a_loader_are_all_met(as_traced: Any) -> None:
     losses = [svi.step(batch) for batch in DataLoader(data, batch_size=1)]
     assert [value - losses[0] for value in losses] == pytest.approx(EXPECTED, abs=0.01)
     assert svi._built == 1
-
-
-def test_a_dict_that_is_changed_in_place_is_read_again(as_traced: Any) -> None:
-    batch = {"x": torch.zeros(1, 3), "y": torch.zeros(1)}
-    svi = pd.SVI(on_batches, pd.AutoMeanField(on_batches), pyro.optim.Adam({"lr": 0.0}))
-    losses = []
-    for k in range(12):
-        batch["y"] = torch.tensor([10.0 * k])
-        losses.append(svi.step(batch))
-    assert [value - losses[0] for value in losses] == pytest.approx(EXPECTED, abs=0.01)
 
 
 def annealed(x: Tensor, y: Tensor, beta: float) -> None:
@@ -244,29 +225,3 @@ def test_what_cannot_be_looked_into_runs_eagerly_and_is_named(batch: Any, word: 
         assert [round(b - a) for a, b in itertools.pairwise(losses)] == [1, 3, 5]
     with pytest.raises(pd.PyroDropoutError, match=word):
         pd.SVI(program, svi.guide, svi.optim, pd.ELBO(per_example=False), compile=True).step(batch(0))
-
-
-@pytest.mark.deep
-def test_shapes_that_never_stop_changing_end_in_eager_steps(as_traced: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyro_dropout.training.svi._MOST", 3)
-    svi = pd.SVI(on_batches, pd.AutoMeanField(on_batches), pyro.optim.Adam({"lr": 0.0}))
-    with pytest.warns(UserWarning, match="3 programs were compiled for it already"):
-        losses = [svi.step({"x": torch.zeros(n, 3), "y": torch.zeros(n)}) for n in range(1, 9)]
-    assert len(losses) == 8
-    assert svi._built == 3
-
-
-def test_structure_and_values_are_told_apart() -> None:
-    key = Arguments(({"x": torch.zeros(2), "k": 1},), {"flag": True}).key
-    assert key == Arguments(({"x": torch.ones(2), "k": 1},), {"flag": True}).key
-    others = [
-        Arguments(({"x": torch.zeros(3), "k": 1},), {"flag": True}),
-        Arguments(({"x": torch.zeros(2), "k": 2},), {"flag": True}),
-        Arguments(({"x": torch.zeros(2), "k": True},), {"flag": True}),
-        Arguments(({"x": torch.zeros(2, dtype=F64), "k": 1},), {"flag": True}),
-        Arguments(([torch.zeros(2), 1],), {"flag": True}),
-        Arguments(({"x": torch.zeros(2), "k": 1},), {"flag": False}),
-        Arguments(({"x": torch.zeros(2), "k": 1},), {"other": True}),
-    ]
-    assert all(other.key != key for other in others)
-    assert Arguments((nn.Linear(1, 1),), {}).unknown == ""

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 import pyro_dropout as pd
 from pyro_dropout.engines import program
-from pyro_dropout.tabular.choice import MEAN_FIELD
-from pyro_dropout.training.compile.known_code import is_known
+from pyro_dropout.training.compile.captured_state import is_known
 
 X = torch.linspace(-1, 1, 12).unsqueeze(-1)
 
@@ -41,12 +40,6 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     trace = program._trace
     monkeypatch.setattr(program, "_trace", lambda *args: marks.append(1) or trace(*args))
     return marks
-
-
-def test_networks_of_torch_with_a_guide_of_ours_are_known() -> None:
-    model = network(prior=pd.Prior(learn="*.weight"))
-    assert is_known(model, pd.AutoMeanField(model), pd.ELBO(temperature=pd.warm_up(3)))
-    assert is_known(*MEAN_FIELD.build((X, X)), *MEAN_FIELD.how(10).values())
 
 
 def hooked() -> nn.Module:

@@ -99,14 +99,6 @@ def test_a_state_that_was_set_is_taken_up() -> None:
 
 
 @pytest.mark.deep
-def test_a_state_with_another_rate_and_other_betas_is_taken_up() -> None:
-    _, state = run([False] * 3, pyro.optim.Adam({"lr": 0.2, "betas": (0.5, 0.6)}))
-    eager = run([False] * 3, OPTIMISERS["adam"](), state)
-    _, state = run([False] * 3, pyro.optim.Adam({"lr": 0.2, "betas": (0.5, 0.6)}))
-    assert same(run([True] * 3, OPTIMISERS["adam"](), state)[0], eager[0])
-
-
-@pytest.mark.deep
 def test_a_rate_that_is_changed_between_steps_is_seen() -> None:
     found = []
     for way in (True, False):
@@ -121,19 +113,3 @@ def test_a_rate_that_is_changed_between_steps_is_seen() -> None:
         found.append({name: value.detach().clone() for name, value in guide.named_parameters()})
     assert same(*found)
     assert pd.SVI(*pair()[:2], OPTIMISERS["adam"](), pd.ELBO())._built == 0
-
-
-@pytest.mark.deep
-def test_a_scheduler_runs_beside_compiled_gradients() -> None:
-    found = []
-    for way in (True, False):
-        model, guide, x, y = pair()
-        options = {"optimizer": torch.optim.Adam, "optim_args": {"lr": 0.1}, "gamma": 0.5}
-        optim = pyro.optim.ExponentialLR(options)
-        svi = pd.SVI(model, guide, optim, pd.ELBO(), compile=way)
-        for k in range(4):
-            torch.manual_seed(k)
-            svi.step(x, y)
-            optim.step()
-        found.append({name: value.detach().clone() for name, value in guide.named_parameters()})
-    assert same(*found)

@@ -22,7 +22,7 @@ def test_points_of_a_network_start_at_their_anchors() -> None:
     model = pd.BayesianNet(nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)), pd.Prior(0.5))
     ensemble = pd.Ensemble(model, members=5, start="anchor")
     x = torch.randn(6, 2)
-    drawn = perturbation(ensemble.template, ensemble.seeds.tolist(), ModelCall(model, (x, x[:, :1], 6)), 6).anchors
+    drawn = perturbation(ensemble.template, ensemble.seeds.tolist(), ModelCall(model, (x, x[:, :1], 6)), 6)["anchors"]
     for name, scale in pd.Prior(0.5).scales(model.net).items():
         assert torch.equal(ensemble.stacked()[f"states.{name.replace('.', '/')}.loc"], scale * drawn[name])
     apart = pd.Ensemble(model, members=5, seed=0).stacked()["states.0/weight.loc"]
@@ -38,7 +38,7 @@ def test_priors_of_any_kind_have_the_same_anchors_each_time() -> None:
     for other in (1, 2):  # the state of torch's generator must not matter
         torch.manual_seed(other)
         seen.append(
-            perturbation(ensemble.template, ensemble.seeds.tolist(), ModelCall(scaled, (x, x[:, 0])), 8).anchors
+            perturbation(ensemble.template, ensemble.seeds.tolist(), ModelCall(scaled, (x, x[:, 0])), 8)["anchors"]
         )
     assert all(torch.equal(seen[0][name], seen[1][name]) for name in ("scale", "slope"))
     own = ensemble.stacked()

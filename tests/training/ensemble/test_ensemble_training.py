@@ -11,12 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import pyro_dropout as pd
-from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.training import loop
 from pyro_dropout.training.checkpoints.training_checkpoint import Keeper
-from pyro_dropout.training.ensemble.members_run import MembersRun
+from pyro_dropout.training.ensemble.members import MembersRun
 from pyro_dropout.training.optimisers import sgd
-from tests.training.ensemble.test_training import QUIET, data, enlisted
+from tests.training.ensemble.test_training import QUIET, data
 
 X, Y = data()
 
@@ -72,15 +71,6 @@ def test_groups_give_the_members_of_one_training(monkeypatch: pytest.MonkeyPatch
     assert found[2]["each"].shape == (12, 5)
     assert seen == [5, 2, 2, 1]
     assert [(each.n, each.total) for each in bars] == [(12, 12), (36, 36)]
-
-
-@pytest.mark.deep
-def test_groups_of_members_that_draw_have_their_own_noise() -> None:
-    model = line()
-    ensemble = pd.Ensemble(model, lambda m: pd.AutoDropout(m, keep=0.5), members=2, start="module", group=1)
-    trained(model, ensemble, seed=0)
-    own = values(ensemble)["states.weight.loc"]
-    assert not torch.equal(own[0], own[1])  # they start at the same point and see the same data
 
 
 @pytest.mark.deep
@@ -256,18 +246,6 @@ def test_if_all_diverge_nothing_is_left_to_ask() -> None:
 # --- one training after another ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.deep
-def test_a_second_fit_goes_on_where_the_first_ended() -> None:
-    """Towards the same anchors: without an optimiser's memory, two trainings are one that is as long."""
-    model, found = line(), []
-    for parts in ((12,), (5, 7)):
-        ensemble = pd.Ensemble(model, members=2, seed=1)
-        for steps in parts:
-            trained(model, ensemble, steps=steps, optim=sgd(1e-3))
-        found.append(values(ensemble))
-    torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=1e-12)
-
-
 def test_members_share_a_parameter_of_a_pyro_model() -> None:
     """One that is in Pyro's store alone: it was not trained."""
 
@@ -281,17 +259,6 @@ def test_members_share_a_parameter_of_a_pyro_model() -> None:
     y = x.sum(1) + 0.5 * torch.randn(300, dtype=torch.float64)
     pd.fit(model, pd.Ensemble(model, members=3), x, y, steps=300, lr=0.03, **QUIET)
     assert pyro.param("width").item() == pytest.approx(0.5, rel=0.15)
-
-
-@pytest.mark.parametrize("learn", [False, True])
-def test_clipping_counts_what_members_share(learn: bool) -> None:
-    model = line(learn)
-    call = ModelCall(model, (X, Y, len(X)))
-    made = enlisted(pd.Ensemble(model, members=3), call, len(X), clip_norm=1e-3)
-    *_, slopes = made.loss._computed(model, made.guide, made.guide.stacked(), (call.args, {}))
-    assert len(slopes) == 2 + learn
-    norms = torch.stack([slope.reshape(3, -1).square().sum(1) for slope in slopes]).sum(0).sqrt()
-    torch.testing.assert_close(norms, torch.full((3,), 1e-3, dtype=torch.float64), rtol=2e-3, atol=0.0)
 
 
 def test_an_update_clips_each_member() -> None:

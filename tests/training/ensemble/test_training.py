@@ -1,6 +1,5 @@
 """An ensemble is its members: each is what it would have been alone, whatever the batches, groups and interruptions."""
 
-from pathlib import Path
 from typing import Any
 
 import pyro
@@ -15,17 +14,6 @@ from pyro_dropout.training.ensemble.ensemble_training import EnsembleTraining
 from pyro_dropout.training.ensemble.members import Members
 
 QUIET: dict[str, Any] = {"compile": False, "progress": False}
-GUIDES: dict[str, Any] = {
-    "points": None,
-    "dropout": lambda m: pd.AutoDropout(m, keep=0.8),
-    "dropout with width": lambda m: pd.AutoDropout(m, keep=0.8, scale=0.1, bias="gaussian"),
-    "mean field": pd.AutoMeanField,
-    "low rank": lambda m: pd.AutoLowRank(m, rank=2),
-    "full rank": pd.AutoFullRank,
-    "row mixture": lambda m: pd.AutoRowMixture(m, bias="gaussian"),
-    "concrete": pd.AutoConcreteDropout,
-    "multiplicative": lambda m: pd.AutoMultiplicative(m, 0.1),
-}
 LIKELIHOODS: dict[str, Any] = {
     "gaussian": (pd.Gaussian(4.0), 1, lambda f: f),
     "noise by input": (pd.HeteroscedasticGaussian(), 2, lambda f: f),
@@ -146,71 +134,6 @@ def test_whether_noise_depends_on_weights_is_asked_before_statistics_are_restore
     x = torch.linspace(-1, 1, 8).unsqueeze(-1)
     history = pd.fit(model, pd.Ensemble(model, members=2), x, x, steps=2, **QUIET)
     assert history.losses.isfinite().all()
-
-
-@pytest.mark.deep
-def test_noise_that_depends_on_the_input_is_found() -> None:
-    torch.manual_seed(0)
-    x = torch.rand(600, 1, dtype=torch.float64) * 2 - 1
-    y = x + torch.where(x > 0, 0.4, 0.05) * torch.randn_like(x)
-    layers = nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 2)).double()
-    model = pd.BayesianNet(layers, pd.Prior(), pd.HeteroscedasticGaussian())
-    ensemble = pd.Ensemble(model, members=4)
-    pd.fit(model, ensemble, x, y, steps=800, lr=0.02, **QUIET)
-    noise = pd.predict(model, ensemble, torch.tensor([[-0.5], [0.5]], dtype=torch.float64)).aleatoric.sqrt().flatten()
-    torch.testing.assert_close(noise, torch.tensor([0.05, 0.4], dtype=torch.float64), rtol=0.3, atol=0.0)
-
-
-@pytest.mark.parametrize("name", ["points", *(pytest.param(k, marks=pytest.mark.deep) for k in list(GUIDES)[1:])])
-@pytest.mark.parametrize("anchored", [False, True])
-def test_members_of_any_guide_train(name: str, anchored: bool) -> None:
-    x, y = data()
-    model = pd.BayesianNet(net(), pd.Prior(), pd.Gaussian(4.0))
-    ensemble = pd.Ensemble(model, GUIDES[name], members=3, anchored=anchored)
-    history = pd.fit(model, ensemble, x, y, steps=60, lr=0.02, batch_size=12, seed=0, **QUIET)
-    assert history.losses[-10:].mean() < history.losses[:10].mean()
-    answer = pd.predict(model, ensemble, x, samples=6, seed=0)
-    assert answer.mean.shape == (24, 1)
-    assert (answer.epistemic > 0).all()
-
-
-@pytest.mark.deep
-def test_growing_leaves_old_members_as_they_are() -> None:
-    x, y = data()
-    model = pd.BayesianNet(net(), pd.Prior(), pd.Gaussian(4.0))
-    ensemble = pd.Ensemble(model, members=3)
-    pd.fit(model, ensemble, x, y, steps=20, **QUIET)
-    before = ensemble.draws_at(torch.arange(3))
-    fresh = ensemble.more(2).draws_at(torch.arange(5))
-    pd.fit(model, ensemble, x, y, steps=20, **QUIET)
-    after = ensemble.draws_at(torch.arange(5))
-    for name, value in before.items():
-        assert torch.equal(after[name][:3], value)
-        assert not torch.equal(after[name][3:], fresh[name][3:])
-    assert ensemble.members == 5
-    pd.fit(model, ensemble, x, y, steps=20, **QUIET)  # from here on, all of them
-    assert not torch.equal(ensemble.draws_at(torch.arange(3))["0.weight"], before["0.weight"])
-
-
-@pytest.mark.parametrize("name", ["points", pytest.param("dropout", marks=pytest.mark.deep)])
-def test_a_resumed_training_ends_as_if_it_had_never_stopped(name: str, tmp_path: Path) -> None:
-    """Also where the process that resumes has built its ensemble from another seed."""
-    x, y = data()
-
-    def train(folder: str, steps: int, seed: int) -> dict[str, Tensor]:
-        torch.manual_seed(seed)
-        model = pd.BayesianNet(net(), pd.Prior(), pd.Gaussian(4.0))
-        ensemble = pd.Ensemble(model, GUIDES[name], members=3)
-        where = pd.Checkpoint(tmp_path / folder, every=10)
-        how = {"batch_size": 8, "validation": (x, y), "checkpoint": where, "seed": 0, "check_every": 7}
-        pd.fit(model, ensemble, x, y, steps=steps, lr=0.02, **how, **QUIET)
-        return {key: value.clone() for key, value in ensemble.stacked().items()}
-
-    whole = train("whole", 40, seed=0)
-    train("parts", 20, seed=0)
-    parts = train("parts", 40, seed=1)
-    for key, value in whole.items():
-        assert torch.equal(parts[key], value), key
 
 
 def test_layers_that_change_while_they_train_are_refused() -> None:

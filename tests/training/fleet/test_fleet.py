@@ -10,22 +10,9 @@ from scipy import stats
 from torch import Tensor, nn
 
 import pyro_dropout as pd
-from pyro_dropout.training.distributed.process_group import ALONE
-from pyro_dropout.training.fleet.ranks import joined
 from pyro_dropout.training.optimisers import sgd
 
 QUIET: dict[str, Any] = {"compile": False, "progress": False}
-GUIDES: dict[str, Any] = {
-    "dropout": lambda m: pd.AutoDropout(m, keep=0.8),
-    "dropout with width": lambda m: pd.AutoDropout(m, keep=0.8, scale=0.1),
-    "multiplicative": lambda m: pd.AutoMultiplicative(m, 0.1),
-    "mean field": pd.AutoMeanField,
-    "row mixture": lambda m: pd.AutoRowMixture(m, weights="learned"),
-    "low rank": lambda m: pd.AutoLowRank(m, rank=3),
-    "low rank, whole net": lambda m: pd.AutoLowRank(m, rank=3, per="net"),
-    "full rank": pd.AutoFullRank,
-    "concrete": pd.AutoConcreteDropout,
-}
 
 
 def net(seed: int) -> nn.Module:
@@ -83,56 +70,6 @@ def test_replicas_are_distributed_as_solo_runs() -> None:
         assert stats.ks_2samp(ours, theirs).pvalue > 1e-6
 
 
-@pytest.mark.parametrize(
-    "guide", [pytest.param(name, marks=[] if name == "dropout" else pytest.mark.deep) for name in GUIDES]
-)
-def test_every_guide_sails_in_a_fleet(guide: str) -> None:
-    def make(seed: int) -> Any:
-        model = pd.BayesianNet(net(seed), likelihood=pd.Gaussian(4.0))
-        return model, GUIDES[guide](model)
-
-    x, y = data()
-    fleet = pd.Fleet(make, {"seed": [0, 1, 2]})
-    history = fleet.fit(x, y, steps=60, lr=0.03, seed=0, **QUIET)
-    assert not history.diverged.any()
-    assert history.losses[-10:].mean() < history.losses[:5].mean()
-    means = torch.stack([q.mean()["0.weight"] for _, q in fleet])
-    assert not torch.equal(means[0], means[1])
-
-
-def test_a_fleet_says_what_it_is() -> None:
-    assert repr(pd.Fleet(build, {"seed": [0, 1]})) == "Fleet(2 replicas of BayesianNet with AutoDropout)"
-
-
-def test_classes_fly_too() -> None:
-    def make(seed: int) -> Any:
-        torch.manual_seed(seed)
-        model = pd.BayesianNet(nn.Linear(2, 3), likelihood=pd.Categorical())
-        return model, pd.AutoDropout(model, keep=0.9)
-
-    x, _ = data()
-    labels = (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
-    fleet = pd.Fleet(make, {"seed": [0, 1]})
-    history = fleet.fit(x, labels, epochs=20, batch_size=10, lr=0.05, **QUIET)
-    assert (history.losses[-4:].mean(0) < history.losses[:4].mean(0)).all()
-
-
-@pytest.mark.deep
-def test_a_compiled_fleet_repeats_with_its_seed_and_goes_on_training() -> None:
-    x, y = data()
-    losses = []
-    for _ in range(2):
-        fleet = pd.Fleet(build, {"seed": [0, 1, 2], "keep": [0.7, 0.8, 0.9]})
-        losses.append(fleet.fit(x, y, steps=45, batch_size=16, lr=0.02, seed=5, compile=True, progress=False).losses)
-    assert torch.equal(*losses)
-    learned = [guide.mean()["0.weight"].clone() for _, guide in fleet]
-    history = fleet.fit(x, y, steps=1, lr=1e-12, **QUIET)
-    assert history.steps == 1
-    assert len(set(losses[0].flatten().tolist())) == losses[0].numel()
-    for weight, (_, guide) in zip(learned, fleet, strict=True):
-        torch.testing.assert_close(guide.mean()["0.weight"], weight)  # training goes on from here, not the start
-
-
 @pytest.mark.deep
 def test_a_replica_that_diverges_leaves_the_others_alone() -> None:
     x, y = data()
@@ -179,29 +116,6 @@ def test_layers_that_change_their_buffers_are_refused() -> None:
         pd.Fleet(make, {"seed": [0, 1]}).fit(x, y, steps=1, **QUIET)
 
 
-@pytest.mark.usefixtures("unchecked_shapes")
-def test_bad_input() -> None:
-    x, y = data()
-    for settings in ({}, {"seed": []}, {"seed": [0, 1], "keep": [0.5]}):
-        with pytest.raises(pd.ShapeError, match="settings must have one value for each replica"):
-            pd.Fleet(build, settings)
-    with pytest.raises(pd.PyroDropoutError, match=r"build must return \(model, guide\)"):
-        pd.Fleet(lambda seed: nn.Linear(1, 1), {"seed": [0]})
-    fleet = pd.Fleet(build, {"seed": [0, 1]})
-    long = {"dtype": torch.long}
-    for indices in (torch.zeros(3, 4, **long), torch.zeros(2, 4), torch.zeros(4, **long), torch.ones(2, 40) > 0, [[0]]):
-        with pytest.raises(pd.ShapeError, match=r"indices must be a tensor of whole numbers, \(E, n\) = \(2, n\)"):
-            fleet.fit(x, y, indices=indices, steps=1)
-    with pytest.raises(pd.RangeError, match="indices must lie between 0 and 39"):
-        fleet.fit(x, y, indices=torch.full((2, 3), 40), steps=1)
-    with pytest.raises(pd.ShapeError, match="lr must be a number, or one for each of 2 replicas"):
-        fleet.fit(x, y, lr=torch.ones(3), steps=1)
-    with pytest.raises(pd.RangeError, match="lr must be positive"):
-        fleet.fit(x, y, lr=torch.tensor([0.1, 0.0]), steps=1)
-    with pytest.raises(pd.RangeError, match="give either steps or epochs"):
-        fleet.fit(x, y)
-
-
 @pytest.mark.parametrize("layers", [(nn.ReLU(), nn.Tanh()), (nn.LeakyReLU(0.1), nn.LeakyReLU(0.2))], ids=str)
 def test_replicas_with_other_layers_are_refused(layers: tuple[nn.Module, nn.Module]) -> None:
     def build(k: int) -> Any:
@@ -246,9 +160,3 @@ def test_an_update_brings_its_own_learning_rate() -> None:
     for own in ({"schedule": pd.inverse_decay()}, {"clip_norm": 1.0}):
         with pytest.raises(pd.PyroDropoutError, match="an Update has its own schedule and clip_norm"):
             learned(optim=sgd(0.02), **own)
-
-
-@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
-def test_ranks_keep_the_type_of_the_losses(kind: torch.dtype) -> None:
-    losses = torch.rand(3, 2, dtype=kind)
-    assert torch.equal(joined(ALONE, pd.History(losses, 3, 0.1), "", 2).losses, losses)

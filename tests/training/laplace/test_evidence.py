@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import pyro_dropout as pd
 from pyro_dropout.training.laplace import evidence
-from pyro_dropout.training.laplace.evidence_slope import evidence_slope
+from pyro_dropout.training.laplace.evidence import evidence_slope
 from pyro_dropout.training.laplace.most_probable import most_probable
 
 F64 = torch.float64
@@ -58,18 +58,6 @@ def test_it_is_exact_in_a_linear_model(structure: Any) -> None:
     guide.log_evidence(tau, {"weight": length, "bias": bias}).backward()
     found = [(value.grad * value).item() for value in (tau, length, bias)]
     assert found == pytest.approx(slopes(lambda *at: exact(x, y, *at), logs), rel=1e-6)
-
-
-def test_other_settings_are_checked() -> None:
-    x, y = line()
-    model = linear(torch.tensor([4.0], dtype=F64))
-    guide = pd.laplace(model, pd.conjugate(model, x, y), x, y)
-    with pytest.raises(pd.RangeError, match=r"tau must be positive and finite; got -1\.0"):
-        guide.log_evidence(tau=-1.0)
-    with pytest.raises(pd.PyroDropoutError, match="length_scales names 'w'; the Gaussian sites are weight, bias"):
-        guide.log_evidence(length_scales={"w": 1.0})
-    with pytest.raises(pd.PyroDropoutError, match=r"tau must be a multiple of \[4\.0\]"):
-        guide.log_evidence(tau=torch.tensor([1.0, 2.0]))
 
 
 def two_layers(likelihood: pd.Likelihood, outputs: int) -> tuple[pd.BayesianNet, Tensor]:
@@ -184,18 +172,6 @@ def test_the_noise_of_made_data_is_found(structure: Any) -> None:
     assert error < 0.08
 
 
-@pytest.mark.deep
-def test_standardised_data_have_the_evidence_of_the_raw_ones() -> None:
-    """And τ is that of standardised targets: the raw one times their variance."""
-    x, y = waves(100)
-    model = pd.Standardised(waves_net(), x, 100 * y + 7)
-    found = pd.maximise_evidence(model, x, 100 * y + 7, tolerance=5.0, **QUIET)
-    assert found.tau == pytest.approx(25 * y.var().item(), rel=0.5)
-    inner = pd.laplace(model.model, found.guide, model.standard_x(x), model.standard_y(100 * y + 7), "full")
-    shift = len(y) * model.y_std.log().item()
-    assert found.log_evidence == pytest.approx(inner.log_evidence().item() - shift, abs=1e-3)
-
-
 def test_what_is_meant_to_be_learned_stays_so() -> None:
     """τ and widths that ELBO would learn are found by their evidence, and only those asked for."""
     x, y = waves(60)
@@ -216,14 +192,13 @@ def test_an_error_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) ->
 
     def interrupted(*args: Any, **kwargs: Any) -> Any:
         calls.append(model.likelihood.tau.item())
-        if len(calls) == 2:
+        if calls[-1] != 1.0:  # the settings have changed
             raise KeyboardInterrupt
         return real(*args, **kwargs)
 
     monkeypatch.setattr(evidence, "laplace", interrupted)
     with pytest.raises(KeyboardInterrupt):
         pd.maximise_evidence(model, x, y, **QUIET)
-    assert calls[1] != calls[0] == 1.0  # the settings had changed
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
@@ -268,19 +243,3 @@ def test_it_is_saved_and_loaded(tmp_path: Any) -> None:
     settings: Any = (2.0, {"0.bias": 3.0})
     assert guide.log_evidence(*settings).item() == found.guide.log_evidence(*settings).item()
     assert fresh.prior_scale("0.weight").item() == pytest.approx(1 / found.length_scales["0.weight"])
-
-
-@pytest.mark.deep
-def test_a_slow_climb_is_no_end() -> None:
-    """The bias of standardised data has its best width at zero; each round gains less than the tolerance."""
-    torch.manual_seed(0)
-    x = torch.randn(200, 4)
-    y = x @ torch.tensor([[1.0], [2.0], [0.0], [0.5]]) + 0.5 * torch.randn(200, 1) + 3
-    model = pd.Standardised(pd.BayesianNet(nn.Linear(4, 1), likelihood=pd.Gaussian(tau=1.0)), x, y)
-    found = pd.maximise_evidence(model, x, y, progress=False)
-    tail = found.trace[-5:]
-    assert tail[-1] - tail[0] < 0.5
-    # A bias whose prior is a point at zero: what the search climbs to.
-    free = pd.Standardised(pd.BayesianNet(nn.Linear(4, 1, bias=False), likelihood=pd.Gaussian(tau=1.0)), x, y)
-    best = pd.maximise_evidence(free, x, y, progress=False).log_evidence
-    assert best - 1.0 < found.log_evidence < best + 0.1

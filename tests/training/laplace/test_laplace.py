@@ -83,17 +83,6 @@ def test_it_is_the_exact_posterior_of_a_linear_model() -> None:
         assert evidence.item() == pytest.approx(exact.log_evidence, rel=1e-10)
 
 
-def test_kron_is_the_exact_posterior_of_a_linear_model_with_one_output() -> None:
-    model, x, y = linear_problem(outputs=1)
-    exact = pd.conjugate(model, x, y)
-    guide = pd.laplace(model, exact, x, y, structure="kron")
-    torch.testing.assert_close(dense(guide)[1], exact.covariance, rtol=1e-10, atol=1e-12)
-    draws = guide.sample_weights(20_000)
-    rows = torch.cat([value.flatten(1) for value in draws.values()], -1)
-    # A standard error of a covariance is at most √2 max σ²/√n; five of them fail once in 100,000 runs.
-    assert (rows.mT.cov() - exact.covariance).abs().max() < 5 * (2 / 20_000) ** 0.5 * exact.covariance.max()
-
-
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_a_finished_guide_is_the_gaussian_that_its_curvature_says(structure: Any) -> None:
     """Densities of whole draws, the KL, marginals and roots are those of one dense Gaussian."""
@@ -310,15 +299,6 @@ def test_kron_refuses_layers_that_it_does_not_describe(net: nn.Module, match: st
         pd.laplace(classifier(net), net, x, Y, structure="kron")
 
 
-def test_priors_that_differ_between_outputs_have_no_kronecker_factors() -> None:
-    net = nn.Linear(2, 2)
-    model = classifier(net, prior=pd.Prior(length_scale=torch.tensor([[1.0], [2.0]])))
-    with pytest.raises(pd.PyroDropoutError, match="'weight' has several"):
-        pd.laplace(model, net, X, Y, structure="kron")
-    by_input = classifier(net, prior=pd.Prior(length_scale=torch.tensor([1.0, 2.0])))
-    assert untrained(by_input, net, X, Y, structure="kron").finished
-
-
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_a_network_that_mixes_its_points_is_refused(structure: Any) -> None:
     with pytest.raises(pd.PyroDropoutError, match="does not depend on the others"):
@@ -401,32 +381,6 @@ class Shaken(nn.Module):
 def test_a_network_that_draws_random_numbers_is_refused(structure: Any) -> None:
     with pytest.raises(pd.PyroDropoutError, match="draws random numbers"):
         pd.laplace(classifier(Shaken()), Shaken(), X, Y, structure=structure)
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("structure", ["kron", "last"])
-def test_a_million_weights(structure: Any) -> None:
-    net = nn.Sequential(nn.Linear(784, 1200), nn.ReLU(inplace=True), nn.Linear(1200, 10))
-    x, y = torch.randn(500, 784), torch.arange(500) % 10
-    guide = untrained(classifier(net), net, x, y, structure=structure)
-    answer = pd.predict(classifier(net), guide, x[:20], samples=8, seed=0)
-    assert bool(torch.isfinite(answer.probs).all())
-    assert math.isfinite(guide.curvature.log_det())
-
-
-def test_recurrent_layers_run_point_by_point() -> None:
-    class Reader(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer, self.out = nn.GRU(2, 2, batch_first=True), nn.Linear(2, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.out(self.layer(x)[0][:, -1])
-
-    net = Reader()
-    guide = untrained(classifier(net), net, torch.randn(3, 4, 2), Y[:3], structure="full")
-    assert guide.curvature.num_data == 3
-    assert math.isfinite(guide.curvature.log_det())
 
 
 def test_an_ill_conditioned_precision_is_factorised_in_float64() -> None:

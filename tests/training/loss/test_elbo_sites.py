@@ -149,15 +149,6 @@ def test_guides_of_this_package_in_plates(make: Any) -> None:
     alike(model, make(model), ours=pd.ELBO("exact", per_example=False))
 
 
-def test_plates_that_only_the_model_has() -> None:
-    def guide() -> None:
-        pyro.sample("m", normal("m", 1, event=1))
-        pyro.sample("z", normal("z", 4, event=1))
-
-    with pyro.validation_enabled(False):  # Pyro's losses refuse to compare such sites, and then they are right too
-        alike(plated, guide)
-
-
 # --- sites beside latent and observed ones ----------------------------------------------------------------------------
 
 
@@ -196,34 +187,6 @@ def test_a_point_has_no_normaliser_of_its_prior() -> None:
     assert (other - mine)[0].item() == pytest.approx(-dist.Normal(0.0, 2.0).log_prob(torch.tensor(0.0)).item())
 
 
-def test_deterministic_sites_of_a_guide_count_nothing() -> None:
-    def guide(told: bool) -> None:
-        pyro.sample("m", normal("m", 1, event=1))
-        with pyro.plate("groups", 4):
-            z = pyro.sample("z", normal("z", 4))
-        if told:
-            pyro.deterministic("z twice", 2 * z)
-
-    found = []
-    for told in (False, True):
-        pyro.set_rng_seed(0)
-        found.append(pd.ELBO(per_example=False).loss(plated, lambda t=told: guide(t)))
-    assert found[0] == found[1]
-
-
-@pytest.mark.deep
-def test_an_auxiliary_point_has_its_density() -> None:
-    def guide() -> None:
-        q = normal("u", 1)
-        u = q.rsample()
-        log_q = q.log_prob(u)
-        pyro.sample("u", dist.Delta(u, log_density=log_q).to_event(1), infer={"is_auxiliary": True})
-        pyro.sample("m", dist.Delta(u[0]))
-        pyro.sample("s", dist.LogNormal(pyro.param("a", torch.tensor(0.2)), 0.3))
-
-    alike(mixed, guide)
-
-
 @pytest.mark.parametrize("has_path", [True, pytest.param(False, marks=pytest.mark.deep)])
 def test_a_factor_of_the_guide(has_path: bool) -> None:
     def guide() -> None:
@@ -233,7 +196,7 @@ def test_a_factor_of_the_guide(has_path: bool) -> None:
         pyro.factor("log_q", q.log_prob(m).sum(), has_rsample=has_path)
         pyro.sample("s", dist.LogNormal(pyro.param("a", torch.tensor(0.2)), 0.3))
 
-    alike(mixed, guide, repeats=500)
+    alike(mixed, guide, repeats=200)
 
 
 # --- draws without a path ---------------------------------------------------------------------------------------------
@@ -321,12 +284,12 @@ def test_labels_of_ones_own_mixture_are_trained(kind: Any, per_example: bool) ->
     expected = expected + pd.kl(q, dist.Normal(0.0, 1.0), "large_k")
     (exact,) = torch.autograd.grad(expected, logits)
     loss, found, values = pd.ELBO(per_example=per_example), [], []
-    for _ in range(1000):
+    for _ in range(400):
         value = loss.differentiable_loss(model, guide, x, y)
         found.append(torch.autograd.grad(value, logits)[0])
         values.append(value.detach())
     for seen, truth in ((torch.stack(found), exact), (torch.stack(values), expected.detach())):
-        error = seen.std(0) / 1000**0.5
+        error = seen.std(0) / 400**0.5
         assert bool(((seen.mean(0) - truth).abs() <= 4.5 * error).all()), (seen.mean(0), truth, error)
 
 
@@ -440,17 +403,6 @@ def test_what_has_no_meaning_is_refused(case: str, per_example: Any) -> None:
     model, guide, words = REFUSED[case]
     with pytest.raises(pd.PyroDropoutError, match=words):
         pd.ELBO(per_example=per_example).loss(model, guide)
-
-
-def test_terms_by_site_add_up() -> None:
-    guide = pd.AutoMeanField(mixed)
-    guide()
-    loss = pd.ELBO(per_example=False)
-    pyro.set_rng_seed(1)
-    terms = loss.by_site(mixed, guide)
-    pyro.set_rng_seed(1)
-    assert sum(terms.values()).item() == pytest.approx(loss.loss(mixed, guide), rel=1e-12)
-    assert {"m", "s", "y", "prior", "each"} < set(terms)
 
 
 # --- shapes that do not fit -------------------------------------------------------------------------------------------

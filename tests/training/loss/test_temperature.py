@@ -1,7 +1,6 @@
 """The temperature of the KL: a factor on it, right at every step however steps are taken."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pyro
@@ -120,39 +119,11 @@ def test_a_schedule_is_right_at_every_step(way: str, compile: bool) -> None:
         assert not torch.allclose(by_hand(lambda done, wrong=wrong: wrong), expected, atol=1e-3)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("way", ["fit", "SVI", "fleet", "ensemble"])
-def test_a_schedule_is_right_in_cuda_graphs(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("X", "Y"):
-        monkeypatch.setitem(globals(), name, globals()[name].cuda())
-    with torch.device("cuda"):
-        expected = by_hand(lambda done: min(1.0, (done + 1) / 20))
-        assert torch.allclose(WAYS[way](True), expected, atol=1e-7)
-
-
-def test_a_schedule_is_resumed_where_it_stood(tmp_path: Path) -> None:
-    whole = by_fit(False, seed=0)
-
-    def part(steps: int) -> Tensor:
-        model, guide = pair()
-        how: Any = {"lr": RATE, "loss": warm(), "compile": False, "progress": False, "checkpoint": tmp_path, "seed": 0}
-        pd.fit(model, guide, X, Y, steps=steps, **how)
-        return found(guide)
-
-    part(9)
-    assert torch.equal(part(STEPS), whole)
-
-
 def test_the_temperature_is_a_fact_of_a_training() -> None:
     assert "temperature" not in told_loss(pd.ELBO())  # as in checkpoints of earlier versions
     heats = (0.5, pd.warm_up(10), pd.warm_up(11), pd.warm_up(10, start=0.1))
     told = [told_loss(pd.ELBO(temperature=heat))["temperature"] for heat in heats]
     assert len(set(told)) == 4
-
-
-def test_a_warm_up_by_equal_factors() -> None:
-    found = pd.warm_up(3, start=1e-3)(torch.arange(5, dtype=F64))
-    assert torch.allclose(found, torch.tensor([1e-2, 1e-1, 1.0, 1.0, 1.0], dtype=F64))
 
 
 def test_parts_hold_the_kl_itself_and_the_loss_its_multiple() -> None:
