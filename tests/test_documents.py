@@ -228,7 +228,8 @@ def test_every_work_that_is_cited_is_in_the_list() -> None:
     cited = {
         f"{who} ({year})"
         for path in sorted((ROOT / "docs").glob("*.md"))
-        for who, year in re.findall(r"\[([^]\[]+?),? \(?(\d{4}[ab]?)\)?\]\(references\.md\)", path.read_text("utf-8"))
+        for text in re.findall(r"\[([^]\[]+)\]\(references\.md\)", path.read_text("utf-8"))
+        for who, year in re.findall(r"^(.+?),? \(?(\d{4}[ab]?)\)?$", " ".join(text.split()))
     }
     assert cited
     assert cited - set(works) == set()
