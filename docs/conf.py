@@ -1,4 +1,4 @@
-"""Sphinx: Markdown pages with formulas, notebooks that run, citations, and the API from the docstrings."""
+"""Sphinx: Markdown pages with formulas, notebooks that run, and the API from the docstrings."""
 
 import os
 import re
@@ -19,7 +19,6 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx.ext.mathjax",
-    "sphinxcontrib.bibtex",
 ]
 exclude_patterns = ["_build", "benchmarks/*.md", "results/*.md", "conf.py", "make_figures.py"]  # parts of pages
 html_theme = "furo"
@@ -29,10 +28,6 @@ html_theme_options = {"light_css_variables": SMALL_CODE, "dark_css_variables": S
 
 myst_enable_extensions = ["dollarmath", "amsmath", "deflist"]
 myst_heading_anchors = 3
-
-bibtex_bibfiles = ["refs.bib"]
-bibtex_default_style = "plain"
-bibtex_reference_style = "author_year"
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
@@ -107,8 +102,9 @@ def escape_shapes(app: Sphinx, what: str, name: str, obj: object, options: objec
 
 
 def link_copies(app: Sphinx, page: str, source: list[str]) -> None:
-    """Lead links to the notebooks, which are right on GitHub, to the copies that Sphinx reads."""
+    """Fit links that are right on GitHub: notebooks are the copies that Sphinx reads, and included tables are below."""
     source[0] = source[0].replace("](../notebooks/", "](notebooks/")
+    source[0] = re.sub(r"\[(\w+\.md)\]\((?:results|benchmarks)/\w+\.md\)", r"`\1`", source[0])
 
 
 def setup(app: Sphinx) -> None:

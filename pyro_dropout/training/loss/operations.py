@@ -47,7 +47,7 @@ _DISTRIBUTIONS = ("torch.distributions", "pyro.distributions")
 class Notes(Generic[Note]):
     """Notes on tensors, by identity: stored beside them, and dropped with their last use.
 
-    ``torch.utils.weak.WeakIdKeyDictionary`` does the same, but lookups take ten times as long.
+    ``torch.utils.weak.WeakIdKeyDictionary`` does the same, with slower lookups.
     """
 
     def __init__(self) -> None:
