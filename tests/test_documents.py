@@ -233,6 +233,12 @@ def test_every_work_that_is_cited_is_in_the_list() -> None:
     }
     assert cited
     assert cited - set(works) == set()
+    plain = lambda text: re.sub(r"\W", "", text.replace("--", "").replace("–", "")).lower()  # noqa: E731
+    listed = {plain(title) for title in re.findall(r"\. \*(.+?)\*", " ".join(page.split()))}
+    bibtex = " ".join((ROOT / "docs" / "refs.bib").read_text("utf-8").split())
+    assert listed == {
+        plain(title) for title in re.findall(r"\btitle = \{(.+?)\},? (?:[a-z]+ = |\})", re.sub(" +", " ", bibtex))
+    }
     assert not [path.name for path in (ROOT / "docs").glob("*.md") if "{cite:" in path.read_text("utf-8")]
 
 
