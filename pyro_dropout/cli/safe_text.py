@@ -2,8 +2,6 @@
 
 import re
 
-from pyro_dropout.tables.notation import is_number
-
 _FORMULA = re.compile(r"'*[=+\-@＝＋－＠\t\r\n]")  # what a spreadsheet takes for the start of a formula
 _NEXT_CELL = re.compile(r"([;\t\r\n] *)(?=[=+\-@＝＋－＠])")  # where some spreadsheets begin a new cell
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
@@ -31,6 +29,8 @@ def for_spreadsheet(text: str) -> str:
         >>> [for_spreadsheet(text) for text in ("=1+1", "-3", "-1,5 %", "@oak", "oak", "a;=b")]
         ["'=1+1", '-3', '-1,5 %', "'@oak", 'oak', "a;'=b"]
     """
+    from pyro_dropout.tables.notation import is_number  # with pandas: a help text does not wait for it
+
     text = _CONTROL.sub(lambda found: _escape(found[0]), text)
     if is_number(text) and not text[0].isspace():
         return text
