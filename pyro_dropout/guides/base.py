@@ -208,6 +208,9 @@ class SiteGuide(Marginals):
         """Whether a site shares noise with others, so that it is drawn as one tensor, its plates included."""
         return False
 
+    def _marginal(self, site: GuideSite) -> Distribution:
+        return self.weight_distribution(site, self._state(site)) if self._joint(site) else self._distribution(site)
+
     # --- parameters and distributions of any site ---------------------------------------------------------------------
 
     def _simple_parameters(self, site: GuideSite, how: str) -> dict[str, Tensor]:
@@ -225,11 +228,13 @@ class SiteGuide(Marginals):
         return made
 
     def _tensors_of(self, site: GuideSite) -> dict[str, Tensor]:
+        if self._joint(site):
+            return self.parameters_of(site)
         if site.kind == "bias":
             return self.bias_parameters(site)
         if site.kind == "other":
             return self._simple_parameters(site, self.other)
-        if not site.plates or self._joint(site):
+        if not site.plates:
             return self.parameters_of(site)
         # One weight for each element of its plates: all of them have the same tensors, stacked.
         elements = site.start.flatten(0, site.start.dim() - site.free_dim - 1)

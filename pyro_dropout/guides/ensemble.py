@@ -209,33 +209,32 @@ class Ensemble(StackedMembers):
         if self.points:
             return {name: value.mean(0) for name, value in self.draws_at(torch.arange(self.members)).items()}
         self.check_usable()
-        means = []
-        for member in range(self.members):
-            with self.as_member(member) as guide:
-                means.append(guide.mean())
+        means = self._of_each(lambda guide: guide.mean())
         return {name: torch.stack([each[name] for each in means]).mean(0) for name in means[0]}
 
     def posterior(self, name: str) -> MemberMixture:
         """Return the posterior of one site: the mixture of all members."""
         self.check_usable()
-        parts = []
+        return MemberMixture(self._of_each(lambda guide: guide.posterior(name)))
+
+    def _of_each(self, ask: Callable[[SiteGuide], Any]) -> list[Any]:
+        """Return what the guide of each member answers."""
+        found = []
         for member in range(self.members):
             with self.as_member(member) as guide:
-                parts.append(guide.posterior(name))
-        return MemberMixture(parts)
+                found.append(ask(guide))
+        return found
 
     def log_prob(self, weights: Mapping[str, Tensor]) -> Tensor:
         """Return log q(w) of each draw, {name: (n, ...)}: the density of the mixture, over all sites together."""
         self._check_density()
-        each = []
-        for member in range(self.members):
-            with self.as_member(member) as guide:
-                terms = [
-                    guide.posterior(name).log_prob(value.to(next(iter(self.stacked().values()))))
-                    for name, value in weights.items()
-                ]
-            each.append(torch.stack([term.double().reshape(len(term), -1).sum(-1) for term in terms]).sum(0))
-        return torch.logsumexp(torch.stack(each), 0) - math.log(self.members)
+        like = next(iter(self.stacked().values()))
+
+        def log_density(guide: SiteGuide) -> Tensor:
+            terms = [guide.posterior(name).log_prob(value.to(like)) for name, value in weights.items()]
+            return torch.stack([term.double().reshape(len(term), -1).sum(-1) for term in terms]).sum(0)
+
+        return torch.logsumexp(torch.stack(self._of_each(log_density)), 0) - math.log(self.members)
 
     def _check_density(self) -> None:
         self.check_usable()

@@ -130,9 +130,6 @@ class AutoFullRank(SiteGuide):
             " BayesianNet(net, only=...)."
         )
 
-    def _tensors_of(self, site: GuideSite) -> dict[str, Tensor]:
-        return self.parameters_of(site) if self._joint(site) else super()._tensors_of(site)
-
     def _sizes(self) -> dict[str, int]:
         """Return how many numbers each block has."""
         found: dict[str, int] = {}
@@ -157,9 +154,6 @@ class AutoFullRank(SiteGuide):
             root = value.flatten(1) @ self._root(self._state(self._sites[name]))
             found[self._block(name)][:, : root.shape[-1]] += root
         return torch.cat([*found.values()], -1)
-
-    def _marginal(self, site: GuideSite) -> Distribution:
-        return self.weight_distribution(site, self._state(site)) if self._joint(site) else super()._marginal(site)
 
     def __getstate__(self) -> dict[str, object]:
         return {**super().__getstate__(), "_noise": {}}  # left over from a draw

@@ -16,6 +16,7 @@ from pyro_dropout.guides.sites import GuideSite, Options
 from pyro_dropout.mathematics.checks import check_choice, check_count
 from pyro_dropout.mathematics.distributions import LowRankNormal
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
+from pyro_dropout.mathematics.full_rank_normal import SharedNoise
 from pyro_dropout.mathematics.gaussian_rows import Factor, joint_factor, joint_log_det
 from pyro_dropout.mathematics.row_mixture_distribution import LOG_2PI
 from pyro_dropout.mathematics.scored import is_placeholder
@@ -23,12 +24,12 @@ from pyro_dropout.protocols import Distribution, HasMoments, PyroModel, SiteDist
 from pyro_dropout.registry import guide
 
 
-class SharedFactor:
+class SharedFactor(SharedNoise):
     """State that the sites of a network-wide low-rank Gaussian share in one draw: η, and one R×R factorisation."""
 
     def __init__(self, directions: list[Tensor]) -> None:
+        super().__init__(directions[0].shape[-1] if directions else 0)
         self._directions = directions
-        self.coefficients: Tensor | None = None
         self.noise: dict[int, Tensor] = {}
         self.total = sum(len(a) for a in directions)
 
@@ -42,19 +43,17 @@ class SharedFactor:
         """The joint log det(I + AAᵀ), computed on first use."""
         return joint_log_det(self._directions)
 
-    def draw(self, shape: Sequence[int], like: Tensor, rank: int) -> Tensor:
-        """Return η for ``shape`` draws: the same for every site that asks."""
-        wanted = (*shape, rank)
-        if self.coefficients is None or self.coefficients.shape != wanted:
-            self.coefficients = torch.randn(wanted, dtype=like.dtype, device=like.device)
-            self.noise = {}
-        return self.coefficients
+    def draw(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Return η for ``shape`` draws, (*shape, R); with a new one, what sites have noted of the last is forgotten."""
+        before, found = self.drawn, super().draw(shape, like)
+        self.noise = self.noise if found is before else {}
+        return found
 
     def correction(self) -> Tensor:
         """Return the part of the joint quadratic form beyond Σ‖ε‖²: ‖η‖² - bᵀG⁻¹b, with b = Σ Bᵀε - C⁻¹η."""
-        if self.coefficients is None or len(self.noise) != len(self.factors):
+        if self.drawn is None or len(self.noise) != len(self.factors):
             raise PyroDropoutError("the joint density of a network-wide low-rank guide needs a draw of all its sites.")
-        eta, shared = self.coefficients, self.factors[0]
+        eta, shared = self.drawn, self.factors[0]
         b = -shared.inverse_sizes * eta
         for index, factor in enumerate(self.factors):
             b = b + (factor.directions.mT @ self.noise[index].unsqueeze(-1)).squeeze(-1)
@@ -70,7 +69,7 @@ class NetBlock(LowRankNormal):
 
     def sample_coefficients(self, shape: Sequence[int]) -> Tensor:
         """Return the η that all sites of this draw share."""
-        return self.shared.draw(shape, self.like, self.directions.shape[-1])
+        return self.shared.draw(shape, self.like)
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Draw this site's block of the weights."""
@@ -206,9 +205,6 @@ class AutoLowRank(SiteGuide):
     def __getstate__(self) -> dict[str, object]:
         return {**super().__getstate__(), "_shared": None}  # left over from a draw
 
-    def _tensors_of(self, site: GuideSite) -> dict[str, Tensor]:
-        return self.parameters_of(site) if self._joint(site) else super()._tensors_of(site)
-
     def _made(self, site: GuideSite, state: State) -> Distribution:
         if not self._joint(site):
             return super()._made(site, state)
@@ -230,6 +226,3 @@ class AutoLowRank(SiteGuide):
         scaled = {name: (value * states[name].log_scale.exp()).flatten(1) for name, value in rows.items()}
         shared = torch.stack([scaled[name] @ states[name].factor for name in rows]).sum(0)
         return torch.cat([*scaled.values(), shared], -1)
-
-    def _marginal(self, site: GuideSite) -> Distribution:
-        return self.weight_distribution(site, self._state(site)) if self._joint(site) else super()._marginal(site)

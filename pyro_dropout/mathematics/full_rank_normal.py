@@ -134,14 +134,14 @@ class SharedNoise:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._drawn: Tensor | None = None
+        self.drawn: Tensor | None = None
 
     def draw(self, shape: Sequence[int], like: Tensor) -> Tensor:
         """Return ε for ``shape`` draws, (*shape, size): the same for every tensor that asks."""
         wanted = (*shape, self.size)
-        if self._drawn is None or self._drawn.shape != wanted:
-            self._drawn = torch.randn(wanted, dtype=like.dtype, device=like.device)
-        return self._drawn
+        if self.drawn is None or self.drawn.shape != wanted:
+            self.drawn = torch.randn(wanted, dtype=like.dtype, device=like.device)
+        return self.drawn
 
 
 class OfWholeDraws(FullRankNormal):

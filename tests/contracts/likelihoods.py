@@ -1,7 +1,7 @@
 """The likelihoods under contract: every one of the package, some with several settings, and targets for each."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,8 +20,7 @@ from pyro_dropout import (
 N = 6  # data points
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """A likelihood as a user makes it, how many outputs it takes, and targets for N points."""
 
     make: Callable[[], Likelihood]
@@ -31,7 +30,6 @@ class Case:
 
 LIKELIHOODS: dict[str, Case] = {
     "gaussian": Case(lambda: Gaussian(torch.tensor([0.25, 3.0], dtype=torch.float64)), 2, lambda: torch.randn(N, 2)),
-    "gaussian, learned": Case(lambda: Gaussian(tau=1.0, learn=True), 2, lambda: torch.randn(N, 2)),
     "heteroscedastic": Case(HeteroscedasticGaussian, 4, lambda: torch.randn(N, 2)),
     "categorical": Case(Categorical, 3, lambda: torch.randint(3, (N,))),
     "bernoulli": Case(Bernoulli, 2, lambda: torch.randint(2, (N, 2))),

@@ -22,8 +22,8 @@ from pyro_dropout.engines.inductor import Inductor
 from pyro_dropout.engines.replayed import Replayed
 from pyro_dropout.registry import guides
 from tests.contracts.guides import GUIDES as OF_SITES
-from tests.generative.test_likelihoods import LIKELIHOODS as TABLE
-from tests.generative.test_likelihoods import N
+from tests.contracts.likelihoods import LIKELIHOODS as TABLE
+from tests.contracts.likelihoods import N
 from tests.oracles.host_kernel import HostSteps, InterpretedSteps
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -84,7 +84,7 @@ def test_every_two_settings_meet() -> None:
 def trained(case: Case, engine: Engine, steps: int = STEPS, folder: Path | None = None) -> dict[str, Tensor]:
     """Train with one engine and no other, and return the losses and all that was learned."""
     guide_name, likelihood_name, optimiser, option, dtype = case
-    make, outputs, targets, _ = TABLE[likelihood_name]
+    make, outputs, targets = TABLE[likelihood_name]
     pyro.clear_param_store()
     torch.manual_seed(0)
     x, y = torch.randn(N, 2, dtype=dtype), targets()

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from pyro_dropout import (
     ELBO,
     AutoDropout,
-    AutoMeanField,
     BayesianNet,
     Categorical,
 )
@@ -152,13 +151,3 @@ def test_batch_normalisation_is_trained_and_keeps_statistics() -> None:
     ELBO().loss(model, guide, problem.x, problem.y)
     assert torch.equal(norm.running_mean, mean)
     assert int(norm.num_batches_tracked) == counted
-
-
-@pytest.mark.parametrize("kind", NETS)
-def test_a_trained_model_can_be_copied(kind: str) -> None:
-    problem = KINDS[kind](torch.float32)
-    guide = AutoMeanField(problem.model)
-    SVI(problem.model, guide, Adam({"lr": 0.1}), ELBO(per_example=False)).step(problem.x, problem.y)
-    weights = prior_draws(problem.model.eval())
-    f = problem.model.evaluate(weights, problem.x)
-    assert torch.equal(copy.deepcopy(problem.model).evaluate(weights, problem.x), f)

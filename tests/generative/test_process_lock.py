@@ -49,29 +49,6 @@ def test_a_thread_that_takes_the_lock_back_lets_one_that_waits_go_first(_: int) 
     assert order == ["waiting", "again"]
 
 
-def test_an_error_gives_the_lock_back() -> None:
-    turn = Turn()
-    with pytest.raises(ZeroDivisionError), turn:
-        _ = 1 / 0
-    thread, done = held_by_another(turn)
-    done.set()
-    thread.join(5)
-    assert not thread.is_alive()
-
-
-def test_a_lock_is_taken_if_it_is_free() -> None:
-    turn = Turn()
-    thread, done = held_by_another(turn)
-    assert not turn.take_if_free()
-    done.set()
-    thread.join()
-    assert turn.take_if_free()
-    assert not turn.take_if_free()
-    turn.give_back()
-    thread, done = held_by_another(turn)
-    done.set()
-
-
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("mine", [False, True])
 def test_a_child_process_waits_for_no_thread_of_its_parent(mine: bool) -> None:

@@ -72,16 +72,6 @@ def test_training_on_raw_data_is_training_on_standardised_data() -> None:
     torch.testing.assert_close(*losses, rtol=1e-9, atol=1e-9)
 
 
-def test_classes_stay_classes() -> None:
-    x = 100 * torch.randn(30, 2)
-    y = torch.randint(0, 3, (30,))
-    _, model, guide = pair(pd.Categorical(), x, y, 3)
-    pd.fit(model, guide, x, y, steps=3, compile=False, progress=False)
-    answer = pd.predict(model, guide, x, samples=5)
-    assert torch.allclose(answer.probs.sum(-1), torch.ones(30))
-    assert answer.log_prob(y).shape == (30,)
-
-
 def test_constant_columns_are_not_divided_by_zero() -> None:
     x = torch.cat([torch.randn(10, 1), torch.full((10, 1), 7.0)], 1)
     _, model, guide = pair(pd.Gaussian(TAU), x, torch.full((10, 1), 3.0), 1)

@@ -8,7 +8,7 @@ from typing import Any
 import pyro
 import pytest
 import torch
-from pyro.infer import SVI, Predictive, Trace_ELBO
+from pyro.infer import SVI, Trace_ELBO
 from torch import Tensor, nn
 
 import pyro_dropout as pd
@@ -101,19 +101,12 @@ def test_stock_svi_trains_a_plain_ensemble_and_refuses_an_anchored_one() -> None
     y = x.sum(1, keepdim=True)
     plain = pd.Ensemble(net, members=2, anchored=False)
     before = {name: value.clone() for name, value in plain.stacked().items()}
-    svi: Any = SVI(net, plain, pyro.optim.Adam({"lr": 0.02}), Trace_ELBO())
-    losses = [svi.step(x, y) for _ in range(200)]
+    svi: Any = SVI(net, plain, pyro.optim.Adam({"lr": 0.05}), Trace_ELBO())
+    losses = [svi.step(x, y) for _ in range(100)]
     assert sum(losses[-20:]) < 0.7 * sum(losses[:20])
     assert all(not torch.equal(value[m], before[name][m]) for name, value in plain.stacked().items() for m in range(2))
     with pytest.raises(pd.PyroDropoutError, match="fit"):
         SVI(net, pd.Ensemble(net, members=2), pyro.optim.Adam({"lr": 0.02}), Trace_ELBO()).step(x, y)
-
-
-def test_pyro_predictive_draws_from_all_members() -> None:
-    net, x = model(), torch.randn(3, 2)
-    ensemble = pd.Ensemble(net, members=3)
-    found: Any = Predictive(net, guide=ensemble, num_samples=60, return_sites=["0.bias"])(x)
-    assert len({tuple(row.flatten().tolist()) for row in found["0.bias"]}) == 3
 
 
 def test_a_plain_pyro_model_is_met_when_it_is_first_called() -> None:
@@ -179,14 +172,6 @@ def test_members_must_not_differ_in_kind() -> None:
 
     with pytest.raises(pd.PyroDropoutError, match=r"different settings \(states\.w\.keep\).*must have the same"):
         pd.Ensemble(plain, lambda m: pd.AutoDropout(m, keep=float(torch.rand(()))), members=2)(torch.ones(()))
-
-
-def test_a_file_knows_the_settings_of_members(tmp_path: Path) -> None:
-    net = model()
-    ensembles = [pd.Ensemble(net, lambda m, k=keep: pd.AutoDropout(m, keep=k), members=2) for keep in (0.9, 0.5)]
-    pd.save(tmp_path / "posterior.safetensors", net, ensembles[0])
-    with pytest.raises(pd.PyroDropoutError, match=r"keep: 2 numbers in the file, 2 numbers here"):
-        pd.load(tmp_path / "posterior.safetensors", net, ensembles[1])
 
 
 # --- copies -----------------------------------------------------------------------------------------------------------

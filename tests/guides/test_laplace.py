@@ -75,13 +75,6 @@ def test_a_cold_posterior_has_its_maximum_elsewhere() -> None:
     assert guide.curvature.num_data == 40
 
 
-def test_learned_prior_widths_need_a_density_while_training() -> None:
-    _, x, y = problem()
-    model = pd.BayesianNet(nn.Linear(2, 1), pd.Prior(learn=True))
-    with pytest.raises(pd.PyroDropoutError, match="learn"):
-        pd.fit(model, pd.AutoLaplace(model), x, y, steps=3, **QUIET)
-
-
 def test_arviz_has_the_density_of_every_draw() -> None:
     model, x, y = problem()
     for structure in ("full", "kron"):

@@ -63,16 +63,6 @@ def test_more_directions_are_nearer_and_all_of_them_are_the_guide_itself() -> No
     assert torch.allclose(covariance(pd.AutoLowRank.nearest(target, len(p))), p)
 
 
-def test_what_the_family_holds_is_reproduced() -> None:
-    torch.manual_seed(0)
-    model = pd.BayesianNet(nn.Linear(3, 2).double())
-    wide = pd.AutoMeanField(model, init_scale=0.3)
-    for near in (pd.AutoMeanField.nearest(wide), pd.AutoLowRank.nearest(wide, 2)):
-        assert torch.allclose(covariance(near), covariance(wide), atol=1e-9)
-    other = pd.BayesianNet(model.net, pd.Prior(learn=True))
-    assert pd.AutoLowRank.nearest(wide, 20, model=other).model is other  # more directions than weights
-
-
 def test_a_guide_without_a_whole_covariance_is_refused() -> None:
     with pytest.raises(pd.PyroDropoutError, match=r"site '0\.weight' is a point in AutoLaplace"):
         pd.AutoLowRank.nearest(laplace("last"))

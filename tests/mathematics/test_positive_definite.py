@@ -33,14 +33,6 @@ def test_sweeps_give_determinant_and_inverse(size: int, seed: int, spread: float
     torch.testing.assert_close(log_det(g).double(), exact, rtol=slack, atol=slack)
 
 
-def test_equal_columns_in_float32_do_not_break_it() -> None:
-    a = torch.randn(50, 10) * 1e6
-    a[:, 3] = a[:, 2]
-    value, inverse = _swept(torch.eye(10) + a.mT @ a)
-    assert bool(torch.isfinite(value))
-    assert bool(torch.isfinite(inverse).all())
-
-
 @pytest.mark.parametrize("batch", [(), (3,), (2, 2)])
 def test_the_gradient_is_the_inverse(batch: tuple[int, ...]) -> None:
     seeds = iter(range(100))

@@ -26,14 +26,6 @@ def test_it_is_its_parts(dtype: torch.dtype) -> None:
     assert q.rsample((7,)).shape == (7, 4, 3, 2, 2, 3)
 
 
-def test_draws_have_the_moments_of_their_parts() -> None:
-    """With 20,000 draws a mean is off by five standard errors less than once in a million."""
-    q = Stacked(parts(torch.float64), (6,))
-    draws = q.sample((20_000,))
-    error = (q.variance / 20_000).sqrt()
-    assert ((draws.mean(0) - q.mean).abs() < 6 * error).all()
-
-
 @pytest.mark.parametrize("method", ["large_k", "exact"])
 def test_its_kl_is_that_of_each_part(method: pd.mathematics.divergence.Method, dtype: torch.dtype) -> None:
     each = parts(dtype)

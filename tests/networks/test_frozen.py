@@ -51,20 +51,6 @@ def test_frozen_parameters_are_neither_random_nor_trained(make: Any, how: str) -
     assert not set(guide.mean()) & set(before)
 
 
-def test_a_fleet_leaves_them_alone() -> None:
-    nets = [backbone_and_head() for _ in range(2)]
-
-    def build(number: int) -> tuple[pd.BayesianNet, pd.AutoDropout]:
-        model = pd.BayesianNet(nets[number])
-        return model, pd.AutoDropout(model, keep=0.9)
-
-    before = [frozen_of(net) for net in nets]
-    fleet = pd.Fleet(build, {"number": [0, 1]})
-    fleet.fit(X, Y, steps=2, progress=False, compile=False)
-    for (model, _), kept in zip(fleet, before, strict=True):
-        assert all(torch.equal(model.net.get_parameter(name), value) for name, value in kept.items())
-
-
 def test_a_network_that_is_frozen_whole_is_refused_by_name() -> None:
     net = nn.Linear(3, 1).requires_grad_(False)
     with pytest.raises(pd.PyroDropoutError, match=r"all 2 parameters .* requires_grad=False.*include_frozen=True"):

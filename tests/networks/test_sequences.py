@@ -110,13 +110,6 @@ def test_accuracy_counts_no_ignored_target() -> None:
     assert pd.predict_fleet(fleet, x, y, samples=1).scores()["accuracy"].tolist() == [1.0]
 
 
-def test_texts_of_another_length_have_the_same_model() -> None:
-    model, x, y = problem("tokens", ignore=False)
-    guide = pd.AutoDropout(model)
-    guide(x, y)
-    assert pd.predict(model, guide, x[:, :2], samples=3).probs.shape == (N, 2, C)
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [
