@@ -128,8 +128,8 @@ def co2_paper() -> Held:
         note = "The 272 months of Gal and Ghahramani (2015); what follows them is that of Keeling and Whorf (2004)."
     test = ~known & (x <= CO2_END)
     train, later = (_column(train_x), _column(train_y)), (_column(x[test]), _column(y[test]))
-    names = {"x_name": "recorded months (standardised)", "y_name": "CO₂ less its trend (standardised)"}
-    return Held("CO₂ at Mauna Loa", *train, *later, note, source, **names)
+    names = "recorded months (standardised)", "CO₂ less its trend (standardised)"
+    return Held("CO₂ at Mauna Loa", *train, *later, note, source, (), *names)
 
 
 def solar() -> Held:

@@ -96,9 +96,9 @@ def column_of(series: Any, where: Callable[[int], str]) -> Cells:
         return _moments(series, where)
     if is_a.is_float_dtype(kind):
         values = series.to_numpy(getattr(kind, "numpy_dtype", kind), na_value=np.nan)
-        values = (
-            values if values.dtype == np.float64 else values.astype(str).astype(np.float64)
-        )  # 0.1, as it is written
+        if values.dtype != np.float64:
+            values = values.astype(str).astype(np.float64)  # the 0.1 that was written, not that of float32
+        series = pandas.Series(values)
     elif is_a.is_integer_dtype(kind):
         values = series.to_numpy(float, na_value=np.nan)
     else:
