@@ -13,7 +13,8 @@ from torch import Tensor
 
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 from pyro_dropout.protocols import Record
-from pyro_dropout.tables.cells import Cells, Number, brief
+from pyro_dropout.tables.cell_columns import Cells
+from pyro_dropout.tables.cells import Number, brief
 from pyro_dropout.tables.column import Column
 from pyro_dropout.tables.notation import PLAIN, Notation
 from pyro_dropout.tables.plain_data import built

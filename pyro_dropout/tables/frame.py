@@ -9,7 +9,8 @@ import numpy as np
 import pandas
 
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
-from pyro_dropout.tables.cells import EXACT, Cells
+from pyro_dropout.tables.cell_columns import Cells
+from pyro_dropout.tables.cells import EXACT
 from pyro_dropout.tables.table import Table, named
 
 _FIRST, _LAST = np.datetime64("0001-01-01", "us"), np.datetime64("9999-12-31T23:59:59.999999", "us")

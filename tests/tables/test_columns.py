@@ -16,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pyro_dropout as pd
-from pyro_dropout.tables import cells as column_cells
-from pyro_dropout.tables.cells import EXACT, Cells, as_number, cell_of
+from pyro_dropout.tables import cell_columns as column_cells
+from pyro_dropout.tables.cell_columns import Cells
+from pyro_dropout.tables.cells import EXACT, MISSING, as_number
 from pyro_dropout.tables.files import read_file, read_pieces
 from pyro_dropout.tables.frame import table_of
 from pyro_dropout.tables.reading import read_input_pieces, read_table
@@ -69,6 +70,10 @@ ODD = {
     "empty": ["", "NA"],
     "texts": ["x" * 65, "y" * 64, "z"],
 }
+
+
+def cell_of(text: str) -> str | None:
+    return None if text.strip().lower() in MISSING else text.strip()
 
 
 def outcome(table: Any, new: Any, **options: Any) -> list[Any]:
