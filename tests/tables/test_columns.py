@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import hypothesis
 import numpy as np
 import pandas
 import pytest
@@ -137,7 +136,6 @@ def bits(values: Any) -> bytes:
 DECIMALS = st.from_regex(r"\A[-+]?[0-9]{0,21}\.?[0-9]{0,23}([eE][-+]?[0-9]{1,3})?\Z")
 
 
-@hypothesis.settings(max_examples=300)
 @given(st.lists(st.one_of(DECIMALS, CELLS, st.floats(-1e9, 1e9).map(repr)).filter(cell_of), min_size=1, max_size=6))
 def test_plain_numbers_are_those_of_python_to_the_bit(cells: list[str]) -> None:
     wanted = [as_number(cell_of(cell)) for cell in cells]
