@@ -6,7 +6,7 @@ Foong, Li, Hernández-Lobato and Turner (2019) showed that mean field does not n
 (2020) proved why: with one hidden layer of ReLU the variance of dropout is convex in x, so in between it is at most
 that at the clusters, and mean field's is bounded similarly. Here every guide is tested with one and two hidden layers,
 on a line in one and in five dimensions; NUTS, which draws from the posterior itself, is the reference. A Laplace
-approximation predicts with a network that is linear in its weights (``experiments/gap_laplace.py``). All networks
+approximation predicts with a network that is linear in its weights (``experiments/gap_posteriors.py``). All networks
 have five inputs; if one is used the others are zero, and affect only concrete dropout's ``keep`` of that layer.
 """
 

@@ -43,20 +43,20 @@ Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Series:
-    """A series with one input, one output, and held-out points.
+class Held:
+    """Training data and held-out data: a series with one input and one output, or images with their classes.
 
     Attributes:
         name: a title.
-        x: training inputs (N, 1), standardised.
-        y: training targets (N, 1), standardised.
-        test_x: held-out inputs (T, 1), on the scale of ``x``.
-        test_y: held-out targets (T, 1), on the scale of ``y``.
-        gaps: (first, last) held-out input of every gap between training data.
-        x_name: the input in words.
-        y_name: the target in words.
+        x: training inputs: (N, 1), standardised, or images (N, 1, 28, 28) in [0, 1].
+        y: training targets, (N, 1), standardised, or classes (N,), 0 to 9.
+        test_x: held-out inputs, on the scale of ``x``.
+        test_y: held-out targets, on the scale of ``y``.
         note: where it comes from.
-        source: "the paper's" or "bundled".
+        source: "the paper's", "bundled" or "made".
+        gaps: (first, last) held-out input of every gap between training data of a series.
+        x_name: the input of a series in words.
+        y_name: the target of a series in words.
     """
 
     name: str
@@ -64,11 +64,11 @@ class Series:
     y: Tensor
     test_x: Tensor
     test_y: Tensor
-    gaps: list[tuple[float, float]]
-    x_name: str
-    y_name: str
     note: str
     source: Source
+    gaps: tuple[tuple[float, float], ...] = ()
+    x_name: str = ""
+    y_name: str = ""
 
 
 @dataclass(frozen=True)
@@ -94,30 +94,7 @@ class UCI:
     source: Source
 
 
-@dataclass(frozen=True)
-class Images:
-    """Images with their classes.
-
-    Attributes:
-        name: a title.
-        x: training images (N, 1, 28, 28) in [0, 1].
-        y: their classes (N,), 0 to 9.
-        test_x: held-out images.
-        test_y: their classes.
-        note: where it comes from.
-        source: "the paper's" or "made".
-    """
-
-    name: str
-    x: Tensor
-    y: Tensor
-    test_x: Tensor
-    test_y: Tensor
-    note: str
-    source: Source
-
-
-def co2_paper() -> Series:
+def co2_paper() -> Held:
     """Return the paper's first series: monthly CO₂ at Mauna Loa, detrended and standardised, and its continuation.
 
     The input counts recorded months (five are missing before 1965, and the paper skips them). Held out are the 156
@@ -150,21 +127,12 @@ def co2_paper() -> Series:
         source = PAPER
         note = "The 272 months of Gal and Ghahramani (2015); what follows them is that of Keeling and Whorf (2004)."
     test = ~known & (x <= CO2_END)
-    return Series(
-        "CO₂ at Mauna Loa",
-        _column(train_x),
-        _column(train_y),
-        _column(x[test]),
-        _column(y[test]),
-        [],
-        "recorded months (standardised)",
-        "CO₂ less its trend (standardised)",
-        note,
-        source,
-    )
+    train, later = (_column(train_x), _column(train_y)), (_column(x[test]), _column(y[test]))
+    names = "recorded months (standardised)", "CO₂ less its trend (standardised)"
+    return Held("CO₂ at Mauna Loa", *train, *later, note, source, (), *names)
 
 
-def solar() -> Series:
+def solar() -> Held:
     """Return the paper's second series: solar irradiance with five gaps; sunspot numbers without a data folder.
 
     Example:
@@ -191,9 +159,9 @@ def solar() -> Series:
         note = "Yearly sunspot numbers, 1700 to 2008 (NOAA), with 5 gaps of 15 years."
     starts = [0, *(np.flatnonzero(np.diff(test_x) > 2 * np.diff(test_x).min()) + 1).tolist()]
     stops = [*(start - 1 for start in starts[1:]), len(test_x) - 1]
-    gaps = [(float(test_x[a]), float(test_x[b])) for a, b in zip(starts, stops, strict=True)]
+    gaps = tuple((float(test_x[a]), float(test_x[b])) for a, b in zip(starts, stops, strict=True))
     train, test = (_column(x), _column(y)), (_column(test_x), _column(test_y))
-    return Series(name, *train, *test, gaps, "year (standardised)", what, note, source)
+    return Held(name, *train, *test, note, source, gaps, "year (standardised)", what)
 
 
 def uci(name: str) -> UCI:
@@ -239,7 +207,7 @@ def uci(name: str) -> UCI:
     )
 
 
-def mnist() -> Images:
+def mnist() -> Held:
     """Return MNIST, 60,000 + 10,000 handwritten digits; 2,000 + 500 synthetic ones without a data folder.
 
     Example:
@@ -251,9 +219,9 @@ def mnist() -> Images:
     folder = data_folder()
     if folder is None:
         note = "Drawn by a formula in place of MNIST: strokes that are moved, turned, slanted and thickened at random."
-        return Images("drawn digits", *made_digits(2000, seed=1), *made_digits(500, seed=2), note, MADE)
+        return Held("drawn digits", *made_digits(2000, seed=1), *made_digits(500, seed=2), note, MADE)
     train, test = (_labelled(folder / "mnist", part) for part in ("train", "t10k"))
-    return Images("MNIST", *train, *test, "The handwritten digits of LeCun, Cortes and Burges (1998).", PAPER)
+    return Held("MNIST", *train, *test, "The handwritten digits of LeCun, Cortes and Burges (1998).", PAPER)
 
 
 def data_folder() -> Path | None:

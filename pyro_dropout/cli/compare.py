@@ -114,10 +114,9 @@ def compare(
         if killed:
             complain(f"note: an earlier comparison into {out} was killed; all guides are trained again.")
         arviz()  # the results are written with it at the end: a broken installation fails before the work
-        columns = tuple(options.listed(categorical)), tuple(options.listed(drop))
-        kept = tuple(options.listed(keep))
-        split = held_back, seed
-        reading = Reading(target, task, missing, *columns, *split, decimal, encoding, separator, kept, strict)
+        kinds, gone, kept = (tuple(options.listed(each)) for each in (categorical, drop, keep))
+        split = held_back, seed, decimal, encoding, separator
+        reading = Reading(target, task, missing, kinds, gone, *split, kept, strict)
         found, model, chosen = _data(data, reading, width, scale, noise)
         given += chosen
         is_table = data not in BUNDLED

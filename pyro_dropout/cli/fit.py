@@ -89,10 +89,9 @@ def fit(
     if data in BUNDLED and not Path(data).exists():
         raise options.refusal("DATA", f"{data!r} is for compare only; fit takes a CSV or Parquet file.")
     data = str(arrived(data))
-    columns = tuple(options.listed(categorical)), tuple(options.listed(drop))
-    kept = tuple(options.listed(keep))
-    split = held_back, seed
-    reading = Reading(target, task, missing, *columns, *split, decimal, encoding, separator, kept, strict)
+    kinds, gone, kept = (tuple(options.listed(each)) for each in (categorical, drop, keep))
+    split = held_back, seed, decimal, encoding, separator
+    reading = Reading(target, task, missing, kinds, gone, *split, kept, strict)
     wanted = Wanted(guide, "log" if log_target else scale, noise, width, members)
     training = wanted.training(steps, lr, batch_size, seed, False if no_compile else "auto", conformal, groups)
     with _claimed(out, make=True):

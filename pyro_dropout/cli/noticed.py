@@ -42,19 +42,12 @@ class Noticed:
 
     def _compare(self, columns: "Columns", table: "Table") -> None:
         """Compare the answers with the targets, where the table has them and they can be read."""
-        from pyro_dropout.mathematics.errors import PyroDropoutError
-
-        kept = [row for row, cell in enumerate(table.columns.get(self._encoding.target, [])) if cell is not None]
-        if not kept:
-            return
-        try:
-            targets = self._encoding.targets_of(table.only(kept)).flatten().tolist()
-        except PyroDropoutError:  # they are not needed
-            return
+        kept, found = self._encoding.known_targets(table)
+        targets = found.flatten().tolist()
         self.compared += len(kept)
         if self._encoding.classes:
-            found = [columns["class"][row] for row in kept]
-            self.held += sum(self._encoding.classes[k] == name for k, name in zip(targets, found, strict=True))
+            names = [columns["class"][row] for row in kept]
+            self.held += sum(self._encoding.classes[k] == name for k, name in zip(targets, names, strict=True))
             return
         means, low, high = ([columns[name][row] for row in kept] for name in ("mean", "lower", "upper"))
         self.squares += sum((mean - y) ** 2 for mean, y in zip(means, targets, strict=True))

@@ -83,11 +83,6 @@ class Architecture:
         options = {"members": self.members} if "members" in entry.options else {}
         return whole, entry.make(model, self._kept(model), **options)
 
-    def blank(self) -> Points:
-        """Return data of the right shape."""
-        y = torch.zeros(2, dtype=torch.long) if self.classes else torch.zeros(2, self.outputs, dtype=torch.float64)
-        return torch.zeros(2, self.inputs, dtype=torch.float64), y
-
     def _kept(self, model: BayesianNet) -> Callable[[str], float]:
         weights = [name for name, site in model.sites.items() if site.kind == "weight"]
         if isinstance(self.keep, tuple):
@@ -140,11 +135,6 @@ class Chosen:
         made: Pair = self.recipe.build((x, y), names)  # type: ignore[assignment]
         return made
 
-    def blank(self) -> tuple[Tensor, Tensor]:
-        """Return data of the right shape, which have a logarithm and log-odds."""
-        y = torch.zeros(2, dtype=torch.long) if self.classes else torch.full((2, self.outputs), 0.5).double()
-        return torch.zeros(2, self.inputs, dtype=torch.float64), y
-
 
 Plan = Architecture | Chosen  # what builds a network and its posterior, before training or for weights that are loaded
 
@@ -176,8 +166,11 @@ class Learned:
     def pair(self, device: torch.device | str = "cpu") -> Pair:
         """Return the model and its guide in float64, so that predictions do not depend on how points are batched."""
         plan = self.architecture
+        # Data of the right shape, whose targets have a logarithm and log-odds.
+        x, half = torch.zeros(2, plan.inputs, dtype=torch.float64), torch.full((2, plan.outputs), 0.5).double()
         with forked():  # the initial values are overwritten
-            model, guide = plan.pair(*plan.blank(), torch.ones(plan.outputs))
+            y = torch.zeros(2, dtype=torch.long) if plan.classes else half
+            model, guide = plan.pair(x, y, torch.ones(plan.outputs))
         for part, state in ((model.double(), self.model), (guide.double(), self.guide)):
             part.load_state_dict(state)
         return model.to(device), guide.to(device)

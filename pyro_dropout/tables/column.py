@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pyro_dropout.mathematics.errors import RangeError
-from pyro_dropout.tables.cells import Bools, Cell, Cells, Number, as_text, brief, is_blank
+from pyro_dropout.tables.cell_columns import Bools, Cells
+from pyro_dropout.tables.cells import Cell, Number, as_text, brief, is_blank
 from pyro_dropout.tables.notation import PLAIN, Notation
 from pyro_dropout.tables.precision import Numbers, exact_numbers, rounded
 from pyro_dropout.tables.table import Table

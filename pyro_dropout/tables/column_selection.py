@@ -11,7 +11,8 @@ from itertools import compress
 import numpy as np
 
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
-from pyro_dropout.tables.cells import Cell, Cells, as_label, as_moment, brief, is_blank
+from pyro_dropout.tables.cell_columns import Cells
+from pyro_dropout.tables.cells import Cell, as_label, as_moment, brief, is_blank
 from pyro_dropout.tables.encoding import Remarks
 from pyro_dropout.tables.learning import Task, outcome_column
 from pyro_dropout.tables.notation import Decimal, Notation, date_forms, is_number

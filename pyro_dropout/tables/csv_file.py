@@ -8,14 +8,14 @@ import csv
 import io
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TextIO
 
 import numpy as np
 
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
-from pyro_dropout.tables.cells import Cells, as_moment
+from pyro_dropout.tables.cell_columns import Cells
+from pyro_dropout.tables.cells import as_moment
 from pyro_dropout.tables.notation import is_number
 from pyro_dropout.tables.table import Table, named
 
@@ -28,32 +28,22 @@ _LOOK = 200  # lines that are looked at to tell separators apart
 _SHOWN = 60  # characters of a line in a message
 
 
-@dataclass(frozen=True)
-class _Start:
-    """How a file begins: the line of its header, its separator, and what there is to say."""
-
-    line: int
-    separator: str
-    notes: tuple[str, ...]
-
-
 def read_csv(
     path: Path, size: int | None, encoding: str | None, separator: str | None, strict: bool = True
 ) -> Iterator[Table]:
     """Yield tables of ``size`` rows; None for all rows at once."""
     encoding = _encoding(path, encoding)
     try:
-        start = _start(path, encoding, separator)
+        first, mark, said = _start(path, encoding, separator)
         with path.open(encoding=encoding, newline="") as file:
-            records = _records(path, itertools.islice(file, start.line - 1, None), start.line, start.separator)
-            line, header = next(records)
-            names, notes = _names(path, header, start.separator, strict)
+            line, header = next(_records(path, itertools.islice(file, first - 1, None), first, mark))
+            names, notes = _names(path, header, mark, strict)
         with path.open(encoding=encoding, newline="") as file:
             for _ in range(line):
                 file.readline()
-            for columns, rows in _pieces(path, file, line, len(names), start.separator, size):
+            for columns, rows in _pieces(path, file, line, len(names), mark, size):
                 cells = dict(zip(names, columns, strict=True))
-                yield Table(path.name, cells, rows, notes=start.notes + notes, separator=start.separator)
+                yield Table(path.name, cells, rows, notes=(*said, *notes), separator=mark)
     except (UnicodeDecodeError, csv.Error) as cause:
         _check_text(path, encoding)
         raise ShapeError(f"{path.name}, {cause}.") from None
@@ -91,7 +81,8 @@ def _encoding(path: Path, given: str | None) -> str:
 # --- where the table begins -------------------------------------------------------------------------------------------
 
 
-def _start(path: Path, encoding: str, asked: str | None) -> _Start:
+def _start(path: Path, encoding: str, asked: str | None) -> tuple[int, str, list[str]]:
+    """Return the line of the header, the separator, and what there is to say of how a file begins."""
     if asked is not None and asked not in SEPARATORS:
         raise RangeError(f"separator must be one of {', '.join(SEPARATORS)}; got {asked!r}.")
     comments: list[tuple[int, str]] = []
@@ -112,7 +103,7 @@ def _start(path: Path, encoding: str, asked: str | None) -> _Start:
         notes.append(f"the header is line {number}, which begins with #")
     if comments:
         notes.append(f"{len(comments)} comment line{'s' * (len(comments) > 1)} before the header skipped")
-    return _Start(number, mark, tuple(notes))
+    return number, mark, notes
 
 
 def _separator(path: Path, head: list[str]) -> str:

@@ -3,6 +3,7 @@
 An encoding is learned from the training table and then applied to every other table.
 """
 
+import contextlib
 import itertools
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
@@ -13,7 +14,8 @@ from torch import Tensor
 
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 from pyro_dropout.protocols import Record
-from pyro_dropout.tables.cells import Cells, Number, brief
+from pyro_dropout.tables.cell_columns import Cells
+from pyro_dropout.tables.cells import Number, brief
 from pyro_dropout.tables.column import Column
 from pyro_dropout.tables.notation import PLAIN, Notation
 from pyro_dropout.tables.plain_data import built
@@ -182,6 +184,13 @@ class Encoding:
         if not self.classes:
             return self.outcome.numbers(table).unsqueeze(-1)
         return torch.from_numpy(self.outcome.places(table))
+
+    def known_targets(self, table: Table) -> tuple[list[int], Tensor]:
+        """Return the rows of a table that have a target, and these targets; none if they cannot be read."""
+        rows = np.flatnonzero(~table.column(self.target).missing).tolist() if self.target in table.columns else []
+        with contextlib.suppress(PyroDropoutError):
+            return rows, self.targets_of(table.only(rows))
+        return [], torch.empty(0, 1)
 
     def as_json(self) -> Record:
         """Return the argument of ``from_json``."""

@@ -9,7 +9,8 @@ import numpy as np
 import pandas
 
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
-from pyro_dropout.tables.cells import EXACT, Cells
+from pyro_dropout.tables.cell_columns import Cells
+from pyro_dropout.tables.cells import EXACT
 from pyro_dropout.tables.table import Table, named
 
 _FIRST, _LAST = np.datetime64("0001-01-01", "us"), np.datetime64("9999-12-31T23:59:59.999999", "us")
@@ -96,9 +97,9 @@ def column_of(series: Any, where: Callable[[int], str]) -> Cells:
         return _moments(series, where)
     if is_a.is_float_dtype(kind):
         values = series.to_numpy(getattr(kind, "numpy_dtype", kind), na_value=np.nan)
-        values = (
-            values if values.dtype == np.float64 else values.astype(str).astype(np.float64)
-        )  # 0.1, as it is written
+        if values.dtype != np.float64:
+            values = values.astype(str).astype(np.float64)  # the 0.1 that was written, not that of float32
+        series = pandas.Series(values)
     elif is_a.is_integer_dtype(kind):
         values = series.to_numpy(float, na_value=np.nan)
     else:

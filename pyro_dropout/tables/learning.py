@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from pyro_dropout.mathematics.errors import RangeError
-from pyro_dropout.tables.cells import Cell, Ints, as_number, as_text, brief
+from pyro_dropout.tables.cell_columns import Ints
+from pyro_dropout.tables.cells import Cell, as_number, as_text, brief
 from pyro_dropout.tables.column import CYCLES, Column, Cycle
 from pyro_dropout.tables.encoding import Encoding
 from pyro_dropout.tables.notation import PLAIN, Notation

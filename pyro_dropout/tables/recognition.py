@@ -9,7 +9,8 @@ import numpy as np
 import pandas
 
 from pyro_dropout.mathematics.errors import RangeError
-from pyro_dropout.tables.cells import Cells, Distinct, as_label, as_moment, as_number, brief
+from pyro_dropout.tables.cell_columns import Cells, Distinct
+from pyro_dropout.tables.cells import as_label, as_moment, as_number, brief
 from pyro_dropout.tables.notation import MARKS, Decimal, Notation, fits, is_number, measured, split
 from pyro_dropout.tables.table import Table
 

@@ -7,7 +7,8 @@ import numpy as np
 
 from pyro_dropout.mathematics.checks import did_you_mean
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
-from pyro_dropout.tables.cells import Cell, Cells, Ints, brief
+from pyro_dropout.tables.cell_columns import Cells, Ints
+from pyro_dropout.tables.cells import Cell, brief
 
 
 @dataclass(frozen=True)

@@ -124,12 +124,8 @@ def choose_recipe(
     few = max(1, steps // 4)
     training = {"steps": few, "lr": lr, "batch_size": rows, "progress": False}
     search = _Search(train, held, classes, seed, device, training)
-    chosen = MEAN_FIELD if guide == "auto" else given_recipe(guide)
-    scaled: Scale = "plain"
-    if not classes:
-        scaled = natural_scale(torch.cat([train[1], held[1]])) if scale == "auto" else scale
-    chosen = replace(chosen, width=width, members=None if guide == "auto" else members)
-    chosen = replace(chosen, noise="constant" if noise == "auto" else noise, scale=scaled)
+    targets = torch.cat([train[1], held[1]])
+    chosen = first_recipe(targets, bool(classes), guide, scale, noise, width, members)
     both, noisy = scale == "auto" and chosen.scale != "plain", noise == "auto" and not classes
     count = 1 + both + noisy + (1 + bool(classes)) * (guide == "auto")
     with progress_bar(count * few + steps, progress) as bar, sharing_bar(bar):
@@ -296,6 +292,16 @@ def given_recipe(guide: str) -> Recipe:
         ('default', 'fixed')
     """
     return Recipe(guide, prior="fixed" if guide == "ensemble" else "default")
+
+
+def first_recipe(
+    y: Tensor, classes: bool, guide: str, scale: str, noise: str, width: int, members: int | None
+) -> Recipe:
+    """Return the first candidate for targets y: what is given, and for "auto" the head of the rule in this file."""
+    start = MEAN_FIELD if guide == "auto" else given_recipe(guide)
+    on: Any = "plain" if classes else natural_scale(y) if scale == "auto" else scale
+    noise_of: Any = "constant" if noise == "auto" else noise
+    return replace(start, width=width, members=None if guide == "auto" else members, scale=on, noise=noise_of)
 
 
 def batch_for(rows: int, given: int | None = None) -> int | None:

@@ -16,16 +16,13 @@ from pyro_dropout.tables.table import Table
 from pyro_dropout.tabular.calibration import calibrate
 from pyro_dropout.tabular.choice import (
     LEARNING_RATE,
-    MEAN_FIELD,
     STEPS,
     batch_for,
     choose_recipe,
-    given_recipe,
+    first_recipe,
     held_back_prediction,
-    natural_scale,
 )
 from pyro_dropout.tabular.fitted import FittedTable, finished
-from pyro_dropout.tabular.recipe import Recipe
 from pyro_dropout.tabular.run_folder import Run, sha256_of
 from pyro_dropout.tabular.run_record import Training
 from pyro_dropout.training.fit import fit
@@ -163,15 +160,20 @@ def plan_table(
     encoding = data.encoding.seen(x)
     if training.groups is not None:
         encoding.groups(x[:1], training.groups)  # raises before the work, and not after it
-    _check_scale(encoding, wanted.scale)
+    if encoding.target_centre:
+        if wanted.scale not in ("auto", "plain"):
+            raise PyroDropoutError(
+                f"scale={wanted.scale!r} cannot be used: the values of {encoding.target!r} differ too little for their"
+                f" size, and are counted from {encoding.target_centre}. Use scale='plain'."
+            )
+        wanted = replace(wanted, scale="plain")
     if not len(data.test[0]):
         if training.groups is not None:
             raise PyroDropoutError("groups are for held-back rows, and none are held back.")
-        return Run.of(file, digest, reading, encoding, _unchosen(data, wanted), training), "", None
+        first = first_recipe(data.train[1], bool(data.classes), **asdict(wanted))
+        return Run.of(file, digest, reading, encoding, first, training), "", None
     how = {"steps": training.steps, "lr": training.lr, "batch_size": training.batch_size, "seed": training.seed}
     settings: Any = asdict(wanted) | how | {"device": device, "progress": progress}
-    if encoding.target_centre and wanted.scale == "auto":
-        settings["scale"] = "plain"
     choice = choose_recipe(data.train, data.test, data.classes, **settings)
     held = _held_back(choice.prediction, data, encoding, training)
     run = Run.of(file, digest, reading, encoding, choice.recipe, training, held)
@@ -196,27 +198,6 @@ def _held_back(prediction: Prediction, data: Dataset, encoding: Encoding, traini
     labels = None if training.groups is None else encoding.groups(data.test[0], training.groups)
     split: Any = {"intervals": training.conformal, "column": training.groups, "groups": labels}
     return calibrate(prediction, data.test, data.train, data.classes, **split).as_json()
-
-
-def _unchosen(data: Dataset, wanted: Wanted) -> Recipe:
-    """Return what is trained where no rows are held back: as given, and else the first candidate of a choice."""
-    start = MEAN_FIELD if wanted.guide == "auto" else given_recipe(wanted.guide)
-    scale: Any = "plain" if data.classes else wanted.scale
-    assert data.encoding is not None
-    if scale == "auto":
-        scale = "plain" if data.encoding.target_centre else natural_scale(data.train[1])
-    noise: Any = "constant" if wanted.noise == "auto" else wanted.noise
-    members = wanted.members if wanted.guide != "auto" else None
-    return replace(start, width=wanted.width, members=members, scale=scale, noise=noise)
-
-
-def _check_scale(encoding: Encoding, scale: str) -> None:
-    """Raise if a target that is centred for single precision is to be taken on another scale."""
-    if encoding.target_centre and scale not in ("auto", "plain"):
-        raise PyroDropoutError(
-            f"scale={scale!r} cannot be used: the values of {encoding.target!r} differ too little for their size, and"
-            f" are counted from {encoding.target_centre}. Use scale='plain'."
-        )
 
 
 def _frozen(value: Any) -> Any:

@@ -1,7 +1,6 @@
 """A posterior trained on a table: it predicts raw rows, and says of each how far to trust the answer."""
 
 import base64
-import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -301,10 +300,8 @@ class FittedTable:
         over: str | None = None,
     ) -> Figure:
         """Return the picture of rows of a table, which may have the target; they are predicted as in ``answers``."""
-        kept = [row for row, cell in enumerate(table.columns.get(self.encoding.target, [])) if cell is not None]
-        y = None
-        with contextlib.suppress(PyroDropoutError):  # targets that cannot be read are not compared with
-            y = self.encoding.targets_of(table.only(kept)) if len(kept) > 1 else None
+        kept, targets = self.encoding.known_targets(table)
+        y = targets if len(kept) > 1 else None
         x = (x if y is None else x[kept]).to(next(self.guide.parameters()).device)
         near = self._within(x)
         x, y, left = x[near], None if y is None else y[near.to(y.device)], int((~near).sum())

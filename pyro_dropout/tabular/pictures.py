@@ -91,7 +91,8 @@ def picture(
     far = torch.zeros(len(x), dtype=torch.bool) if unfamiliar is None else unfamiliar.cpu()
     if classes and y is not None:
         _confusion(panels[0], prediction, y, encoding, rows)
-        _reliable(panels[1], prediction, y, rows)
+        reliability(prediction, y, bins=10).plot(panels[1])
+        panels[1].set_title(f"How often the most probable class is right, {len(y)} {rows}", fontsize=10)
     elif classes:
         _sure(panels[0], prediction, encoding, far)
         _second(panels[1], prediction, importance, encoding)
@@ -138,28 +139,27 @@ def _compared(
     reach = [min(mean.min(), actual.min()).item(), max(mean.max(), actual.max()).item()]
     ax.plot(reach, reach, color="0.4", lw=0.8, label="actual = predicted")
     _dots(ax, mean[some], actual[some], far[some])
-    positive = reach[0] > 0 and reach[1] > 20 * reach[0]
-    if positive:
-        ax.set(xscale="log", yscale="log")
-    ends_shown = torch.cat([actual, mean]) if not positive else torch.cat([actual, mean, low[low > 0]])
-    _limit(ax, ends_shown, torch.cat([low[some], high[some]]), positive)
+    _scale(ax, torch.cat([actual, mean]), torch.cat([low[some], high[some]]), both=True)
     ax.set(xlabel=f"predicted {encoding.target}", ylabel=f"actual {encoding.target}")
-    shown = "" if len(some) == len(mean) else f", {len(some)} shown"
-    ax.set_title(f"{percent(inside, 0)} of {len(mean)} {rows} in their {percent(level)} interval{shown}", fontsize=10)
+    held = f"{percent(inside, 0)} of {len(mean)} {rows} in their {percent(level)} interval"
+    ax.set_title(held + _rows(len(mean), len(some)), fontsize=10)
     ax.legend(frameon=False, fontsize=8, loc="upper left")
 
 
-def _limit(ax: Axes, values: Tensor, ends: Tensor, positive: bool) -> None:
-    """Limit the y axis to the values and all but the farthest ends of intervals."""
-    ends = ends[ends.isfinite() & ((ends > 0) if positive else True)]
-    both = torch.cat(
-        [values, torch.quantile(ends, torch.tensor([0.01, 0.99], dtype=ends.dtype))] if len(ends) else [values]
-    )
-    low, high = both.min().item(), both.max().item()
+def _scale(ax: Axes, values: Tensor, ends: Tensor, both: bool) -> None:
+    """Take logarithms where values are positive and wide; limit the y axis to them and all but the farthest ends."""
+    positive = bool(values.min() > 0) and bool(values.max() > 20 * values.min())
     if positive:
-        ax.set_ylim(low / 1.1, high * 1.1)
-    else:
-        ax.set_ylim(low - 0.04 * (high - low), high + 0.04 * (high - low))
+        ax.set(yscale="log", **({"xscale": "log"} if both else {}))
+    ends = ends[ends.isfinite() & ((ends > 0) if positive else True)]
+    far = torch.quantile(ends, torch.tensor([0.01, 0.99], dtype=ends.dtype)) if len(ends) else ends
+    low, high = (edge(torch.cat([values, far])).item() for edge in (torch.min, torch.max))
+    ax.set_ylim((low / 1.1, high * 1.1) if positive else (1.04 * low - 0.04 * high, 1.04 * high - 0.04 * low))
+
+
+def _rows(count: int, shown: int) -> str:
+    """Return what a title says if not all rows are drawn."""
+    return "" if shown == count else f", {shown} shown"
 
 
 def _covered(
@@ -176,14 +176,8 @@ def _covered(
         low, high = ends(prediction)
         target = prediction.checked_targets(y)
         share = ((low <= target) & (target <= high)).double().mean().item()
-        ax.plot(
-            [level],
-            [share],
-            "D",
-            color=PALETTE[3],
-            ms=7,
-            label=f"calibrated {percent(level)} interval: {percent(share, 1)}",
-        )
+        label = f"calibrated {percent(level)} interval: {percent(share, 1)}"
+        ax.plot([level], [share], "D", color=PALETTE[3], ms=7, label=label)
     ax.set(xlabel="level of the interval", ylabel="share of rows inside", xlim=(0, 1), ylim=(0, 1))
     ax.set_title(f"How often intervals hold, {len(least)} {rows}", fontsize=10)
     ax.legend(frameon=False, fontsize=8, loc="upper left")
@@ -199,13 +193,9 @@ def _in_order(
     places = torch.linspace(1, len(mean), len(order))
     ax.vlines(places, low[order], high[order], color=PALETTE[0], alpha=0.3, lw=1.2, label=f"{percent(level)} interval")
     _dots(ax, places, mean[order], far[order])
-    positive = bool(mean.min() > 0) and bool(mean.max() > 20 * mean.min())
-    if positive:
-        ax.set_yscale("log")
-    _limit(ax, mean, torch.cat([low[order], high[order]]), positive)
+    _scale(ax, mean, torch.cat([low[order], high[order]]), both=False)
     ax.set(xlabel="rows, in the order of their prediction", ylabel=f"predicted {encoding.target}")
-    shown = "" if len(order) == len(mean) else f", {len(order)} shown"
-    ax.set_title(f"Predictions of {len(mean)} rows{shown}", fontsize=10)
+    ax.set_title(f"Predictions of {len(mean)} rows{_rows(len(mean), len(order))}", fontsize=10)
     ax.legend(frameon=False, fontsize=8, loc="upper left")
 
 
@@ -222,28 +212,14 @@ def _confusion(ax: Axes, prediction: Prediction, y: Tensor, encoding: Encoding, 
     shares = shown / shown.sum(1, keepdim=True).clamp_min(1)
     ax.imshow(shares.numpy(), cmap="Blues", vmin=0, vmax=1)
     for row, column in ((a, b) for a in range(len(shown)) for b in range(len(shown))):
-        dark = shares[row, column] > 0.5
-        ax.text(
-            column,
-            row,
-            str(shown[row, column].item()),
-            ha="center",
-            va="center",
-            color="w" if dark else "k",
-            fontsize=9,
-        )
+        style = {"ha": "center", "va": "center", "color": "w" if shares[row, column] > 0.5 else "k", "fontsize": 9}
+        ax.text(column, row, str(shown[row, column].item()), **style)
     names = [encoding.classes[k] for k in common.tolist()]
     categories_below(ax, range(len(names)), names)
     ax.set_yticks(range(len(names)), names)
     ax.set(xlabel=f"most probable {encoding.target}", ylabel=f"actual {encoding.target}")
     more = "" if len(names) == count else f", the {len(names)} most common classes"
     ax.set_title(f"{percent(right, 0)} of {len(y)} {rows} right{more}", fontsize=10)
-
-
-def _reliable(ax: Axes, prediction: Prediction, y: Tensor, rows: str) -> None:
-    """Draw how often the most probable class is right, against its probability."""
-    reliability(prediction, y, bins=10).plot(ax)
-    ax.set_title(f"How often the most probable class is right, {len(y)} {rows}", fontsize=10)
 
 
 def _sure(ax: Axes, prediction: Prediction, encoding: Encoding, far: Tensor) -> None:
@@ -265,8 +241,7 @@ def _sure(ax: Axes, prediction: Prediction, encoding: Encoding, far: Tensor) -> 
     ax.set(
         xlabel="rows, in the order of this probability", ylabel="probability of the most probable class", ylim=(0, 1.02)
     )
-    shown = "" if len(order) == len(far) else f", {len(order)} shown"
-    ax.set_title(f"How sure the predicted classes of {len(far)} rows are{shown}", fontsize=10)
+    ax.set_title(f"How sure the predicted classes of {len(far)} rows are{_rows(len(far), len(order))}", fontsize=10)
     ax.legend(frameon=False, fontsize=8, loc="lower right", title=encoding.target)
 
 

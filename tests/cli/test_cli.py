@@ -348,15 +348,9 @@ def test_memory_that_runs_out_is_one_line(monkeypatch: pytest.MonkeyPatch, capsy
 
 
 def test_the_data_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
-    rows = {line.split()[0]: line for line in run("datasets").stdout.splitlines()[1:]}
-    assert list(rows) == ["co2", "solar", *UCI_NAMES, "mnist"]
-    assert rows["co2"].split(maxsplit=1)[1].split() == ["272", "+", "156", "points", "bundled"]
-    assert rows["wine"].endswith("400 rows, 5 inputs, 20 splits  made")
-    assert "2000 + 500 images" in rows["mnist"]
     monkeypatch.setenv(VARIABLE, str(tmp_path))  # an empty folder: each line says what is not there
     found = json.loads(run("datasets", "--json").stdout)["datasets"]
-    assert len(found) == 12
+    assert [row["name"] for row in found] == ["co2", "solar", *UCI_NAMES, "mnist"]
     assert all("there is no file" in row["found"] for row in found)
 
 

@@ -74,7 +74,7 @@ def test_series_are_read_and_the_gaps_are_found(folder: Path) -> None:
     data = solar()
     assert data.source == "the paper's"
     assert data.x.flatten().tolist() == [0, 1, 4, 5, 8, 9]
-    assert data.gaps == [(2.0, 3.0), (6.0, 7.0)]
+    assert data.gaps == ((2.0, 3.0), (6.0, 7.0))
     months = co2_paper()
     assert months.y.flatten().tolist() == pytest.approx(np.sin(np.arange(272)).tolist(), abs=1e-6)
     assert months.test_x[0] == pytest.approx(0.01 * 272 - 1.36, abs=1e-6)

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import pyro_dropout as pd
-from pyro_dropout.tables.cells import cell_of
 from pyro_dropout.tables.encoding import Encoding
 from pyro_dropout.tables.reading import read_input_pieces, read_table
 from pyro_dropout.tables.table import Table
@@ -28,7 +27,7 @@ def columns(count: int = ROWS, **more: Any) -> dict[str, list[Any]]:
 
 def table(found: dict[str, list[Any]], file: str = "houses.csv") -> Table:
     """Cells as they come from a CSV file: texts, or None."""
-    cells = {name: [None if each is None else cell_of(str(each)) for each in cells] for name, cells in found.items()}
+    cells = {name: [None if each is None else str(each) for each in cells] for name, cells in found.items()}
     return Table(file, cells, list(range(2, 2 + len(found["price"]))))
 
 

@@ -164,6 +164,11 @@ def test_what_is_no_data_frame_is_refused(frame: Any, message: str) -> None:
         table_of(frame)
 
 
+def test_short_floats_beside_huge_ones_are_the_numbers_that_were_written() -> None:
+    frame = pandas.DataFrame({"x": np.array([0.1, 1e20], np.float32), "y": [1, 2]})
+    assert table_of(frame).columns["x"] == ["0.1", "1e+20"]
+
+
 # --- JSON -------------------------------------------------------------------------------------------------------------
 
 BAD_JSON = {

@@ -119,6 +119,13 @@ def test_classes_have_a_confusion_and_no_intervals() -> None:
     assert drawn(picture(classes, CLASSES, x))[0] == "How sure the predicted classes of 60 rows are"
 
 
+def test_positive_numbers_have_pictures_on_a_logarithmic_scale() -> None:
+    x = table(60)
+    figure = picture(prices, WIDE, x, (3 * x[:, :1]).exp())
+    assert len(drawn(figure)) == len(drawn(picture(prices, WIDE, x))) == 4
+    assert {figure.axes[0].get_xscale(), figure.axes[0].get_yscale()} == {"log"}
+
+
 @pytest.mark.deep
 def test_a_picture_has_the_intervals_of_groups_that_the_predictions_have() -> None:
     dice = np.random.default_rng(0)
