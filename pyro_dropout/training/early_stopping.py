@@ -4,7 +4,6 @@ An ensemble stops by the density of held-out data under the mixture of all membe
 """
 
 import math
-from collections.abc import Callable
 
 import torch
 from pyro import poutine
@@ -21,7 +20,7 @@ from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import PyroModel, Record
 from pyro_dropout.training.checkpoints.tensor_file import digest
-from pyro_dropout.training.distributed.process_group import ALONE, Group
+from pyro_dropout.training.distributed.process_group import ALONE, Group, Share
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.runner import TrainingRun
 
@@ -128,17 +127,13 @@ class EnsembleWatch(Watch):
 
     Attributes:
         guide: the members of this rank.
-        all_members: how many all ranks train.
-        idle: whether the members of this rank do not count.
-        whole: makes parameters of all ranks' members from those of this rank's.
-        own: the reverse.
+        share: which of all ranks' members they are.
+        by_member: for each parameter, whether every member has its own.
     """
 
     guide: Ensemble
-    all_members: int
-    idle: bool
-    whole: Callable[[list[Tensor]], list[Tensor]]
-    own: Callable[[list[Tensor]], list[Tensor]]
+    share: Share
+    by_member: list[bool]
 
     def _of_network(self) -> Tensor:
         """Return minus the log density of the targets under the mixture, and their number, (2,)."""
@@ -164,9 +159,9 @@ class EnsembleWatch(Watch):
     def _numbers(self) -> Tensor:
         """Return the member of each draw: each the same number of times, without those that have diverged."""
         self.guide.lost.copy_(~self.guide.finite())
-        if self.idle:
+        if self.share.idle:
             return torch.arange(0)
-        times = 1 if self.guide.points else -(-_MEMBER_DRAWS // self.all_members)
+        times = 1 if self.guide.points else -(-_MEMBER_DRAWS // self.share.members)
         return torch.arange(self.guide.members).repeat(times)
 
     def _mixture(self, each: Tensor | None) -> Tensor:
@@ -187,7 +182,9 @@ class EnsembleWatch(Watch):
 
     def state(self) -> tuple[dict[str, Tensor], Record]:
         """Return its state, with the parameters of all ranks' members; all ranks call this."""
-        own, self.kept = self.kept, self.whole(self.kept)
+        own = self.kept
+        pairs = zip(own, self.by_member, strict=bool(own))
+        self.kept = [self.share.whole(value) if each else value for value, each in pairs]
         try:
             return super().state()
         finally:
@@ -196,4 +193,5 @@ class EnsembleWatch(Watch):
     def set_state(self, tensors: dict[str, Tensor], rest: Record) -> None:
         """Restore a state: this rank's part of it."""
         super().set_state(tensors, rest)
-        self.kept = self.own(self.kept)
+        pairs = zip(self.kept, self.by_member, strict=bool(self.kept))
+        self.kept = [value[self.share.own] if each else value for value, each in pairs]

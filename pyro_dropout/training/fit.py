@@ -52,7 +52,6 @@ from pyro_dropout.training.preflight import (
     check_duration,
     check_gradients,
     check_how,
-    check_owned,
     check_programs,
     check_shared,
     check_validation,
@@ -182,7 +181,6 @@ def fit(
     check_how(clip_norm, seed, device, lr=lr, schedule=schedule, loss=loss, optim=optim)
     if loss is not None and not isinstance(loss, ELBO) and learned_sites(model):
         raise PyroDropoutError(f"Prior(learn=...) needs the loss pyro_dropout.ELBO; got {type(loss).__name__}.")
-    check_owned(optim, model, guide)
     largest = None if isinstance(guide, Ensemble) else clip_norm  # each member's gradient is clipped by itself
     if isinstance(optim, torch.optim.Optimizer):
         update = from_optimiser(optim, trainable(guide), schedule, largest)

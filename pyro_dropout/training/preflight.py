@@ -84,6 +84,11 @@ def check_how(
     Warn of a weight decay in ``optim``.
     """
     warn_of_decay(optim, loss)
+    if isinstance(optim, torch.optim.LBFGS):
+        raise PyroDropoutError(
+            "optim must be an optimiser that takes one gradient per step; got LBFGS, which evaluates the loss"
+            " repeatedly, while weight draws change it each time. Use 'adam'."
+        )
     if isinstance(lr, Tensor) and lr.dim():
         raise ShapeError(f"lr must be one number; got shape {tuple(lr.shape)}.")
     if callable(schedule):
@@ -211,24 +216,6 @@ def outputs_at(model: Callable[..., object], x: AnyInputs) -> Tensor | None:
         except TypeError:  # one that needs targets too: its first step checks them
             return None
     return f if isinstance(f, Tensor) and f.dim() == 2 else None
-
-
-def check_owned(optim: object, model: object, guide: object) -> None:
-    """Raise an error if an optimiser cannot take steps, or holds none of the trained parameters."""
-    if isinstance(optim, torch.optim.LBFGS):
-        raise PyroDropoutError(
-            "optim must be an optimiser that takes one gradient per step; got LBFGS, which evaluates the loss"
-            " repeatedly, while weight draws change it each time. Use 'adam'."
-        )
-    if not isinstance(optim, torch.optim.Optimizer) or not isinstance(guide, nn.Module):
-        return
-    own = {id(p) for part in (model, guide) if isinstance(part, nn.Module) for p in part.parameters()}
-    held = {id(p) for group in optim.param_groups for p in group["params"]}
-    if own and not own & held:
-        raise PyroDropoutError(
-            f"optim must be an optimiser of the guide's parameters; this {type(optim).__name__} holds none of"
-            " them. Make it with guide.parameters()."
-        )
 
 
 def warn_of_decay(optim: object, loss: object = None) -> None:

@@ -160,16 +160,8 @@ class Members(TrainingTask):
                 " another. Leave out validation, or train them at once (group=None)."
             )
         made = EnsembleWatch(call, self.guide, run, patience, every, seed, group)
-        made.all_members, made.idle, made.whole, made.own = self.share.members, self.share.idle, self._whole, self._own
+        made.share, made.by_member = self.share, self._by_member
         return made
-
-    def _whole(self, values: list[Tensor]) -> list[Tensor]:
-        """Return parameters of all ranks' members, from those of this rank's."""
-        return [self.share.whole(v) if each else v for v, each in zip(values, self._by_member, strict=bool(values))]
-
-    def _own(self, values: list[Tensor]) -> list[Tensor]:
-        """Return parameters of this rank's members, from those of all ranks'."""
-        return [v[self.share.own] if each else v for v, each in zip(values, self._by_member, strict=bool(values))]
 
     def _some(self, points: int) -> ModelCall:
         """Return the call with the first points; members' data are perturbed by row."""
