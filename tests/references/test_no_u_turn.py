@@ -1,7 +1,9 @@
 """Trees and chains: against the recursion, the distribution that they leave as it is, and what chains adapt."""
 
 import math
+import warnings
 from typing import Any
+from unittest import mock
 
 import arviz as az
 import numpy as np
@@ -11,6 +13,7 @@ from scipy import stats
 from torch import Tensor
 
 import pyro_dropout as pd
+from pyro_dropout.engines.engine import CannotError
 from pyro_dropout.references.nuts.adaptation import Plan, begun, untuned
 from pyro_dropout.references.nuts.chains import run_chains
 from pyro_dropout.references.nuts.no_u_turn import Tree, grown, halfway, planted, refreshed
@@ -253,6 +256,16 @@ def test_a_short_warmup_is_no_mistake(warmup: int) -> None:
 def test_shorter_steps_are_accepted_more_often() -> None:
     steps = [run_chains(energies, CENTRE[None], Plan(1, 60, a, 5), 0)[0].step for a in (0.6, 0.8, 0.99)]
     assert steps[0] > steps[1] > steps[2]
+
+
+@pytest.mark.parametrize("cause", [CannotError("no compiler"), RuntimeError("a mistake")])
+def test_c_that_fails_where_it_should_not_is_told(cause: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyro_dropout.references.nuts.chains._WORTH_COMPILING", 0)
+    monkeypatch.setattr(Stepping, "compile", mock.Mock(side_effect=cause))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        run_chains(energies, torch.zeros(1, 3, dtype=torch.float64), Plan(150, 100, 0.8, 3), 0, compile="auto")
+    assert [str(each.message)[:24] for each in told] == ["the engine 'C' failed (R"] * isinstance(cause, RuntimeError)
 
 
 def test_a_start_without_density_is_told() -> None:
