@@ -2,10 +2,12 @@
 #
 #   make test ARGS="-k covariance"     pass arguments to pytest
 #   make test PYTHON=python3.12        the interpreter that .venv is made with, when there is none yet
+#   make test-torch VERSION=2.10       the tests with another torch, in .venv-torch-2.10
 
 PYTHON ?= python3
 ARGS ?=
 VENV := .venv
+PINS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
 BIN := $(VENV)/bin
 RUN := $(BIN)/python -m
 PIP := $(RUN) pip --disable-pip-version-check install --no-compile
@@ -19,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help install test test-deep test-share bench lint format docs compare clean distclean
+.PHONY: help install test test-deep test-share test-torch bench lint format docs compare clean distclean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +37,10 @@ test-deep: $(VENV)/.installed-dev ## Run the long tests as well, with 5,000 exam
 
 test-share: $(VENV)/.installed-dev ## Run a fifth of the long tests, another for each commit, for four minutes.
 	SHAPE_CHECKS=deep $(PYTEST) -n 2 -m deep --share $(SHARE)/5 --begin-within 240 $(ARGS)
+
+test-torch: ## Run the tests with another torch, in an environment of its own (VERSION=2.10).
+	@[ -n "$(VERSION)" ] || { echo "Name a version of torch, for example: make test-torch VERSION=2.10" >&2; exit 1; }
+	$(MAKE) test VENV=.venv-torch-$(VERSION) TORCH=$(VERSION)
 
 bench: $(VENV)/.installed-dev ## Measure speed beside other libraries, into docs/benchmarks (ARGS=--quick: in 3 minutes).
 	$(RUN) tests.benchmarks.speed $(ARGS)
@@ -58,10 +64,10 @@ compare: $(VENV)/.installed ## Compare six posterior approximations on CO2, into
 
 clean: ## Remove caches and built documents; keep the virtual environment.
 	rm -rf docs/_build build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find . -path ./$(VENV) -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
+	find . -path './.venv*' -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
 
-distclean: clean ## Remove the virtual environment too.
-	rm -rf $(VENV)
+distclean: clean ## Remove the virtual environments too.
+	rm -rf $(VENV) .venv-torch-*
 
 # The virtual environment. It is trusted when its stamp names this folder (a copied or moved one still installs from
 # the old place), its interpreter answers, and every package in it was installed to the end: pip writes INSTALLER among
@@ -85,12 +91,16 @@ $(VENV)/.made:
 # commands need takes seconds, and would otherwise be waited for by the first fit.
 PREPARE := $(RUN) pyro_dropout.cli.first_import
 
+# What another torch is tested with: this version of it, and everything else as it is.
+$(VENV)/constraints.txt: $(VENV)/.made constraints.txt
+	sed 's/^torch==.*/torch==$(TORCH).*/' constraints.txt > $@
+
 # Stamps are written last, so an interrupted installation is simply done again.
-$(VENV)/.installed: $(VENV)/.made pyproject.toml constraints.txt
-	$(PIP) -c constraints.txt -e ".[tables]"
+$(VENV)/.installed: $(VENV)/.made pyproject.toml $(PINS)
+	$(PIP) -c $(PINS) -e ".[tables]"
 	$(PREPARE)
 	@touch $@
 
-$(VENV)/.installed-%: $(VENV)/.made pyproject.toml constraints.txt
-	$(PIP) -c constraints.txt -e ".[$*]"
+$(VENV)/.installed-%: $(VENV)/.made pyproject.toml $(PINS)
+	$(PIP) -c $(PINS) -e ".[$*]"
 	@touch $(VENV)/.installed $@

@@ -72,6 +72,18 @@ def test_make_installs_and_then_tests(bare: Path) -> None:
     assert places == sorted(places)
 
 
+def test_make_tests_another_torch_in_an_environment_of_its_own(bare: Path) -> None:
+    done = make("-n", "test-torch", "VERSION=2.10", folder=bare)
+    assert done.returncode == 0, done.stderr
+    assert "-m venv .venv-torch-2.10\n" in done.stdout
+    assert "torch==2.10.*/' constraints.txt > .venv-torch-2.10/constraints.txt" in done.stdout
+    assert 'install --no-compile -c .venv-torch-2.10/constraints.txt -e ".[dev]"' in done.stdout
+    assert ".venv/" not in done.stdout
+    done = make("test-torch", folder=bare)
+    assert done.returncode != 0
+    assert "VERSION=2.10" in done.stderr
+
+
 def test_make_lists_its_targets(bare: Path) -> None:
     for arguments in (["help"], []):
         done = make(*arguments, folder=bare)

@@ -205,7 +205,13 @@ def _filled(facts: dict[str, Any], libraries: dict[str, bytes], given: Sequence[
 
 def _copy(value: Tensor) -> Tensor:
     """Return a copy in the same order in memory."""
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype).copy_(value)
+    made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+    part = made
+    for dim, stride in enumerate(value.stride()):
+        if stride == 0:  # expanded: torch writes into no tensor whose elements share memory
+            part, value = part.narrow(dim, 0, min(1, made.shape[dim])), value.narrow(dim, 0, min(1, made.shape[dim]))
+    part.copy_(value)
+    return made
 
 
 def _size(values: Sequence[Tensor]) -> float:

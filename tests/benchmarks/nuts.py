@@ -13,6 +13,7 @@ import argparse
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -60,24 +61,6 @@ class Before:
         return np.stack([np.stack(chain.draws) for chain in ran]), sum(chain.steps for chain in ran), taken
 
 
-class After:
-    """The sampler as it is, compiled."""
-
-    def __init__(self, energy: Energy, starts: Tensor) -> None:
-        self._energy, self._starts = energy, starts
-
-    def run(self, plan: Plan, seed: int) -> tuple[Any, float, float]:
-        """Return draws (chains, draws, d), leapfrog steps in all, and seconds, without those of compilation."""
-        run = _Run(self._energy, self._starts, plan, seed, compile=True)
-        run.block()  # compiles
-        start, before = time.process_time(), run.steps
-        while run.left:
-            run.block()
-        taken = (time.process_time() - start) * run.steps / (run.steps - before)
-        ran = run.results()
-        return np.stack([chain.draws for chain in ran]), sum(chain.steps for chain in ran), taken
-
-
 def effective(energy: Energy, model: pd.BayesianNet, x: Tensor, draws: Any) -> float:
     """Return the smallest effective sample size of the function's values."""
     z = torch.from_numpy(draws)
@@ -89,17 +72,55 @@ def effective(energy: Energy, model: pd.BayesianNet, x: Tensor, draws: Any) -> f
     return float(posterior.ess_of(f.reshape(*draws.shape[:2], -1)).min())
 
 
+class Timed:
+    """Some chains on one device, compiled once; each run starts anew."""
+
+    def __init__(self, width: int, chains: int, device: str, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.model, self.x, y = problem(width)
+        self.energy = Energy(ModelCall(self.model, (self.x, y)))
+        self.chains, self.device, self._clock = chains, torch.device(device), clock
+        torch.manual_seed(1)
+        self.starts = torch.stack([self.energy.start() for _ in range(chains)])
+        self.seconds: list[float] = []
+        self.compiling, self.steps, self.least = 0.0, 0, 0.0
+
+    def run(self, plan: Plan, seed: int) -> tuple[Any, float, float]:
+        """Return draws (chains, draws, d), leapfrog steps in all, and seconds, without those of compilation."""
+        began = self._clock()
+        run = _Run(self.energy, self.starts, plan, seed, compile=True, device=self.device)
+        run.block()
+        start, before = self._clock(), run.steps
+        self.compiling = max(self.compiling, start - began)
+        while run.left:
+            run.block()
+        if run.not_on_gpu is not None:
+            raise run.not_on_gpu
+        self.seconds.append((self._clock() - start) * run.steps / (run.steps - before))
+        self.steps, ran = run.steps, run.results()
+        draws = np.stack([chain.draws for chain in ran])
+        self.least = effective(self.energy, self.model, self.x, draws)
+        return draws, sum(chain.steps for chain in ran), self.seconds[-1]
+
+    @property
+    def middle(self) -> float:
+        """The median of the seconds."""
+        return statistics.median(self.seconds)
+
+    def __str__(self) -> str:
+        step = f"{1e6 * self.middle / self.steps:7.1f} µs a step of all"
+        spent = f"{self.middle:7.2f} s{self.steps:8d} steps  {step}{self.least / self.middle:10.1f} ESS/s"
+        return f"{self.chains:3d} chains on {self.device.type:5s}{spent}  ({self.compiling:.1f} s to compile)"
+
+
 def speeds(width: int, chains: int, draws: int, rounds: int) -> None:
     """Print both samplers' speeds on a network of this width."""
-    model, x, y = problem(width)
-    energy = Energy(ModelCall(model, (x, y)))
-    starts = torch.stack([energy.start() for _ in range(chains)])
-    before, after = Before(energy, starts), After(energy, starts)
+    after = Timed(width, chains, "cpu", time.process_time)
+    before = Before(after.energy, after.starts)
     found: dict[str, list[tuple[float, float, float]]] = {"before": [], "after": []}
     for seed in range(rounds):
         for name, sampler in (("before", before), ("after", after)):
             sampled, steps, taken = sampler.run(Plan(draws, draws, 0.8, 10), seed)
-            least = effective(energy, model, x, sampled)
+            least = effective(after.energy, after.model, after.x, sampled)
             found[name].append((steps / taken, least / taken, least / steps))
     middle = {name: [statistics.median(column) for column in zip(*rows, strict=True)] for name, rows in found.items()}
     # Both are the same sampler up to rounding, so ESS/step differs by chance alone: the factor of steps is less noisy.
@@ -135,45 +156,6 @@ def batches(width: int, few: int, many: int, steps: int) -> None:
             f"1-{width}-1  {chains:3d} chains: {1e6 * step:7.1f} µs a step of all, {ratio:5.1f} times that of {few};"
             f" {1e6 * step / chains:6.2f} µs a leapfrog step, {chains / step:9.0f} steps/s"
         )
-
-
-class Timed:
-    """Some chains on one device, compiled once; each run starts anew."""
-
-    def __init__(self, width: int, chains: int, device: str) -> None:
-        self.model, self.x, y = problem(width)
-        self.energy = Energy(ModelCall(self.model, (self.x, y)))
-        self.chains, self.device = chains, torch.device(device)
-        torch.manual_seed(1)
-        self._starts = torch.stack([self.energy.start() for _ in range(chains)])
-        self.seconds: list[float] = []
-        self.compiling, self.steps, self.least = 0.0, 0, 0.0
-
-    def run(self, plan: Plan, seed: int) -> None:
-        """Sample, and note the seconds without those of compilation."""
-        began = time.perf_counter()
-        run = _Run(self.energy, self._starts, plan, seed, compile=True, device=self.device)
-        run.block()
-        start, before = time.perf_counter(), run.steps
-        self.compiling = max(self.compiling, start - began)
-        while run.left:
-            run.block()
-        if run.not_on_gpu is not None:
-            raise run.not_on_gpu
-        self.seconds.append((time.perf_counter() - start) * run.steps / (run.steps - before))
-        self.steps = run.steps
-        draws = np.stack([chain.draws for chain in run.results()])
-        self.least = effective(self.energy, self.model, self.x, draws)
-
-    @property
-    def middle(self) -> float:
-        """The median of the seconds."""
-        return statistics.median(self.seconds)
-
-    def __str__(self) -> str:
-        step = f"{1e6 * self.middle / self.steps:7.1f} µs a step of all"
-        spent = f"{self.middle:7.2f} s{self.steps:8d} steps  {step}{self.least / self.middle:10.1f} ESS/s"
-        return f"{self.chains:3d} chains on {self.device.type:5s}{spent}  ({self.compiling:.1f} s to compile)"
 
 
 def on_gpu(width: int, draws: int, rounds: int) -> bool:

@@ -8,6 +8,7 @@ network that was trained and read in float32 and in bf16, on MNIST and on three 
 import argparse
 import statistics
 import warnings
+from typing import Any
 
 import torch
 from torch import nn
@@ -63,59 +64,43 @@ def predictions(size: Size, device: str, points: int, samples: int, rounds: int)
 
 def accuracy(device: str, sets: list[str], quick: bool) -> None:
     """Print the difference of test log-likelihoods between the two precisions, with its standard error."""
+    for name in sets:
+        found = [
+            [scored(name, k, products, device, quick) for products in ("float32", "bf16")]
+            for k in range(2 if quick else 5)
+        ]
+        whole = [each for each, _ in found]
+        error = statistics.stdev(whole) / len(whole) ** 0.5
+        gap = statistics.mean(low - each for each, low in found)
+        verdict = "holds" if gap >= -error else "does not hold"
+        told = f"log-likelihood {statistics.mean(whole):.4f} ± {error:.4f} in float32, bf16 {gap:+.4f}"
+        print(f"{name}: {told}: within a standard error {verdict}", flush=True)
+
+
+def scored(name: str, k: int, products: str, device: str, quick: bool) -> float:
+    """Return the mean test log-likelihood of a network that was trained and read with these products."""
     from models.experiments.collection import mnist, uci
 
-    def compared(name: str, found: list[tuple[float, float]]) -> None:
-        gaps = [low - whole for whole, low in found]
-        spread = [whole for whole, _ in found]
-        error = statistics.stdev(spread) / len(spread) ** 0.5
-        middle = statistics.mean(gaps)
-        verdict = "holds" if middle >= -error else "does not hold"
-        print(
-            f"{name}: log-likelihood {statistics.mean(spread):.4f} ± {error:.4f} in float32, bf16 {middle:+.4f}:"
-            f" within a standard error {verdict}",
-            flush=True,
+    torch.manual_seed(k)
+    if name == "mnist":
+        images = mnist()
+        train, test = (
+            (x.flatten(1).to(device), y.to(device)) for x, y in ((images.x, images.y), (images.test_x, images.test_y))
         )
-
-    def scored(model: object, guide: object, train: tuple, test: tuple, products: str, **how: object) -> float:  # type: ignore
-        pd.fit(model, guide, *train, precision=products, progress=False, device=device, **how)  # type: ignore[arg-type]
-        answer = pd.predict(model, guide, test[0], samples=200, seed=0, precision=products)  # type: ignore[arg-type]
-        return float(answer.log_prob(test[1].to(device)).mean())
-
-    for name in (name for name in sets if name != "mnist"):
+        model: Any = WIDE.model(device)
+        guide = pd.AutoDropout(model, keep=0.9).to(device)
+        how: Any = {"epochs": 1 if quick else 5, "batch_size": 512}
+    else:
         data = uci(name)
-        found = []
-        for k in range(2 if quick else 5):
-            x, y = data.x[data.train_rows[k]], data.y[data.train_rows[k]]
-            test = data.x[data.test_rows[k]], data.y[data.test_rows[k]]
-            pair = []
-            for products in ("float32", "bf16"):
-                torch.manual_seed(k)
-                net = nn.Sequential(
-                    nn.Linear(x.shape[1], 50), nn.ReLU(), nn.Linear(50, 50), nn.ReLU(), nn.Linear(50, 1)
-                )
-                model = pd.Standardised(pd.BayesianNet(net, likelihood=pd.Gaussian(10.0, learn=True)), x, y)
-                guide = pd.AutoDropout(model, keep=0.995)
-                how = {"steps": 200 if quick else 4000, "batch_size": 128, "lr": 0.01, "seed": k}
-                pair.append(scored(model, guide, (x, y), test, products, **how))
-            found.append((pair[0], pair[1]))
-        compared(name, found)
-    if "mnist" not in sets:
-        return
-    images = mnist()
-    pairs = (images.x, images.y), (images.test_x, images.test_y)
-    found = []
-    train, test = ((x.flatten(1).to(device), y.to(device)) for x, y in pairs)
-    for k in range(2 if quick else 5):
-        pair = []
-        for products in ("float32", "bf16"):
-            torch.manual_seed(k)
-            model = WIDE.model(device)
-            guide = pd.AutoDropout(model, keep=0.9).to(device)
-            how = {"epochs": 1 if quick else 5, "batch_size": 512, "seed": k}
-            pair.append(scored(model, guide, train, test, products, **how))
-        found.append((pair[0], pair[1]))
-    compared("mnist", found)
+        train, test = ((data.x[rows[k]], data.y[rows[k]]) for rows in (data.train_rows, data.test_rows))
+        net = nn.Sequential(nn.Linear(data.x.shape[1], 50), nn.ReLU(), nn.Linear(50, 50), nn.ReLU(), nn.Linear(50, 1))
+        model = pd.Standardised(pd.BayesianNet(net, likelihood=pd.Gaussian(10.0, learn=True)), *train)
+        guide = pd.AutoDropout(model, keep=0.995)
+        how = {"steps": 200 if quick else 4000, "batch_size": 128, "lr": 0.01}
+    how |= {"precision": products, "device": device}
+    pd.fit(model, guide, *train, seed=k, progress=False, **how)
+    answer = pd.predict(model, guide, test[0], samples=200, seed=0, precision=products)  # type: ignore[arg-type]
+    return float(answer.log_prob(test[1].to(device)).mean())
 
 
 def main() -> None:

@@ -237,6 +237,16 @@ def test_where_the_program_itself_fails_nothing_is_compared(folder: Path) -> Non
     assert kept.compile() is not None, kept.why
 
 
+@pytest.mark.parametrize(
+    "held", [torch.tensor(2.0).expand(3), torch.ones(3, 1).expand(3, 3), torch.ones(0, 1).expand(0, 3)]
+)
+def test_what_a_step_holds_may_be_expanded(folder: Path, held: Tensor) -> None:
+    graph = record(lambda x: [(x * held).sum()], [torch.ones(3)])
+    assert graph is not None
+    kept = KeptKernels(graph, [torch.ones(3)])
+    assert kept.compile() is not None, kept.why
+
+
 def step_with_a_branch(x: Tensor) -> list[Tensor]:
     """A step that does something else far from where it starts."""
     loss = torch.where(x > 0.5, 3 * x, x).sum()

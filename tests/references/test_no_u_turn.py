@@ -1,7 +1,9 @@
 """Trees and chains: against the recursion, the distribution that they leave as it is, and what chains adapt."""
 
 import math
+import warnings
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from scipy import stats
 from torch import Tensor
 
 import pyro_dropout as pd
+from pyro_dropout.engines.engine import CannotError
 from pyro_dropout.references.nuts.adaptation import Plan, begun, untuned
 from pyro_dropout.references.nuts.chains import run_chains
 from pyro_dropout.references.nuts.no_u_turn import Tree, grown, halfway, planted, refreshed
@@ -227,6 +230,16 @@ def test_a_chain_is_the_same_alone_and_in_company() -> None:
 def test_a_short_warmup_is_no_mistake(warmup: int) -> None:
     (chain,) = run_chains(energies, CENTRE[None], Plan(10, warmup, 0.8, 10), 0)
     assert np.isfinite(chain.draws).all()
+
+
+@pytest.mark.parametrize("cause", [CannotError("no compiler"), RuntimeError("a mistake")])
+def test_c_that_fails_where_it_should_not_is_told(cause: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyro_dropout.references.nuts.chains._WORTH_COMPILING", 0)
+    monkeypatch.setattr(Stepping, "compile", mock.Mock(side_effect=cause))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        run_chains(energies, torch.zeros(1, 3, dtype=torch.float64), Plan(150, 100, 0.8, 3), 0, compile="auto")
+    assert [str(each.message)[:24] for each in told] == ["the engine 'C' failed (R"] * isinstance(cause, RuntimeError)
 
 
 def test_a_start_without_density_is_told() -> None:

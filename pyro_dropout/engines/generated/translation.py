@@ -206,12 +206,14 @@ class Translation:
             raise NotPlainError(f"{name} of {result.dtype}")
         operands, casts = [], []
         for each, kind in zip(formula.operands, formula.types, strict=True):
-            tensor = isinstance(each, fx.Node)
-            operands.append(each if tensor else number(each, C_TYPES.get(kind, "")))
-            own = self._view(each).dtype if tensor else kind
-            casts.append("" if kind in (None, own) else C_TYPES[kind])
-            if name in COPIES and kind is not None and own.is_floating_point and not kind.is_floating_point:
+            own = self._view(each).dtype if isinstance(each, fx.Node) else kind
+            if own is None:
+                raise NotPlainError(f"{name} of {each!r}")
+            to = own if kind is None else kind
+            if name in COPIES and own.is_floating_point and not to.is_floating_point:
                 raise NotPlainError(name)  # C leaves open what becomes of a number that is too large
+            operands.append(each if isinstance(each, fx.Node) else number(each, C_TYPES.get(own, "")))
+            casts.append("" if to == own else C_TYPES[to])
         self._state(formula.text, operands, result, casts=casts)
 
     def _sum(self, node: fx.Node) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from pyro_dropout.engines.choose import Compile
+from pyro_dropout.engines.engine import CannotError
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.references.nuts.adaptation import Plan, Tuning, begun, untuned
 from pyro_dropout.references.nuts.no_u_turn import Array, Randoms, planted
@@ -198,6 +199,9 @@ class _Run:
         except Exception as cause:
             if self._compile is True:
                 raise PyroDropoutError(f"this model cannot be compiled: {cause} Use compile=False.") from cause
+            if self._stepping.how == "recorded" and not isinstance(cause, CannotError):
+                told = f"the engine 'C' failed ({type(cause).__name__}: {cause}), so recorded steps go on."
+                warnings.warn(f"{told} Please report this with your model.", stacklevel=2)
             self._cause = cause
 
     def results(self) -> list[ChainResult]:
