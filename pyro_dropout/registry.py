@@ -10,13 +10,10 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:  # importing torch takes seconds
     from torch import Tensor
-
-    from pyro_dropout.guides.base import SiteGuide
-    from pyro_dropout.guides.ensemble import Ensemble
 
 # The subpackages, in the order in which they may import: each from itself and from those before it.
 FLOORS = (
@@ -36,7 +33,7 @@ FLOORS = (
     "cli",
 )
 
-Make = Callable[..., "SiteGuide | Ensemble"]  # of a model, keep by site, and the options of the entry
+Make = Callable[..., Any]  # a guide or an ensemble, of a model, keep by site, and the options of the entry
 Made = TypeVar("Made", bound=type)
 Computed = TypeVar("Computed", bound=Callable[..., "float | Tensor"])
 

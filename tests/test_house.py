@@ -96,6 +96,43 @@ def test_imports_go_downward() -> None:
     assert misplaced_imports(PACKAGE) == []
 
 
+def import_circles(package: Path) -> list[str]:
+    """Name every module that imports itself by way of others, whether at once, later or for types only."""
+    paths = {".".join(path.relative_to(package.parent).with_suffix("").parts): path for path in package.rglob("*.py")}
+    ways = {
+        name: {target for _, each in imported_names(parsed(path), name.split(".")[:-1]) for target in prefixes(each)}
+        & paths.keys() - {name}
+        for name, path in paths.items()
+    }
+    found = []
+    for name, following in ways.items():
+        seen: set[str] = set()
+        while following - seen:
+            seen |= following
+            following = {target for each in following for target in ways[each]}
+        found += [name] if name in seen else []
+    return found
+
+
+def prefixes(name: str) -> Iterator[str]:
+    """``a.b.c``, and ``a.b``: an import of a name is one of its module."""
+    yield name
+    yield name.rpartition(".")[0]
+
+
+def test_no_module_imports_itself_by_way_of_others(tmp_path: Path) -> None:
+    tables = "pyro_dropout.tables."  # what learns a column and what selects columns are two files of one idea
+    assert [name for name in import_circles(PACKAGE) if not name.startswith(tables)] == []
+    (tmp_path / "house").mkdir()
+    for name, line in (
+        ("a", "from house.b import thing"),
+        ("b", "def late():\n    from house import a"),
+        ("c", "import a"),
+    ):
+        (tmp_path / "house" / f"{name}.py").write_text(line + "\n")
+    assert sorted(import_circles(tmp_path / "house")) == ["house.a", "house.b"]
+
+
 def private_names(path: Path) -> list[str]:
     """Describe every name of torch in a file that begins with an underscore, or is in such a module."""
     wrong, tree = [], parsed(path)
