@@ -22,6 +22,7 @@ from tqdm.auto import tqdm
 from pyro_dropout.engines.program import Program
 from pyro_dropout.engines.torch_internals import TorchDispatchMode, tree_leaves
 from pyro_dropout.generative.inputs import AnyInputs, copies, leaves_of, takes_all
+from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.precision import precision_now, products_in
 from pyro_dropout.generative.process_lock import one_at_a_time
@@ -243,11 +244,12 @@ class Walk:
     ) -> list[Block]:
         held: slice | None = None
         weights: Weights = {}
+        call = ModelCall(self.weights.model, (self.x,))
 
         def draw(block: Block) -> None:
             nonlocal held, weights
             if block.drawn != held:
-                held, weights = block.drawn, self.weights.draw(block.drawn.stop - block.drawn.start, self.x)
+                held, weights = block.drawn, self.weights.draw(block.drawn.stop - block.drawn.start, call)
 
         def run(block: Block) -> Result:
             first = block.drawn.start

@@ -71,10 +71,7 @@ class CoverageCurve:
     def plot(self, ax: Axes = None) -> Axes:
         """Plot coverage against level, with the band that calibrated predictions stay in; return matplotlib's axes."""
         ax = axes_or_new(ax)
-        level = torch.linspace(0, 1, 101, dtype=_F64)
-        reach = _TWO_SIDED_99 * (level * (1 - level) / self.count).sqrt()
-        band = ((level - reach).clamp_min(0), (level + reach).clamp_max(1))
-        ax.fill_between(level, *band, color=_GREY, alpha=0.5, linewidth=0, label="99 % band if calibrated")
+        draw_band(ax, self.count)
         ax.plot([0, 1], [0, 1], color="0.4", linewidth=0.8)
         ax.plot(self.levels, self.coverage, color=_BLUE, marker="o", markersize=3, label=f"{self.count} targets")
         ax.set(xlabel="level of the central interval", ylabel="fraction of targets inside", xlim=(0, 1), ylim=(0, 1))
@@ -88,6 +85,14 @@ class CoverageCurve:
         ax.set(xlabel="level of the central interval", ylabel="mean width (units of y)", xlim=(0, 1))
         ax.set_ylim(bottom=0)
         return ax
+
+
+def draw_band(ax: Axes, count: int) -> None:
+    """Draw the band that calibrated coverage of ``count`` targets stays in, with 99 % at each level."""
+    level = torch.linspace(0, 1, 101, dtype=_F64)
+    reach = _TWO_SIDED_99 * (level * (1 - level) / count).sqrt()
+    band = ((level - reach).clamp_min(0), (level + reach).clamp_max(1))
+    ax.fill_between(level, *band, color=_GREY, alpha=0.5, linewidth=0, label="99 % band if calibrated")
 
 
 def pit(prediction: Prediction, y: Tensor) -> Float[Tensor, "*N"]:
