@@ -93,16 +93,16 @@ from .judging.diagnostics.elbo_report import (
     elbo_report as elbo_report,
 )
 from .judging.diagnostics.inference_data import (
+    LOO as LOO,
+)
+from .judging.diagnostics.inference_data import (
     khat as khat,
 )
 from .judging.diagnostics.inference_data import (
-    to_arviz as to_arviz,
-)
-from .judging.diagnostics.leave_one_out import (
-    LOO as LOO,
-)
-from .judging.diagnostics.leave_one_out import (
     loo as loo,
+)
+from .judging.diagnostics.inference_data import (
+    to_arviz as to_arviz,
 )
 from .judging.diagnostics.sbc import (
     SBC as SBC,
@@ -126,6 +126,9 @@ from .judging.scores.calibration import (
     CoverageCurve as CoverageCurve,
 )
 from .judging.scores.calibration import (
+    UncertaintyPercentile as UncertaintyPercentile,
+)
+from .judging.scores.calibration import (
     coverage as coverage,
 )
 from .judging.scores.calibration import (
@@ -136,6 +139,9 @@ from .judging.scores.calibration import (
 )
 from .judging.scores.calibration import (
     plot_pit as plot_pit,
+)
+from .judging.scores.calibration import (
+    rescale as rescale,
 )
 from .judging.scores.class_calibration import (
     Reliability as Reliability,
@@ -157,12 +163,6 @@ from .judging.scores.distance import (
     predictive_distance as predictive_distance,
 )
 from .judging.scores.errors import interval_score as interval_score
-from .judging.scores.percentile import (
-    UncertaintyPercentile as UncertaintyPercentile,
-)
-from .judging.scores.percentile import (
-    rescale as rescale,
-)
 from .judging.support import Support as Support
 from .mathematics.covariance import (
     ArcCosine as ArcCosine,

@@ -40,7 +40,7 @@ FLOORS = (
     "cli",
 )
 
-Make = Callable[..., Any]  # makes a guide of a model, keep by site, and the options of the entry
+Make = Callable[..., Any]  # a guide or an ensemble, of a model, keep by site, and the options of the entry
 Made = TypeVar("Made", bound=type)
 Computed = TypeVar("Computed", bound=Callable[..., "float | Tensor"])
 

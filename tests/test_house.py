@@ -1,6 +1,7 @@
 """The house rules that can be read off the source: the floors, the sizes, what is forbidden, style and types."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -18,6 +19,12 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "pyro_dropout"
 OUTSIDE = {"models", "tests", "notebooks", "docs"}
 EXEMPT = {"__init__.py", "__main__.py", "registry.py", "protocols.py"}  # for all floors
+
+
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    """The syntax tree of a file of the package, which several tests read."""
+    return ast.parse(path.read_text("utf-8"))
 
 
 def imported_names(tree: ast.AST, package: list[str]) -> Iterator[tuple[int, str]]:
@@ -56,7 +63,7 @@ def misplaced_imports(package: Path) -> list[str]:
             wrong.append(f"{where} stands on no floor; the floors are {', '.join(FLOORS)}")
             continue
         height = FLOORS.index(inside[0])
-        for line, name in imported_names(ast.parse(path.read_text("utf-8")), [package.name, *inside[:-1]]):
+        for line, name in imported_names(parsed(path), [package.name, *inside[:-1]]):
             first, *rest = name.split(".")
             if first in OUTSIDE:
                 wrong.append(f"{where}:{line} imports {name}, which is not installed with the package")
@@ -71,7 +78,7 @@ def undirected_draws(package: Path) -> list[str]:
     """Describe every draw of torch's with a generator whose device is left to torch's default, which may be a GPU."""
     wrong = []
     for path in sorted(package.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in ast.walk(parsed(path)):
             named = {keyword.arg for keyword in node.keywords} if isinstance(node, ast.Call) else set()
             if "generator" in named and "device" not in named and ast.unparse(node.func).startswith("torch."):
                 wrong.append(f"{path.relative_to(package)}:{node.lineno} {ast.unparse(node)}")
@@ -89,9 +96,46 @@ def test_imports_go_downward() -> None:
     assert misplaced_imports(PACKAGE) == []
 
 
+def import_circles(package: Path) -> list[str]:
+    """Name every module that imports itself by way of others, whether at once, later or for types only."""
+    paths = {".".join(path.relative_to(package.parent).with_suffix("").parts): path for path in package.rglob("*.py")}
+    ways = {
+        name: {target for _, each in imported_names(parsed(path), name.split(".")[:-1]) for target in prefixes(each)}
+        & paths.keys() - {name}
+        for name, path in paths.items()
+    }
+    found = []
+    for name, following in ways.items():
+        seen: set[str] = set()
+        while following - seen:
+            seen |= following
+            following = {target for each in following for target in ways[each]}
+        found += [name] if name in seen else []
+    return found
+
+
+def prefixes(name: str) -> Iterator[str]:
+    """``a.b.c``, and ``a.b``: an import of a name is one of its module."""
+    yield name
+    yield name.rpartition(".")[0]
+
+
+def test_no_module_imports_itself_by_way_of_others(tmp_path: Path) -> None:
+    tables = "pyro_dropout.tables."  # what learns a column and what selects columns are two files of one idea
+    assert [name for name in import_circles(PACKAGE) if not name.startswith(tables)] == []
+    (tmp_path / "house").mkdir()
+    for name, line in (
+        ("a", "from house.b import thing"),
+        ("b", "def late():\n    from house import a"),
+        ("c", "import a"),
+    ):
+        (tmp_path / "house" / f"{name}.py").write_text(line + "\n")
+    assert sorted(import_circles(tmp_path / "house")) == ["house.a", "house.b"]
+
+
 def private_names(path: Path) -> list[str]:
     """Describe every name of torch in a file that begins with an underscore, or is in such a module."""
-    wrong, tree = [], ast.parse(path.read_text("utf-8"))
+    wrong, tree = [], parsed(path)
     wrong += [f"{line}: {name}" for line, name in imported_names(tree, []) if re.search(r"^torch\b.*\._[a-z]", name)]
     for node in ast.walk(tree):
         name = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
@@ -113,7 +157,7 @@ def test_private_names_of_torch_are_in_one_file(tmp_path: Path) -> None:
 
 def test_engines_know_nothing_of_pyro() -> None:
     found = {
-        path.name: [name for _, name in imported_names(ast.parse(path.read_text("utf-8")), []) if "pyro." in f"{name}."]
+        path.name: [name for _, name in imported_names(parsed(path), []) if "pyro." in f"{name}."]
         for path in (PACKAGE / "engines").rglob("*.py")
     }
     assert {path: names for path, names in found.items() if names} == {}
@@ -167,7 +211,7 @@ def forbidden_words(tree: ast.AST) -> Iterator[str]:
 
 
 def test_no_file_runs_code_that_came_as_data() -> None:
-    found = {str(path): list(forbidden_words(ast.parse(path.read_text("utf-8")))) for path in PACKAGE.rglob("*.py")}
+    found = {str(path): list(forbidden_words(parsed(path))) for path in PACKAGE.rglob("*.py")}
     assert {path: words for path, words in found.items() if words} == {}
 
 

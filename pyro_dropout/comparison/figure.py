@@ -7,6 +7,7 @@ from torch import Tensor
 
 from pyro_dropout.comparison.findings import REFERENCE, Findings, columns
 from pyro_dropout.judging.decisions import RejectionCurve, rejection_curve
+from pyro_dropout.judging.scores.calibration import draw_band as draw_coverage_band
 from pyro_dropout.judging.scores.calibration import pit
 from pyro_dropout.judging.scores.class_calibration import reliability
 from pyro_dropout.prediction.moments import is_class, is_normal
@@ -19,7 +20,6 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 GREY = "#6b6b6b"  # of the reference
 _STYLES = ("-", "--", ":", "-.")
 _LEVELS = torch.linspace(0.05, 0.95, 19)
-_TWO_SIDED_99 = 2.5758293035489004  # normal quantile of 0.995
 _MANY = 500  # points beyond which they are drawn as one image
 _CURVE = 200  # points of a curve at most
 _LONG = 24  # letters of a name in a legend
@@ -107,10 +107,7 @@ def draw_calibration(ax: Axes, comparison: Findings) -> None:
     answers, y = comparison.answers, comparison.test[1]
     regression = any(is_normal(answer.target_distribution) for answer in answers.values())
     if regression:
-        level = torch.linspace(0, 1, 101, dtype=torch.float64)
-        reach = _TWO_SIDED_99 * (level * (1 - level) / y.numel()).sqrt()
-        band = ((level - reach).clamp_min(0), (level + reach).clamp_max(1))
-        ax.fill_between(level, *band, color="#d9d9d9", linewidth=0, label="99 % band if calibrated")
+        draw_coverage_band(ax, y.numel())
     ax.plot([0, 1], [0, 1], "--", color="#888888", linewidth=1, label="calibrated")
     for name, answer in answers.items():
         curve = calibration_curve(answer, y)

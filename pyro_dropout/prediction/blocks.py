@@ -2,6 +2,8 @@
 
 A block is some draws at some points: one forward pass, reduced over its draws before anything is kept. To repeat the
 very same draws, a second pass needs the random state at the start and the blocks that the first pass used.
+
+How many rows fit is measured by running the model on one point and on two.
 """
 
 import functools
@@ -10,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from pyro import poutine
@@ -18,17 +20,73 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from pyro_dropout.engines.program import Program
+from pyro_dropout.engines.torch_internals import TorchDispatchMode, tree_leaves
 from pyro_dropout.generative.inputs import AnyInputs, copies, leaves_of, takes_all
+from pyro_dropout.generative.jacobians import runs_by_row
+from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.precision import precision_now, products_in
 from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.generative.random_state import RandomState, forked, random_state, seeded, set_random_state
+from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.generative.trial_run import evaluating, quietly
 from pyro_dropout.mathematics.errors import PyroDropoutError
-from pyro_dropout.prediction.forward_memory import bytes_per_row, has_small_rows
 from pyro_dropout.prediction.weight_draws import WeightDraws
 from pyro_dropout.protocols import Weights
 from pyro_dropout.training.compile.functional import Parameters, unvalidated
 from pyro_dropout.training.out_of_memory import is_out_of_memory, unless_out_of_memory
+
+
+class _Sizes(TorchDispatchMode):
+    """Records how many bytes each operation returns."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.each: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
+        result = func(*args, **(kwargs or {}))
+        tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        # A view that repeats its rows has no memory for them.
+        self.each.append(sum(min(leaf.nbytes, leaf.untyped_storage().nbytes()) for leaf in tensors))
+        return result
+
+
+def has_small_rows(model: object, x: AnyInputs, most: int) -> bool:
+    """Whether it is plain without a run that no row of a layer's output has more than ``most`` bytes.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> has_small_rows(pd.BayesianNet(torch.nn.Linear(3, 5)), torch.zeros(1, 3), 100)
+        True
+    """
+    net = model.model if isinstance(model, Standardised) else model
+    if not isinstance(net, BayesianNet) or not isinstance(x, Tensor) or x.dim() != 2 or not runs_by_row(net.net):
+        return False
+    widths = [module.out_features for module in net.net.modules() if isinstance(module, nn.Linear)]
+    return max([x.shape[1], *widths]) * x.element_size() <= most
+
+
+def bytes_per_row(run: Callable[[int], object]) -> int:
+    """Return by how many bytes the largest result of an operation grows with a row; ``run`` takes the number of rows.
+
+    What has the same size in both runs, such as the weights, does not count.
+
+    Example:
+        >>> import torch
+        >>> weight = torch.zeros(1000, 3)
+        >>> bytes_per_row(lambda rows: (torch.zeros(rows, 3) @ weight.abs().T).sum(1))
+        4000
+    """
+    sizes: list[list[int]] = []
+    for rows in (1, 2):
+        with _Sizes() as seen:
+            run(rows)
+        sizes.append(seen.each)
+    if len(sizes[0]) != len(sizes[1]):  # it does other things with two rows
+        return max(sizes[1]) // 2
+    return max((two - one for one, two in zip(*sizes, strict=True)), default=0)
+
 
 Result = TypeVar("Result")
 Reduce = Callable[..., Result]  # outputs (T, N, D) of a block, and what belongs to its N points -> its result
@@ -186,11 +244,12 @@ class Walk:
     ) -> list[Block]:
         held: slice | None = None
         weights: Weights = {}
+        call = ModelCall(self.weights.model, (self.x,))
 
         def draw(block: Block) -> None:
             nonlocal held, weights
             if block.drawn != held:
-                held, weights = block.drawn, self.weights.draw(block.drawn.stop - block.drawn.start, self.x)
+                held, weights = block.drawn, self.weights.draw(block.drawn.stop - block.drawn.start, call)
 
         def run(block: Block) -> Result:
             first = block.drawn.start

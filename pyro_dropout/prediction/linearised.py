@@ -22,8 +22,7 @@ from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.guides.marginals import Marginals
 from pyro_dropout.mathematics.errors import PyroDropoutError
-from pyro_dropout.prediction.blocks import Block, cuts, run_blocks
-from pyro_dropout.prediction.forward_memory import bytes_per_row, has_small_rows
+from pyro_dropout.prediction.blocks import Block, bytes_per_row, cuts, has_small_rows, run_blocks
 from pyro_dropout.prediction.linearised_prediction import LinearisedPrediction
 from pyro_dropout.prediction.moments import F64
 from pyro_dropout.prediction.predict_network import Request, frozen

@@ -28,7 +28,7 @@ from pyro_dropout.prediction.moments import (
     is_class,
     normal_parts,
 )
-from pyro_dropout.prediction.prediction_card import classes_card, numbers_card
+from pyro_dropout.prediction.plot_style import classes_card, numbers_card
 from pyro_dropout.prediction.tails import Normals, Tails, behind, is_whole, log_tails, mixed, mixture_ends
 from pyro_dropout.protocols import Distribution, Likelihood
 

@@ -40,7 +40,7 @@ from pyro_dropout.prediction.moments import (
 from pyro_dropout.prediction.predict_network import Request
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.prediction.tails import Normals, Tails, log_tails, mixed
-from pyro_dropout.prediction.weight_draws import MOST_NUMBERS, MeanWeights, latent_draws
+from pyro_dropout.prediction.weight_draws import MOST_NUMBERS, KeptDraws, MeanWeights, WeightDraws, WholeFunctions
 from pyro_dropout.protocols import Distribution, HasDraws, Message, Weights
 from pyro_dropout.training.fit import place_of
 
@@ -267,20 +267,18 @@ def predict_sites(call: ModelCall, posterior: object, asked: Request) -> SitePre
 
 def _draws(call: ModelCall, posterior: object, asked: Request) -> Iterator[Weights]:
     """Yield draws of the latent sites, one at a time; they are made in batches."""
+    way: WeightDraws = WholeFunctions(call.model, posterior)
     if asked.method == "standard":
-        yield from _one_by_one(MeanWeights(call.model, posterior).draw(1, torch.zeros(())))
+        way = MeanWeights(call.model, posterior)
     elif isinstance(posterior, HasDraws):  # each used once before any is repeated
-        numbers = posterior.order(asked.samples)
-        size = sum(value.numel() for value in posterior.draws_at(numbers[:1]).values())
-        for some in numbers.split(max(1, MOST_NUMBERS // max(1, size))):
-            yield from _one_by_one(posterior.draws_at(some))
-    else:
-        left, together = asked.samples, 1
-        while left:
-            weights = latent_draws(posterior, min(together, left), call)
-            left -= min(together, left)
-            together = max(1, MOST_NUMBERS // max(1, sum(value[0].numel() for value in weights.values())))
-            yield from _one_by_one(weights)
+        way = KeptDraws(call.model, posterior, asked.samples)
+    way.begin()
+    left, together = asked.samples, 1
+    while left:
+        weights = way.draw(min(together, left), call)
+        left -= min(together, left)
+        together = max(1, MOST_NUMBERS // max(1, sum(value[0].numel() for value in weights.values())))
+        yield from _one_by_one(weights)
 
 
 def _one_by_one(weights: Weights) -> Iterator[Weights]:

@@ -80,8 +80,11 @@ class WeightDraws(ABC):
         """Prepare for a new pass over all draws."""
 
     @abstractmethod
-    def draw(self, count: int, x: AnyInputs) -> Weights:
-        """Return ``count`` draws of the weights that are held while some forward passes use them."""
+    def draw(self, count: int, call: ModelCall) -> Weights:
+        """Return ``count`` draws of the weights that are held while some forward passes use them.
+
+        A guide is called as the model is.
+        """
 
     @abstractmethod
     def outputs(self, weights: Weights, x: AnyInputs, count: int) -> Tensor:
@@ -93,7 +96,7 @@ class WeightDraws(ABC):
 
     def one(self, x: AnyInputs) -> Tensor:
         """Return the outputs of one draw, (1, N, D)."""
-        return self.outputs(self.draw(1, x), x, 1)
+        return self.outputs(self.draw(1, ModelCall(self.model, (x,))), x, 1)
 
     def differentiable_loss(self, model: object, guide: object, x: AnyInputs) -> Tensor:
         """Run one draw, by which ``Parameters`` finds the parameters in use."""
@@ -103,9 +106,9 @@ class WeightDraws(ABC):
 class WholeFunctions(WeightDraws):
     """Weights that all data points share, so that one draw is one function."""
 
-    def draw(self, count: int, x: AnyInputs) -> Weights:
+    def draw(self, count: int, call: ModelCall) -> Weights:
         """Return ``count`` draws of all weights."""
-        return latent_draws(self.posterior, count, ModelCall(self.model, (x,)))
+        return latent_draws(self.posterior, count, call)
 
     def outputs(self, weights: Weights, x: AnyInputs, count: int) -> Tensor:
         """Run the model once for each draw; networks run all of them at once."""
@@ -118,7 +121,7 @@ class WholeFunctions(WeightDraws):
 
     def most(self, samples: int, like: AnyInputs) -> int:
         """Return how many draws may be held at once."""
-        size = sum(value.numel() for value in self.draw(1, like).values())
+        size = sum(value.numel() for value in self.draw(1, ModelCall(self.model, (like,))).values())
         return max(1, min(samples, MOST_NUMBERS // max(1, size)))
 
 
@@ -127,7 +130,7 @@ class PerExample(WeightDraws):
 
     _flips = False
 
-    def draw(self, count: int, x: AnyInputs) -> Weights:
+    def draw(self, count: int, call: ModelCall) -> Weights:
         """Return nothing: these weights are drawn inside the forward pass."""
         return {}
 
@@ -160,7 +163,7 @@ class PerExample(WeightDraws):
 class MeanWeights(WholeFunctions):
     """The one function with the posterior's mean weights: "standard" dropout at test time."""
 
-    def draw(self, count: int, x: AnyInputs) -> Weights:
+    def draw(self, count: int, call: ModelCall) -> Weights:
         """Return E[w], as one draw."""
         if not isinstance(self.posterior, HasMean):
             raise PyroDropoutError(
@@ -189,10 +192,10 @@ class KeptDraws(WholeFunctions):
         """Shuffle the draws, for a new pass."""
         self._left = self.posterior.order(self._samples)
 
-    def draw(self, count: int, x: AnyInputs) -> Weights:
+    def draw(self, count: int, call: ModelCall) -> Weights:
         """Return the next ``count`` draws; before a pass has begun, any."""
         if self._left is None:
-            return super().draw(count, x)
+            return super().draw(count, call)
         numbers, self._left = self._left[:count], self._left[count:]
         return self.posterior.draws_at(numbers)
 
@@ -202,7 +205,7 @@ class FunctionDraws(WholeFunctions):
 
     posterior: FunctionPosterior
 
-    def draw(self, count: int, x: AnyInputs) -> Weights:
+    def draw(self, count: int, call: ModelCall) -> Weights:
         """Return nothing: there are no weights."""
         return {}
 

@@ -296,42 +296,11 @@ def test_seeds_start_from_weights_of_their_own_and_leave_the_model() -> None:
 
 
 @pytest.mark.deep
-def test_a_model_may_be_made_by_a_function_of_the_seed() -> None:
-    asked: list[int] = []
-
-    def make(seed: int) -> Any:
-        asked.append(seed)
-        return linear_model()
-
-    pd.compare(make, [pd.AutoMeanField], line(), line(), seeds=[4, 5], **QUICK)
-    assert asked == [4, 4, 5]  # one to look at the data with
-
-
-@pytest.mark.deep
 def test_guides_in_a_list_with_the_same_name_have_a_row_each() -> None:
     guides = [lambda model, keep=keep: pd.AutoDropout(model, keep=keep) for keep in (0.5, 0.9)]
     found = pd.compare(linear_model(), [*guides, pd.AutoMeanField], line(), line(), seeds=1, **{**QUICK, "steps": 1})
     assert [row.name for row in found.rows] == ["<lambda>", "<lambda> 2", "AutoMeanField"]
     assert [row.trained[0][1].keep for row in found.rows[:2]] == pytest.approx([0.5, 0.9])
-
-
-# --- figures and the page ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.deep
-def test_what_was_run_is_kept_for_the_page(tmp_path: Path) -> None:
-    labels = {"title": "Lines & <more>", "x": "time (s)", "y": "way (m)", "command": "make lines"}
-    found = pd.compare(
-        linear_model(), [pd.AutoDropout, pd.AutoMeanField], line(), line(), seeds=[5, 7], labels=labels, **QUICK
-    )
-    assert found.settings["which_seeds"] == [5, 7]
-    assert found.settings["device"] == "cpu"
-    page = found.to_html(tmp_path / "page.html").read_text("utf-8")
-    for words in ("Lines &amp; &lt;more&gt;", "<dd>5, 7</dd>", "<pre>make lines</pre>", found.settings["when"]):
-        assert words in page
-    figure = found.plot()
-    assert [ax.get_title(loc="left") for ax in figure.axes] == ["AutoDropout", "AutoMeanField"]
-    plt.close(figure)
 
 
 # --- cells and probes -------------------------------------------------------------------------------------------------
@@ -341,6 +310,10 @@ def test_cells() -> None:
     assert Score([1.0, 2.0]).text(2) == "1.50 ± 0.50"
     assert Score([1.0]).text(1) == "1.0"
     assert Score(note="why").text(1) == "why"
+    assert Score([2e-5, 4e-5]).text(3, tiny=True) == "3.00e-05 ± 1.00e-05"
+    assert Score([2e-5, 4e-5]).text(3) == "0.000 ± 0.000"
+    assert Score([3e22]).text(3) == "3.00e+22"
+    assert Score([0.0]).text(3, tiny=True) == "0.000"
     assert best(columns()["coverage"], {"a": Score([0.99]), "b": Score([0.9])}) == "a"
     assert best(columns()["log_lik"], {"a": Score([-2.0]), "b": Score([-1.0])}) == "b"
     assert best(columns()["rmse"], {"a": Score([2.0]), "b": Score([math.nan])}) is None
@@ -370,13 +343,6 @@ def test_doubt_away_from_the_data_does_not_depend_on_the_units(unit: float) -> N
         return [found["between"], found["outside"]]
 
     assert away(unit) == pytest.approx(away(1.0), rel=1e-3)
-
-
-def test_errors_in_small_and_large_units_are_printed() -> None:
-    assert Score([2e-5, 4e-5]).text(3, tiny=True) == "3.00e-05 ± 1.00e-05"
-    assert Score([2e-5, 4e-5]).text(3) == "0.000 ± 0.000"
-    assert Score([3e22]).text(3) == "3.00e+22"
-    assert Score([0.0]).text(3, tiny=True) == "0.000"
 
 
 def test_the_reference_is_sampled_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:

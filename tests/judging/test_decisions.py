@@ -4,7 +4,6 @@ import itertools
 from typing import Any
 
 import matplotlib.pyplot as plt
-import pyro
 import pytest
 import torch
 from hypothesis import given
@@ -202,26 +201,3 @@ def test_each_context_gets_its_own_best_action() -> None:
     assert torch.equal(pd.thompson(*coins, contexts), exact)
     images = pd.BayesianNet(nn.Sequential(nn.Flatten(), nn.Linear(6, 1)))
     assert pd.thompson(images, pd.AutoDropout(images), torch.randn(5, 3, 2, 3)).shape == (5,)
-
-
-def test_learning_finds_the_better_arm() -> None:
-    """A conjugate bandit whose arms pay N(0, 1) and N(1, 1), over 200 rounds.
-
-    Of 200,000 such bandits, played in numpy, 12 chose the better arm 80 times or less: fails with probability 6e-5.
-    """
-    total, count = torch.zeros(2), torch.zeros(2)
-    model = pd.BayesianNet(nn.Linear(2, 1, bias=False))
-    for _ in range(200):
-        precision = 1 + count  # prior N(0, 1), noise of precision 1
-        guide = _gaussian(total / precision, precision.rsqrt())
-        arm = int(pd.thompson(model, guide, torch.eye(2)))
-        total[arm] += torch.randn(()) + arm
-        count[arm] += 1
-    assert count[1] > 80
-
-
-def _gaussian(loc: torch.Tensor, scale: torch.Tensor) -> Any:
-    def guide(*args: Any) -> None:
-        pyro.sample("weight", pyro.distributions.Normal(loc[None], scale[None]).to_event(2))
-
-    return guide

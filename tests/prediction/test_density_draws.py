@@ -9,7 +9,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
+from pyro.infer.autoguide import AutoDelta
 from scipy import stats
 from torch import Tensor, nn
 
@@ -39,17 +39,6 @@ def numbers(value: Tensor) -> Any:
     return value.detach().double().numpy()
 
 
-def test_a_mean_field_guide_is_a_product_of_normals(dtype: torch.dtype) -> None:
-    guide = pd.AutoMeanField(pd.BayesianNet(hidden_net(2, dtype)), init_scale=0.3)
-    weights, density = drawn(guide)
-    expected = 0.0
-    for name, value in weights.items():
-        q = guide.posterior(name)
-        scores = stats.norm.logpdf(value, numbers(q.mean), numbers(q.variance) ** 0.5)
-        expected = expected + scores.reshape(50, -1).sum(-1)
-    np.testing.assert_allclose(density, expected, **tolerance(dtype))
-
-
 def test_dropout_with_a_scale_is_the_sum_over_all_masks(dtype: torch.dtype) -> None:
     model = pd.BayesianNet(nn.Linear(2, 1).to(dtype))
     guide = pd.AutoDropout(model, keep=0.7, scale=0.4, bias="gaussian")
@@ -75,47 +64,6 @@ def test_a_network_wide_guide_is_one_normal(dtype: torch.dtype) -> None:
     flat = np.concatenate([value.reshape(50, -1) for value in weights.values()], -1)
     q = stats.multivariate_normal(mean, np.diag(scale**2) + factor @ factor.T)
     np.testing.assert_allclose(density, q.logpdf(flat), **tolerance(dtype))
-
-
-@pytest.mark.parametrize("kind", [AutoNormal, AutoMultivariateNormal])
-def test_a_guide_of_pyro(kind: Any) -> None:
-    guide = kind(pd.BayesianNet(nn.Linear(2, 1)), init_scale=0.5)
-    guide(torch.zeros(4, 2), torch.zeros(4, 1))
-    weights, density = drawn(guide)
-    flat = torch.cat([torch.tensor(weights[name]).reshape(50, -1) for name in ("weight", "bias")], -1).numpy()
-    if kind is AutoMultivariateNormal:
-        found = guide.get_posterior()
-        expected = stats.multivariate_normal(numbers(found.mean), numbers(found.covariance_matrix)).logpdf(flat)
-    else:
-        middle = guide.median()
-        mean = np.concatenate([numbers(middle[name]).ravel() for name in ("weight", "bias")])
-        expected = stats.norm.logpdf(flat, mean, 0.5).sum(-1)
-    np.testing.assert_allclose(density, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_a_positive_site_and_a_plate_carry_their_volume() -> None:
-    def model(x: Tensor, y: Tensor | None = None) -> None:
-        pyro.sample("noise", dist.Gamma(2.0, 1.0))
-        with pyro.plate("groups", 3):
-            pyro.sample("shift", dist.Normal(0.0, 1.0))
-
-    guide = pd.AutoMeanField(model, init_scale=0.3)
-    guide(torch.zeros(4, 2), torch.zeros(4, 1))
-    weights, density = drawn(guide)
-    loc = {name: numbers(guide.states[name].loc) for name in ("noise", "shift")}
-    expected = stats.lognorm.logpdf(weights["noise"], 0.3, scale=np.exp(loc["noise"]))
-    expected = expected + stats.norm.logpdf(weights["shift"], loc["shift"], 0.3).sum(-1)
-    assert set(weights) == {"noise", "shift"}
-    np.testing.assert_allclose(density, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_draws_traced_at_once_are_those_of_the_guide() -> None:
-    """Means of 4,000 draws within 5.5 standard errors: 13 numbers, fails with probability 5e-7."""
-    guide = pd.AutoDropout(pd.BayesianNet(hidden_net()), keep=0.6, scale=0.2, bias="gaussian")
-    weights, _ = drawn(guide, 4000)
-    for name, mean in guide.mean().items():
-        error = numbers(guide.posterior(name).variance / 4000) ** 0.5
-        assert (abs(weights[name].mean(0) - numbers(mean)) < 5.5 * error).all()
 
 
 @pytest.mark.parametrize(

@@ -82,20 +82,6 @@ def plain(tau: float = 4.0) -> Any:
     return model
 
 
-def test_a_model_written_by_hand_whose_prior_is_random() -> None:
-    model, x, y = plain(), torch.randn(5, 2), torch.randn(5, 1)
-    guide = pd.AutoMeanField(model)
-    guide(x, y)
-    draws = joint_draws(ModelCall(model, (x, y)), guide, 20, None)
-    width, weight = numbers(draws.weights["width"]), numbers(draws.weights["W"])
-    expected = stats.lognorm.logpdf(width, 0.5) + stats.norm.logpdf(weight[:, :, 0], 0, width[..., None]).sum(-1)
-    np.testing.assert_allclose(numbers(draws.log_prior), expected, rtol=1e-5)
-    f = weight @ numbers(x).T
-    np.testing.assert_allclose(
-        numbers(draws.log_likelihood["y"]), stats.norm.logpdf(numbers(y)[:, 0], f[:, :, 0], 0.5), rtol=1e-4
-    )
-
-
 def test_a_wrapper_that_can_evaluate_but_whose_prior_is_random() -> None:
     """The quick way would take the prior of the first draw for that of all; it must be seen that this is wrong."""
 

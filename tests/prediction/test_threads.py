@@ -77,14 +77,6 @@ def test_predictions_from_threads_are_those_of_one(make: Callable[[], Any]) -> N
     predictions(make, threads=4, count=50)
 
 
-def test_exact_processes_in_threads_have_their_own_parameters() -> None:
-    processes = [pd.GP("se", tau=100.0).fit(X, torch.sin(scale * X), steps=3, progress=False) for scale in (1.0, 5.0)]
-    serial = [gp.predict(X)[0] for gp in processes]
-    with ThreadPoolExecutor(4) as pool:
-        for k, found in enumerate(pool.map(lambda k: processes[k % 2].predict(X)[0], range(40))):
-            assert torch.equal(found, serial[k % 2])
-
-
 def trained(model: Any, guide: Any) -> Tensor:
     return pd.fit(model, guide, X, X, steps=15, lr=0.01, seed=3, **QUIET).losses
 

@@ -89,13 +89,3 @@ def test_a_process_that_is_fitted_again_is_seen(dtype: torch.dtype) -> None:
     gp.fit(x, y + 100, steps=0)
     assert posterior.sample_functions(x, 10).mean() > 30
     assert "GPPosterior(RBF, tau 20" in repr(posterior)
-
-
-def test_what_is_no_fitted_process_is_told() -> None:
-    with pytest.raises(pd.PyroDropoutError, match="fit"):
-        pd.gp_posterior(pd.GP("se"))
-    gp, _, _, _ = problem(F64)
-    with pytest.raises(pd.ShapeError, match="x must have shape"):
-        pd.gp_posterior(gp).sample_functions(torch.zeros(3, 2, dtype=F64), 1)
-    with pytest.raises(pd.RangeError, match="n must be"):
-        pd.gp_posterior(gp).sample_functions(torch.zeros(3, 1, dtype=F64), 0)

@@ -260,7 +260,7 @@ def _posterior_draws(call: ModelCall, posterior: object, samples: int, network: 
         if not network:
             return latent_draws(posterior, samples, call), None
         functions, x = WholeFunctions(call.model, posterior), call.args[0]
-        weights = functions.draw(samples, x)
+        weights = functions.draw(samples, call)
         return weights, functions.outputs(weights, x, samples)
 
 

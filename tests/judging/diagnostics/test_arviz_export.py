@@ -69,14 +69,3 @@ def test_ratios_without_a_tail() -> None:
     assert arviz_export.pareto_smooth(np.arange(24.0))[1] == np.inf
     tied = np.concatenate([np.zeros(50), np.ones(50)])
     assert arviz_export.pareto_smooth(tied)[1] == np.inf
-
-
-def test_several_outputs_and_notes() -> None:
-    y = np.zeros((1, 30, 4, 2))
-    data = arviz_export.container(
-        {"posterior_predictive": {"y": (("chain", "draw", "point", "output"), y)}},
-        {"posterior_predictive": {"note": "said"}},
-    )
-    assert dict(data["posterior_predictive"]["y"].sizes) == {"chain": 1, "draw": 30, "point": 4, "output": 2}
-    assert data["posterior_predictive"].attrs["note"] == "said"
-    assert list(data["posterior_predictive"]["output"].values) == [0, 1]

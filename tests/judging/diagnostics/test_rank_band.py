@@ -35,8 +35,9 @@ def test_pvalues_of_uniform_ranks_are_uniform_and_others_are_small() -> None:
     assert uniformity_pvalue(narrow, 99) < 0.001
 
 
-@given(st.integers(2, 100), st.integers(2, 50), st.data())
-def test_inside_the_band_is_a_large_pvalue(replications: int, draws: int, data: st.DataObject) -> None:
+@given(st.sampled_from([(2, 2), (9, 50), (60, 9), (100, 19)]), st.data())
+def test_inside_the_band_is_a_large_pvalue(sizes: tuple[int, int], data: st.DataObject) -> None:
+    replications, draws = sizes  # the null distribution of each is simulated once
     ranks = np.array(data.draw(st.lists(st.integers(0, draws), min_size=replications, max_size=replications)))
     low, high = band(replications, draws, 0.9)
     counts = cumulative_counts(ranks, draws)

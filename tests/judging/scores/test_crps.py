@@ -13,7 +13,7 @@ from scipy import integrate, stats
 import pyro_dropout as pd
 from pyro_dropout.judging.scores import crps as crps_module
 from pyro_dropout.judging.scores.crps import half_distance_of_pairs
-from tests.oracles.made_predictions import drawn_targets, made, narrower, regression
+from tests.oracles.made_predictions import made
 
 F64 = torch.float64
 
@@ -68,16 +68,6 @@ def test_pairs_are_all_met_whatever_the_pieces(monkeypatch: pytest.MonkeyPatch) 
         np.testing.assert_allclose(half_distance_of_pairs(loc, scale).numpy(), each.mean((0, 1)) / 2, rtol=1e-13)
 
 
-def test_one_normal_has_the_known_score(dtype: torch.dtype) -> None:
-    """With a single draw all forms are the closed form σ(u(2Φ(u) - 1) + 2φ(u) - 1/√π)."""
-    f, y = torch.randn(1, 6, 2, dtype=dtype), torch.randn(6, 2, dtype=dtype)
-    answer = made(f, pd.Gaussian(4.0))
-    u = ((y - f[0]) * 2).double().numpy()
-    exact = 0.5 * (u * (2 * stats.norm.cdf(u) - 1) + 2 * stats.norm.pdf(u) - 1 / math.sqrt(math.pi))
-    for method in ("mixture", "gaussian"):
-        np.testing.assert_allclose(pd.crps(answer, y, method).double().numpy(), exact, rtol=1e-5)  # type: ignore[arg-type]
-
-
 def test_the_gaussian_has_the_mixture_s_moments_and_needs_no_samples() -> None:
     model = pd.BayesianNet(torch.nn.Linear(2, 1), likelihood=pd.Gaussian(4.0))
     lost = pd.predict(model, pd.AutoMeanField(model), torch.randn(5, 2), samples=50, keep_samples=False)
@@ -88,17 +78,6 @@ def test_the_gaussian_has_the_mixture_s_moments_and_needs_no_samples() -> None:
         assert found[n].item() == pytest.approx(by_integral(loc, scale, y[n].item()), rel=1e-5)
     with pytest.raises(pd.PyroDropoutError, match="keep_samples=True"):
         pd.crps(lost, y)
-
-
-def test_the_estimate_from_draws_is_fair() -> None:
-    """2,000 estimates from 3 draws each have the exact score as their mean: 5.5 errors, fails below 1e-7."""
-    f = torch.tensor([-1.0, 0.3, 2.0], dtype=F64).reshape(3, 1, 1).expand(3, 2000, 1)
-    # outputs that are themselves drawn anew: the mixture of three is then met as three independent draws
-    f = f.gather(0, torch.randint(3, f.shape))
-    y = torch.full((2000, 1), 0.5, dtype=F64)
-    found = pd.crps(made(f, pd.Gaussian(4.0)), y, "sample")
-    exact = by_integral(np.array([-1.0, 0.3, 2.0]), np.full(3, 0.5), 0.5)
-    assert abs(found.mean().item() - exact) < 5.5 * (found.std() / 2000**0.5).item()
 
 
 def test_the_estimate_is_the_formula_of_its_draws(dtype: torch.dtype) -> None:
@@ -113,13 +92,3 @@ def test_the_estimate_is_the_formula_of_its_draws(dtype: torch.dtype) -> None:
     pairs = (drawn.unsqueeze(1) - drawn).abs().sum((0, 1)) / (8 * 7)
     exact = (drawn - y).abs().mean(0) - pairs / 2
     torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-6)
-
-
-def test_honesty_is_rewarded() -> None:
-    """The honest score is the smaller one by 5 standard errors of the difference at least: it is proper."""
-    answer = regression(4000)
-    y = drawn_targets(answer)
-    for method in ("mixture", "gaussian", "sample"):
-        lost = pd.crps(narrower(answer), y, method) - pd.crps(answer, y, method)  # type: ignore[arg-type]
-        if method != "sample":  # whose own noise is larger
-            assert lost.mean() > 5 * lost.std() / 4000**0.5

@@ -80,13 +80,6 @@ def test_two_gaussians(dtype: torch.dtype, shift: float, ratio: float) -> None:
     assert of_y.wasserstein == pytest.approx(folded, abs=2e-3)
 
 
-def test_a_prediction_is_at_no_distance_from_itself() -> None:
-    one = prediction_of(torch.randn(50, 3))
-    for of in ("y", "f"):
-        found = pd.predictive_distance(one, one, of=of)  # type: ignore[arg-type]
-        assert (found.mean, found.std, found.wasserstein) == (0.0, 0.0, 0.0)
-
-
 def test_many_points_are_averaged() -> None:
     model = pd.BayesianNet(nn.Linear(1, 2), likelihood=pd.Gaussian(tau=4.0))
     x = torch.randn(9, 1)
