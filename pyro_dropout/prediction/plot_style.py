@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
-from pyro_dropout.guides.summary import table
-from pyro_dropout.mathematics.notebook_card import picture
+from pyro_dropout.guides.summary import picture, table
 from pyro_dropout.protocols import Axes, Record
 
 # Okabe and Ito's blue, orange, green, vermilion, pink, light blue and a grey: safe for colour-blind readers.
