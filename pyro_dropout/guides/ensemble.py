@@ -2,7 +2,7 @@
 
 An anchored member draws w⁰ ~ p(w) and ε ~ N(0, 1/τ), and minimises τ/2 ‖y + ε − f(x; w)‖² + ½ (w − w⁰)ᵀ Λ (w − w⁰):
 randomised maximum a posteriori (Pearce et al. 2018). In a linear-Gaussian model its members are draws from the exact
-posterior. Elsewhere they disagree where there are no data, as the posterior does.
+posterior. Elsewhere they are an approximation without a guarantee.
 """
 
 import functools

@@ -26,7 +26,8 @@ _PIECE = 2**22
 class LinearisedPrediction(Prediction):
     """The prediction of a network that is linear in its weights; made by ``predict(..., method="linearised")``.
 
-    At each point the outputs f are Gaussian. With Gaussian noise all that follows is exact. The moments of counts, of
+    At each point the outputs f are Gaussian if the guide is; of other guides they have the exact mean and variance.
+    With Gaussian noise all that follows is exact. The moments of counts, of
     yes and no and of a learned noise are exact as well, and so is ``log_prob`` of a single such target. Probabilities
     of several classes, and densities of several targets that are not Gaussian, are means over quasi-random points of
     the Gaussian. ``samples`` are draws from it, made when they are asked for.

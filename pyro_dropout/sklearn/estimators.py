@@ -213,8 +213,8 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
         guide: the posterior, by the name of any guide that ``pyro-dropout fit --help`` lists: "dropout-ensemble"
             (several networks with dropout), "dropout" (one network), "concrete" (dropout that learns
             ``keep``), "multiplicative" (Gaussian dropout), "mean-field", …. Or "auto": guide, scale of the target and
-            noise are chosen on held-back rows, as ``pyro-dropout fit`` does, in at most three times the time; the
-            settings that this decides must be left at their defaults.
+            noise are chosen on held-back rows, as ``pyro-dropout fit`` does, in at most the steps of three trainings;
+            the settings that this decides must be left at their defaults.
         keep: probability that an input or hidden unit is kept, for guides with dropout; a number, or one for each
             weight layer, the inputs first. Given a number, an only input is always kept.
         members: of an ensemble.

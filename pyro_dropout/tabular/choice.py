@@ -15,7 +15,7 @@ A later candidate replaces an earlier one if it is better by more than two stand
 rows. Noise by input must be better by a fifth of a nat as well: in a short training it makes up for what the mean has
 not learned yet. What is given ("log", "constant", a guide) is not chosen. What is chosen is then trained on the other
 rows with all steps, so that the held-back rows calibrate a network like the final one. Together with that one, which
-is trained on all rows, the time is that of three trainings.
+is trained on all rows, the steps are those of three trainings.
 """
 
 import contextlib
