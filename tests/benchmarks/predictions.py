@@ -98,7 +98,8 @@ def section(settings: Settings) -> tuple[Section, Iterator[Task]]:
         f"T = {samples} draws of {WIDE.name} at {points} points, a draw for each pair, reduced to moments and class"
         " probabilities as `pd.predict` does; compilation is left out. Each ratio is to products timed beside that row."
         " The bare products are the matrix products of the same blocks of rows."
-        " The curves are whole calls of `pd.predict`, uncompiled, with samples not kept; a slope of 0 is memory that does not grow.",
+        " The curves are whole calls of `pd.predict`, uncompiled, with samples not kept; a slope"
+        " of 0 is memory that does not grow.",
         COLUMNS,
     )
 
