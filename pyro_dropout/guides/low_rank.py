@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.guides.base import SiteGuide, State, trained
-from pyro_dropout.guides.moments import model_of, nearest_to, set_state
+from pyro_dropout.guides.nearest import model_of, nearest_to, set_state
 from pyro_dropout.guides.sites import GuideSite, Options
 from pyro_dropout.mathematics.checks import check_choice, check_count
 from pyro_dropout.mathematics.distributions import LowRankNormal

@@ -5,7 +5,7 @@ from typing import Unpack
 from torch import Tensor
 
 from pyro_dropout.guides.base import SiteGuide, State, gaussian, trained
-from pyro_dropout.guides.moments import model_of, nearest_to, set_state
+from pyro_dropout.guides.nearest import model_of, nearest_to, set_state
 from pyro_dropout.guides.sites import GuideSite, Options
 from pyro_dropout.protocols import HasMoments, PyroModel, SiteDistribution
 from pyro_dropout.registry import guide

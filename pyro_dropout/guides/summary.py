@@ -45,18 +45,6 @@ def picture(draw: Callable[[Axes], object]) -> str:
     return f'<img alt="" src="data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}">'
 
 
-def told_duration(seconds: float) -> str:
-    """Return a rough duration in words.
-
-    Example:
-        >>> told_duration(7), told_duration(48), told_duration(110), told_duration(8000)
-        ('about 10 s', 'about 50 s', 'about 2 min', 'about 2.2 h')
-    """
-    if seconds < 90:
-        return f"about {10 * max(1, round(seconds / 10))} s"
-    return f"about {round(seconds / 60)} min" if seconds < 5400 else f"about {seconds / 3600:.1f} h"
-
-
 def _text(value: object) -> str:
     return html.escape(str(value))
 

@@ -17,7 +17,7 @@ from pyro_dropout.generative.model_call import call_of, is_network
 from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.generative.random_state import generators_stay
 from pyro_dropout.guides.low_rank import AutoLowRank
-from pyro_dropout.guides.moments import set_state
+from pyro_dropout.guides.nearest import set_state
 from pyro_dropout.guides.points import Points
 from pyro_dropout.mathematics.checks import check_count, check_positive
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
