@@ -80,7 +80,7 @@ class BayesianNet(PriorWidths):
         net: the network; it maps x of shape (N, ...) to (N, D). If x is a dict of tensors, they are its keyword
             arguments; if x is a tuple, its positional ones.
         prior: the prior over its parameters; by default ``Prior(width_scaled="all", tempered=True)``, with which
-            networks of any width learn. ``Prior()`` is the paper's.
+            no network that was measured, up to 3 x 1,024 units, stayed at a constant. ``Prior()`` is the paper's.
         likelihood: the distribution of the targets given the network's output.
         frozen_statistics: which normalisation layers use their running statistics in training mode too, and leave them
             as they are: True, those with frozen parameters; "all"; or False, none, as in torch.

@@ -1,7 +1,7 @@
 """Predictions of new targets by a model and its posterior: moments, densities, intervals, classes.
 
-Var y is the sum of two parts: epistemic, the variance of E[y | f] over the draws, which more data would reduce, and
-aleatoric, the mean of Var[y | f], which is noise.
+Var y is the sum of two parts: epistemic, the variance of E[y | f] over the draws, and aleatoric, the mean of
+Var[y | f], which is noise. More data reduce the first in the exact posterior; with a fixed ``keep`` they need not.
 """
 
 import functools

@@ -40,7 +40,7 @@ class Recipe:
         scale: of the target: "plain"; "log" for positive numbers, "logit" for proportions between 0 and 1, and "count"
             for whole numbers from 0. Classes have none.
         activation: of the hidden units: "relu", or "silu", which is smooth.
-        prior: "default", that of ``BayesianNet``, with which networks of any width learn; "fixed", the paper's
+        prior: "default", that of ``BayesianNet``; "fixed", the paper's
             ``Prior()``, as in records of earlier versions; or "learned": the prior of the first layer has a width for
             each input, and that of the last layer one, learned with the guide, so that inputs which say nothing are
             left out of account. For guides that have a density, such as "mean-field".

@@ -137,10 +137,11 @@ def khat(
     seed: int | None = None,
     **kwargs: object,
 ) -> float:
-    """Return the Pareto k̂ of p(y, w)/q(w), which says how well a guide approximates the posterior.
+    """Return the Pareto k̂ of p(y, w)/q(w), which says how well a guide approximates the posterior where it draws.
 
-    Below 0.5 the guide is close, and below 0.7 importance sampling can correct it; above, it cannot, and the guide's
-    predictions should be checked in another way. -inf means that all ratios are equal: q is the posterior.
+    Below 0.5 the guide is close there, and below 0.7 importance sampling can correct it; above, it cannot, and the
+    guide's predictions should be checked in another way. -inf means that all ratios are equal: q is proportional to the
+    posterior at the draws. A mode that q misses does not raise k̂.
 
     Args:
         model: a network of this package, or any Pyro model.
