@@ -133,7 +133,9 @@ assert spread < 1e-4 * (max(losses) - min(losses))
 
 # %% [markdown]
 # The left column moves by thousands, the right one stays. So gradients agree, and whoever has minimised the one has
-# minimised the other. What the right number is: the normaliser of the noise, and the entropy of the masks.
+# minimised the other. What the right number is: the normaliser of the noise, and the entropy of the masks. At σ = 0
+# the constant has an infinite part as well, which `kl` leaves out: the number is no ELBO, and compares with no other
+# guide.
 
 # %%
 rows = sum(guide.posterior(name).loc.shape[1] for name in keeps)
@@ -145,7 +147,7 @@ assert abs(float(constant) - differences[0]) < 0.1
 # %% [markdown]
 # ## What follows, and what does not
 #
-# The spread of stochastic forward passes is the spread of a posterior approximation: it has a prior, which your
-# weight decay sets, and a noise level, which the same weight decay implies. Whether q(w) is a *good* approximation is
+# The spread of stochastic forward passes is the spread of a posterior approximation: your weight decay sets l²/τ:
+# choose the length-scale of the prior, and it gives the noise level. Whether q(w) is a *good* approximation is
 # another question. `02_co2_in_one_guide_and_then_six` puts other choices of q(w) beside it, and the page "Gotchas"
-# shows what the spread does not do: it does not shrink as data come in.
+# shows what the spread does not do: it need not shrink as data come in.

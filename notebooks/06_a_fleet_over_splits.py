@@ -125,8 +125,7 @@ plt.show()
 # ## 4. What it gained
 #
 # The choice is better than the spread of y by far, and its noise is near that of the formula plus what the network
-# could not fit. How much time a fleet saves, and on which machine, is in the benchmarks: on a GPU hundreds of small
-# networks cost little more than one.
+# could not fit. How much time a fleet saves, and on which machine, is in the benchmarks.
 
 # %%
 assert (found.rmse < 0.7 * y.std()).all()

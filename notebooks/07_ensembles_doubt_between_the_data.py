@@ -29,10 +29,10 @@ grid = torch.linspace(-2, 2, 161).unsqueeze(-1)
 hole, data = (grid.abs() < 0.4).flatten(), ((grid.abs() > 0.7) & (grid.abs() < 1.4)).flatten()
 
 # %% [markdown]
-# ## 1. The right answer
+# ## 1. The answer of an infinitely wide network
 #
 # A layer of infinitely many ReLUs is a Gaussian process, whose posterior is known in closed form. Our network has
-# only some of these units, and the same prior. So the GP is what its posterior should look like. In the hole it is
+# only some of these units, and the same prior, and its own posterior was not sampled here. In the hole the GP's is
 # several times as wide as on the data.
 
 
@@ -54,7 +54,10 @@ def ratio(name: str) -> float:
     return float(std[hole].mean() / std[data].mean())
 
 
-print(f"the exact posterior is {ratio('exact GP'):.1f} times as wide in the hole as on the data")
+print(
+    f"the exact posterior of the infinitely wide network is {ratio('exact GP'):.1f} times as wide in the hole as on"
+    " the data"
+)
 assert ratio("exact GP") > 3
 
 # %% [markdown]

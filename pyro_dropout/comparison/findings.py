@@ -67,18 +67,21 @@ class Column:
         return abs(value - goal) if goal is not None else -value if self.better == "more" else value
 
 
-_BETWEEN = "Epistemic standard deviation in the widest gaps of the data, divided by that at the data; should exceed 1."
-_OBJECTIVE = "The training loss: nll + KL in the paper's form. Not a bound, and at σ = 0 defined only up to a constant."
+_BETWEEN = "Epistemic standard deviation in the widest gaps of the data, divided by that at the data."
+_OBJECTIVE = "nll + KL in the paper's form, at T = 1. Not a bound, and at σ = 0 defined only up to a constant."
+_AT_ONE = " At T = 1: the default prior trains guides with the KL times T = min(1, N/2P)."
 _MEAN = "Distance of the predictive mean from the reference's, in the reference's standard deviations."
 _STD = "Distance of the logarithm of the predictive standard deviation from the reference's."
 _W1 = "1-Wasserstein distance of the predictive distribution from the reference's, in the units of y."
 _OTHERS: dict[str, Column] = {
     "between": Column("in-between", _BETWEEN),
     "outside": Column("outside", "The same at three times the data's distance from their centre."),
-    "elbo": Column("ELBO", "Evidence lower bound with the exact KL, in nats over the training data.", "more", 1),
+    "elbo": Column(
+        "ELBO", f"Evidence lower bound with the exact KL, in nats over the training data.{_AT_ONE}", "more", 1
+    ),
     "objective": Column("large-K objective", _OBJECTIVE, digits=1),
     "gap": Column("gap", "What the large-K form leaves out of the KL, E[H(z|w)], in nats."),
-    "khat": Column("k̂", "Pareto shape of the importance ratios to the true posterior: usable below 0.7."),
+    "khat": Column("k̂", f"Pareto shape of the importance ratios to the true posterior: usable below 0.7.{_AT_ONE}"),
     "d_mean": Column("mean off", _MEAN, "less", 3),
     "d_std": Column("std. off", _STD, "less", 3),
     "d_w1": Column("W₁", _W1, "less", 3),

@@ -228,7 +228,9 @@ def facts(comparison: Findings) -> dict[str, str]:
         batch = "all points" if s["batch_size"] is None else f"{s['batch_size']} points"
         found |= {
             "training": f"Adam, learning rate {s['lr']:g}{falling}, {s['steps']} steps of {batch} for each guide",
-            "objective": "ELBO(), with the large-K form" if s["loss"] is None else repr(s["loss"]),
+            "objective": "ELBO(), with the large-K form and the temperature of the prior"
+            if s["loss"] is None
+            else repr(s["loss"]),
             "seeds": ", ".join(str(seed) for seed in s.get("which_seeds", range(s["seeds"]))),
             "predictions": f"{s['samples']} draws of the weights for each, from seed 0"
             + (f"; linearised: {', '.join(s['method'])}" if s.get("method") else ""),
