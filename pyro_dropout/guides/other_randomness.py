@@ -105,7 +105,7 @@ def runnable(net: nn.Module, x: AnyInputs, whole: bool = False) -> list[AnyInput
         return next((each for each in choices if _runs(net, each)), None)
 
 
-def alike(one: object, other: object, by_size: bool = False) -> bool:
+def alike(one: object, other: object, *, by_size: bool = False) -> bool:
     """Whether all numbers of the second result are in the first, which may hold more, up to rounding.
 
     ``by_size`` measures differences by the largest number of a tensor, and not each by its own.

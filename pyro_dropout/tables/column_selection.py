@@ -7,16 +7,17 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
+from typing import Literal
 
 import numpy as np
 
-from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.tables.cell_columns import Cells
-from pyro_dropout.tables.cells import Cell, as_label, as_moment, brief, is_blank
+from pyro_dropout.tables.cells import Cell, as_label, as_moment, as_number, as_text, brief, is_blank
+from pyro_dropout.tables.column import Column
 from pyro_dropout.tables.encoding import Remarks
-from pyro_dropout.tables.learning import Task, outcome_column
-from pyro_dropout.tables.notation import Decimal, Notation, date_forms, is_number
-from pyro_dropout.tables.precision import Numbers, exact_numbers, known_numbers, some_different
+from pyro_dropout.tables.notation import PLAIN, Decimal, Notation, date_forms, is_number
+from pyro_dropout.tables.precision import Numbers, centre_of, exact_numbers, known_numbers, some_different
 from pyro_dropout.tables.recognition import Recognised, marks_in, quoted, recognise, settle
 from pyro_dropout.tables.table import Table
 
@@ -32,6 +33,10 @@ _CAMEL = re.compile(r".*[a-z](?:I[dD]|No|Nr|Num|Number)")
 _TIME = re.compile(
     r"(?:.*[\W_])?(?:t|x|time|age|step|second|minute|hour|day|week|month|quarter|year|period)s?(?:[\W_].*)?"
 )
+
+Task = Literal["auto", "regression", "classification"]
+
+_MOST = 50  # categories of a target; with more, it probably identifies rows
 
 
 @dataclass(frozen=True)
@@ -260,3 +265,54 @@ def _counts_rows(table: Table, name: str, found: Recognised) -> bool:
     if len(values) < len(table) or values[0] not in (0, 1):
         return False
     return bool((values == values[0] + np.arange(len(values))).all())
+
+
+def outcome_column(table: Table, name: str, task: Task, notation: Notation | None) -> Column:
+    """Return the column to predict, as a number or as classes; raise if there is nothing to predict."""
+    known = ~table.column(name).missing
+    kind = None if notation is None else notation.kind
+    if kind == "date":
+        raise RangeError(
+            f"{table.file}, column {name!r}: a date cannot be the target; predict a number, such as the days until it,"
+            " or classes (--task classification)."
+        )
+    notation = notation or PLAIN
+    if task == "regression" or (kind == "number" and not notation.binary):
+        column = number_column(table, name, notation if kind == "number" else PLAIN)
+        count = some_different(column.measured(table))
+    else:
+        labels = labels_in(table, name, notation)
+        labels = tuple(sorted(labels, key=lambda label: (as_number(label) is None, as_number(label) or 0.0, label)))
+        column, count = Column(name, labels, notation), len(labels)
+    if count < 2:
+        only = f"only one value, {brief(table.columns[name][int(known.argmax())])}" if known.any() else "no value"
+        raise RangeError(f"{table.file}, column {name!r}: the target has {only}; there is nothing to predict.")
+    rows = int(known.sum())
+    most = max(2, min(_MOST, rows // 2))
+    if column.categories is not None and count > most:
+        raise RangeError(
+            f"{table.file}, column {name!r}: {count} different values in {rows} rows are too many for classes (at"
+            f" most {most})."
+        )
+    return column
+
+
+def number_column(table: Table, name: str, notation: Notation) -> Column:
+    """Return a column of numbers or dates, centred if single precision needs it."""
+    values = known_numbers(Column(name, None, notation).measured(table))
+    return Column(name, None, notation, centre_of(values, f"{table.file}, column {name!r}"))
+
+
+def labels_in(table: Table, name: str, notation: Notation) -> tuple[str, ...]:
+    """Return the labels of a column; raise if one stands for 1.1 and 1.10, which may be a number or two versions."""
+    met: dict[str, tuple[int, Cell]] = {}
+    distinct = table.column(name).distinct
+    for row, cell in zip(distinct.rows.tolist(), distinct.cells, strict=True):
+        label = notation.label(cell)
+        other = met.setdefault(label, (row, cell))[1]
+        if as_text(cell) != as_text(other) and "." in label and as_number(label) is not None:
+            raise RangeError(
+                f"{table.where(row, name)}: {brief(cell)} and {brief(other)} are one number, and may be two names."
+                " Write one of them everywhere, or put a letter before each."
+            )
+    return tuple(sorted(met))

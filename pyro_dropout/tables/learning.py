@@ -6,31 +6,25 @@ Categories, cycles and gaps are learned from the training rows only.
 import math
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from pyro_dropout.mathematics.errors import RangeError
 from pyro_dropout.tables.cell_columns import Ints
-from pyro_dropout.tables.cells import Cell, as_number, as_text, brief
 from pyro_dropout.tables.column import CYCLES, Column, Cycle
+from pyro_dropout.tables.column_selection import Chosen, Task, labels_in, number_column, outcome_column
 from pyro_dropout.tables.encoding import Encoding
 from pyro_dropout.tables.notation import PLAIN, Notation
-from pyro_dropout.tables.precision import Numbers, centre_of, known_numbers, some_different
+from pyro_dropout.tables.precision import Numbers, known_numbers, some_different
 from pyro_dropout.tables.recognition import quoted
 from pyro_dropout.tables.table import Table
-
-if TYPE_CHECKING:
-    from pyro_dropout.tables.column_selection import Chosen
-
-Task = Literal["auto", "regression", "classification"]
 
 _MOST = 50  # categories of a column; with more, it probably identifies rows
 _RARE, _SHARE = 10, 0.01  # what fewer rows have, and a smaller share of them, is rare
 
 
 def learn(
-    chosen: "Chosen", table: Table, train: Ints, task: Task, fills: bool, indicates: bool
+    chosen: Chosen, table: Table, train: Ints, task: Task, fills: bool, indicates: bool
 ) -> tuple[Encoding, dict[str, str]]:
     """Return the encoding of chosen columns, and why some of them are left out after all.
 
@@ -51,7 +45,7 @@ def learn(
         if notation is None or notation.kind == "boolean":
             column = _categories(table, table if every else training, name, notation or PLAIN, 1 if every else least)
         else:
-            column = _number_column(table, name, notation)
+            column = number_column(table, name, notation)
         if not chosen.strict:
             cells = training.column(name)
             missing = int(cells.missing.sum()) + (0 if column.other else int(column.strangers(cells).sum()))
@@ -78,60 +72,9 @@ def learn(
     return made, left
 
 
-def outcome_column(table: Table, name: str, task: Task, notation: Notation | None) -> Column:
-    """Return the column to predict, as a number or as classes; raise if there is nothing to predict."""
-    known = ~table.column(name).missing
-    kind = None if notation is None else notation.kind
-    if kind == "date":
-        raise RangeError(
-            f"{table.file}, column {name!r}: a date cannot be the target; predict a number, such as the days until it,"
-            " or classes (--task classification)."
-        )
-    notation = notation or PLAIN
-    if task == "regression" or (kind == "number" and not notation.binary):
-        column = _number_column(table, name, notation if kind == "number" else PLAIN)
-        count = some_different(column.measured(table))
-    else:
-        labels = _labels_in(table, name, notation)
-        labels = tuple(sorted(labels, key=lambda label: (as_number(label) is None, as_number(label) or 0.0, label)))
-        column, count = Column(name, labels, notation), len(labels)
-    if count < 2:
-        only = f"only one value, {brief(table.columns[name][int(known.argmax())])}" if known.any() else "no value"
-        raise RangeError(f"{table.file}, column {name!r}: the target has {only}; there is nothing to predict.")
-    rows = int(known.sum())
-    most = max(2, min(_MOST, rows // 2))
-    if column.categories is not None and count > most:
-        raise RangeError(
-            f"{table.file}, column {name!r}: {count} different values in {rows} rows are too many for classes (at"
-            f" most {most})."
-        )
-    return column
-
-
-def _number_column(table: Table, name: str, notation: Notation) -> Column:
-    """Return a column of numbers or dates, centred if single precision needs it."""
-    values = known_numbers(Column(name, None, notation).measured(table))
-    return Column(name, None, notation, centre_of(values, f"{table.file}, column {name!r}"))
-
-
-def _labels_in(table: Table, name: str, notation: Notation) -> tuple[str, ...]:
-    """Return the labels of a column; raise if one stands for 1.1 and 1.10, which may be a number or two versions."""
-    met: dict[str, tuple[int, Cell]] = {}
-    distinct = table.column(name).distinct
-    for row, cell in zip(distinct.rows.tolist(), distinct.cells, strict=True):
-        label = notation.label(cell)
-        other = met.setdefault(label, (row, cell))[1]
-        if as_text(cell) != as_text(other) and "." in label and as_number(label) is not None:
-            raise RangeError(
-                f"{table.where(row, name)}: {brief(cell)} and {brief(other)} are one number, and may be two names."
-                " Write one of them everywhere, or put a letter before each."
-            )
-    return tuple(sorted(met))
-
-
 def _categories(table: Table, counted: Table, name: str, notation: Notation, least: int) -> Column:
     """Return a column with a feature for each category that is not rare, and one for the rest if they are many."""
-    _labels_in(table, name, notation)  # raises if a label has two meanings
+    labels_in(table, name, notation)  # raises if a label has two meanings
     counts: Counter[str] = Counter()
     distinct = counted.column(name).distinct
     for cell, count in zip(distinct.cells, distinct.counts.tolist(), strict=True):

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.protocols import Record
-from pyro_dropout.tables.column_selection import choose_columns
+from pyro_dropout.tables.column_selection import Task, choose_columns
 from pyro_dropout.tables.csv_file import Separator
 from pyro_dropout.tables.encoding import Dataset, Encoding, Remarks, told
 from pyro_dropout.tables.files import read_file, read_pieces
-from pyro_dropout.tables.learning import Task, learn
+from pyro_dropout.tables.learning import learn
 from pyro_dropout.tables.notation import Decimal
 from pyro_dropout.tables.precision import known_numbers, stand_in
 from pyro_dropout.tables.table import Table
