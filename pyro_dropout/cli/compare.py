@@ -61,7 +61,9 @@ def compare(
     guides: options.Guides = None,
     reference: Annotated[
         Literal["nuts"] | None,
-        options.computing_option(help="Also sample the true posterior; slow, for small networks only."),
+        options.computing_option(
+            help="Also sample the posterior (at T = 1, noise fixed); slow, for small networks only."
+        ),
     ] = None,
     seeds: options.Seeds = 3,
     members: options.Members = None,

@@ -19,7 +19,9 @@ from pyro_dropout.comparison.standard_models import standard_guide
 from pyro_dropout.comparison.trained import Build, WholeBar, as_a_fleet, one_by_one, source_of
 from pyro_dropout.engines.choose import Compile
 from pyro_dropout.generative.inputs import AnyInputs, check_inputs, check_pairs, inputs_of, takes_all
+from pyro_dropout.generative.likelihood import Likelihood as OwnLikelihood
 from pyro_dropout.generative.model_call import ModelCall, is_network
+from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.guides.summary import ignored_inputs
@@ -222,10 +224,25 @@ def _built(source: Callable[[int], PyroModel], make: MakeGuide, seed: int) -> tu
 def _reference_row(reference: object, model: PyroModel, exam: Exam | SiteExam, progress: bool) -> Row:
     if isinstance(reference, str):
         check_choice("reference", reference, ["nuts"], "a posterior that predict takes")
+        _warn_of_another_model(model)
         reference = nuts(model, *exam.call.args, progress=progress, **exam.call.kwargs)
     row = Row(REFERENCE, trained=[(model, reference)])
     _score(row, exam)
     return row
+
+
+def _warn_of_another_model(model: PyroModel) -> None:
+    """Say so where guides are trained on another model than NUTS samples: with a learned noise, or at T < 1."""
+    parts = list(model.modules()) if isinstance(model, nn.Module) else []
+    learned = any(list(part.parameters()) for part in parts if isinstance(part, OwnLikelihood))
+    marks = [part.tempered(name, 1) for part in parts if isinstance(part, BayesianNet) for name in part.sites]
+    if learned or any(mark is not None and mark.num_data is not None for mark in marks):
+        warnings.warn(
+            "the reference is sampled at T = 1 and at the noise that the model starts with, but guides learn their"
+            " noise or are trained at the temperature of the prior, so distances to it are partly those. Take a fixed"
+            " noise and Prior() to compare with NUTS.",
+            stacklevel=4,
+        )
 
 
 # --- what is given --------------------------------------------------------------------------------------------------

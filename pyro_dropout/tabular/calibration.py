@@ -71,7 +71,7 @@ class Calibration:
     def probability_above(
         self, prediction: Prediction, threshold: float, groups: Sequence[str] | None = None
     ) -> Tensor:
-        """Return P(y > threshold) of each row, (N, D), calibrated as the intervals are.
+        """Return P(y > threshold) of each row, (N, D), from the calibrated central intervals; one side alone is not.
 
         That of whole numbers is the posterior's own: their intervals hold more than their level.
         """

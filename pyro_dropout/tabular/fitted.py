@@ -44,8 +44,9 @@ class Question:
 
     Attributes:
         level: the probability of the interval, or of the set of classes.
-        quantiles: levels whose quantiles are asked for.
-        above: numbers of which it is asked how probably the target exceeds them.
+        quantiles: levels whose quantiles are asked for. They are ends of calibrated central intervals: a single side is
+            not calibrated, and is off where errors are skewed or the mean is biased.
+        above: numbers of which it is asked how probably the target exceeds them; in the same way.
         samples: weight draws.
         method: how to predict, "mc" or "linearised"; None for that of the guide.
         seed: of the draws.

@@ -357,3 +357,8 @@ def test_the_reference_is_sampled_when_asked(monkeypatch: pytest.MonkeyPatch) ->
     found = pd.compare(linear_model(), [pd.AutoMeanField], train, line(), reference="nuts", seeds=1, **QUICK)
     assert called == [{"progress": False}]
     assert found.rows[0].name == "reference"
+    deep = nn.Sequential(nn.Linear(1, 4), nn.ReLU(), nn.Linear(4, 1))
+    for model in (pd.BayesianNet(deep), pd.BayesianNet(nn.Linear(1, 1), likelihood=pd.Gaussian(1.0, learn=True))):
+        with pytest.warns(UserWarning, match="sampled at T = 1"):
+            module._warn_of_another_model(model)
+    module._warn_of_another_model(pd.BayesianNet(deep, pd.Prior()))
