@@ -339,12 +339,6 @@ def _of_parts(q: Stacked, p: Distribution, method: Method, num_samples: int) -> 
 
 def _by_formula(q: RowMixture | Stacked, p: Distribution) -> Tensor:
     """Return the large-K value, or say as torch does that there is no formula, so that a loss may sample instead."""
-    if q.lenient and q.scored:  # drawn by a guide, for a loss of Pyro's: pyro_dropout.ELBO asks ``kl``
-        raise PyroDropoutError(
-            f"site {q.site!r}: the component probabilities of a mixture are trained by the score of its labels, and a"
-            " loss that asks for KL(q‖p) in closed form has no score term. Use pyro_dropout.ELBO or"
-            " pyro.infer.Trace_ELBO, or AutoRowMixture(weights='fixed')."
-        )
     base = base_distribution(p, ExpandedDistribution)
     if not isinstance(base, Normal):
         raise NotImplementedError(f"there is no formula for KL({type(q).__name__}‖{type(base).__name__}).")

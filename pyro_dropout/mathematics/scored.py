@@ -1,9 +1,11 @@
 """Distributions of weights that may draw labels, one or stacked in a plate; stand-ins for densities that do not exist.
 
-A drawn label has no gradient in its probability; only its score has. A loss with a score term gets it here. One without
-would leave the probabilities where they started: Pyro's losses of this kind refuse what is not fully reparameterised.
+A drawn label has no gradient in its probability; only its score has. A loss with a score term gets it here, and a loss
+without one raises an error, because it would leave the probabilities where they started: Pyro checks this only while
+its validation is on.
 """
 
+import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,12 +18,14 @@ from pyro.ops.provenance import detach_provenance
 from torch import Size, Tensor
 from torch.distributions import constraints
 
-from pyro_dropout.mathematics.errors import SingularError
+from pyro_dropout.mathematics.errors import PyroDropoutError, SingularError
 from pyro_dropout.mathematics.shapes import broadcast_shape
 from pyro_dropout.protocols import Distribution
 
 Kwargs = Mapping[str, object] | None
 MARK = "_pyro_dropout_per_data_point"
+_WITHOUT_SCORES = {"RenyiELBO", "TraceMeanField_ELBO", "TraceTailAdaptive_ELBO"}
+_NEAR = 12  # stack frames to search for the loss that called
 # Operations that Pyro applies to every log density of a trace, whether or not the loss reads it.
 _IN_PASSING = {"sum", "mul", "__mul__", "__rmul__", "expand", "reshape", "detach", "clone", "dim", "size", "numel"}
 _QUESTIONS = {"isnan", "isinf", "isfinite", "any", "all", "eq", "__eq__", "__bool__", "is_floating_point"}
@@ -114,6 +118,7 @@ class Scored(TorchDistribution):
         if not self.scored:
             parts: ScoreParts = super().score_parts(x, *args, **kwargs)  # type: ignore[no-untyped-call]
             return parts
+        _refuse_losses_without_scores()
         log_prob = self.log_prob(x)
         if is_placeholder(x):
             return ScoreParts(log_prob, log_prob, log_prob)  # nonzero, so a loss that reads it raises
@@ -137,6 +142,23 @@ class Scored(TorchDistribution):
         new.__dict__.update(self.__dict__)
         new._batch_shape = Size(batch_shape)
         return new
+
+
+def _refuse_losses_without_scores() -> None:
+    """Raise an error if the caller is one of Pyro's losses that have no score term."""
+    frame = sys._getframe(2)
+    for _ in range(_NEAR):
+        owner = frame.f_locals.get("self")
+        names = {kind.__name__ for kind in type(owner).__mro__} if frame.f_code.co_name != "score_parts" else set()
+        if names & _WITHOUT_SCORES:
+            raise PyroDropoutError(
+                f"the component probabilities of a mixture are trained by the score of its labels, but"
+                f" {type(owner).__name__} has no score term. Use pyro_dropout.ELBO or pyro.infer.Trace_ELBO, or"
+                " AutoRowMixture(weights='fixed')."
+            )
+        if frame.f_back is None:
+            return
+        frame = frame.f_back
 
 
 class Stacked(Scored):

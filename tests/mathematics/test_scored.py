@@ -95,18 +95,12 @@ def test_probabilities_have_the_gradient_of_their_expectation(loss: Any, plated:
 
 @pytest.mark.parametrize("plated", [False, True], ids=["alone", "in a plate"])
 @pytest.mark.parametrize("loss", [RenyiELBO, TraceMeanField_ELBO, TraceTailAdaptive_ELBO])
-def test_a_loss_without_scores_refuses(loss: Any, plated: bool) -> None:
+def test_a_loss_without_scores_is_refused_by_name(loss: Any, plated: bool) -> None:
     case = Case(plated)
     options: Any = {"num_particles": 3, "vectorize_particles": True} if loss is TraceTailAdaptive_ELBO else {}
-    with pytest.raises(NotImplementedError):
-        loss(max_plate_nesting=2, **options).loss_and_grads(case.model, case.guide)
-
-
-def test_a_closed_form_without_scores_is_refused_by_name_without_validation() -> None:
-    model = pd.BayesianNet(torch.nn.Linear(2, 1), pd.Prior())
-    guide, x = pd.AutoRowMixture(model, weights="learned"), torch.ones(3, 2)
-    with pyro.validation_enabled(False), pytest.raises(pd.PyroDropoutError, match=r"'weight'.*weights='fixed'"):
-        TraceMeanField_ELBO().loss_and_grads(model, guide, x, torch.ones(3, 1))
+    for checked in (True, False):
+        with pyro.validation_enabled(checked), pytest.raises(ValueError, match=r"(?s)no score term.*weights='fixed'"):
+            loss(max_plate_nesting=2, **options).loss_and_grads(case.model, case.guide)
 
 
 def test_a_loss_that_needs_a_path_hears_that_there_is_none() -> None:

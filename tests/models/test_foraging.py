@@ -1,0 +1,205 @@
+"""The foraging world keeps its rules: held against a plain, one-agent simulation that shares no code with it."""
+
+import math
+
+import numpy as np
+import pytest
+from experiments.foraging import BEST_AVERAGE, Foraging
+from matplotlib.figure import Figure
+
+Point = tuple[float, float]
+SEGMENTS = [
+    ((10.0, 10.0), (690.0, 10.0)),
+    ((690.0, 10.0), (690.0, 490.0)),
+    ((690.0, 490.0), (10.0, 490.0)),
+    ((10.0, 490.0), (10.0, 10.0)),
+    ((100.0, 100.0), (300.0, 100.0)),
+    ((300.0, 100.0), (300.0, 400.0)),
+    ((300.0, 400.0), (100.0, 400.0)),
+    ((400.0, 100.0), (600.0, 100.0)),
+    ((600.0, 100.0), (600.0, 400.0)),
+    ((600.0, 400.0), (400.0, 400.0)),
+]
+PAIRS = [(1.0, 1.0), (0.8, 1.0), (1.0, 0.8), (0.5, 0.0), (0.0, 0.5)]
+
+
+def meeting(p: Point, q: Point) -> float:
+    """The smallest distance from p at which the way to q meets a wall (all lie along an axis), or infinity."""
+    found = math.inf
+    for (ax, ay), (bx, by) in SEGMENTS:
+        dx, dy = q[0] - p[0], q[1] - p[1]
+        along, rate = (ax - p[0], dx) if ax == bx else (ay - p[1], dy)
+        if rate == 0 or not 0 <= along / rate <= 1:
+            continue
+        part = along / rate
+        x, y = p[0] + part * dx, p[1] + part * dy
+        inside = min(ay, by) <= y <= max(ay, by) if ax == bx else min(ax, bx) <= x <= max(ax, bx)
+        found = min(found, part * math.hypot(dx, dy)) if inside else found
+    return found
+
+
+def turned(angle: float, v: Point) -> Point:
+    return (v[0] * math.cos(angle) + v[1] * math.sin(angle), -v[0] * math.sin(angle) + v[1] * math.cos(angle))
+
+
+def moved(p: Point, heading: float, action: int) -> Point:
+    """The rule as it is written down, wheel by wheel."""
+    r1, r2 = PAIRS[action]
+    v = turned(heading + math.pi / 2, (0.0, 5.0))
+    w1, w2 = (p[0] + v[0], p[1] + v[1]), (p[0] - v[0], p[1] - v[1])
+    a = turned(-r1, (p[0] - w2[0], p[1] - w2[1]))
+    b = turned(r2, (p[0] - w1[0], p[1] - w1[1]))
+    q = tuple(0.5 * (w2[k] + a[k]) + 0.5 * (w1[k] + b[k]) for k in range(2))
+    return p if math.isfinite(meeting(p, (q[0], q[1]))) else (q[0], q[1])
+
+
+def viewed(p: Point, heading: float, items: list[tuple[float, float, int]]) -> tuple[list[float], float]:
+    """What the nine eyes see, and how clear of walls the view is."""
+    seen, clear = [], 0.0
+    for k in range(9):
+        angle = heading + (k - 3) * 0.25
+        way = (math.sin(angle), math.cos(angle))
+        near, kind = meeting(p, (p[0] + 85 * way[0], p[1] + 85 * way[1])), 0
+        for x, y, what in items:
+            along = (x - p[0]) * way[0] + (y - p[1]) * way[1]
+            off = math.dist((x, y), (p[0] + along * way[0], p[1] + along * way[1]))
+            if off <= 10 and 0 < along < min(85.0, near):
+                near, kind = along, what
+        entry = [1.0, 1.0, 1.0]
+        if math.isfinite(near):
+            entry[kind] = near / 85
+        seen += entry
+        clear += (entry[0] if kind == 0 else 1.0) / 9
+    return seen, clear
+
+
+def things(world: Foraging, k: int) -> list[tuple[float, float, int]]:
+    there = world.kinds[k] > 0
+    return [
+        (*place, kind)
+        for place, kind in zip(world.items[k][there].tolist(), world.kinds[k][there].tolist(), strict=True)
+    ]
+
+
+def placed(worlds: int, rng: np.random.Generator) -> Foraging:
+    """Worlds with their agents strewn all over, so that few ticks meet every rule."""
+    world = Foraging(worlds, rng)
+    world.position = rng.uniform([10, 10], [690, 490], (worlds, 2))
+    world.position[::2] = rng.uniform([110, 92], [290, 108], (len(world.position[::2]), 2))  # half of them by a wall,
+    world.items[:, :3] = rng.uniform([110, 92], [290, 108], (worlds, 3, 2))  # with items on both of its sides
+    world.heading = rng.uniform(0, 2 * math.pi, worlds)
+    world.step(np.full(worlds, 3))  # a first tick, to look about from there
+    world.eaten[:] = 0
+    return world
+
+
+@pytest.mark.parametrize("clearance", [False, True])
+@pytest.mark.thinned(2)
+def test_moves_views_meals_and_rewards_are_those_of_the_rules(clearance: bool) -> None:
+    rng = np.random.default_rng(0)
+    world, met = placed(40, rng), {"blocked": 0, "food": 0, "poison": 0, "straight": 0, "screened": 0}
+    world.clearance = clearance
+    for _ in range(40):
+        actions = rng.choice(5, 40, p=[0.6, 0.1, 0.1, 0.1, 0.1])
+        was = [(tuple(p), h) for p, h in zip(world.position.tolist(), world.heading.tolist(), strict=True)]
+        there = [things(world, k) for k in range(40)]
+        observation, reward = world.step(actions)
+        for k, ((p, heading), action) in enumerate(zip(was, actions.tolist(), strict=True)):
+            q = moved(p, heading, action)
+            assert tuple(world.position[k]) == pytest.approx(q, abs=1e-9)
+            turn = world.heading[k] - heading + PAIRS[action][0] - PAIRS[action][1]
+            assert math.cos(turn) == pytest.approx(1.0)
+            _, clear = viewed(p, heading, there[k])
+            clear = min(1.0, 2 * clear) if clearance else clear
+            straight = (0.1 * clear if action == 0 and clear > 0.75 else 0.0) + (clear if clearance else 0.0)
+            near = [item for item in there[k] if math.dist(item[:2], q) < 20]
+            eaten = [item[2] for item in near if math.isinf(meeting(q, item[:2]))]
+            assert reward[k] == pytest.approx(straight + sum(5.0 if kind == 1 else -6.0 for kind in eaten))
+            view, _ = viewed(q, world.heading[k], things(world, k))
+            np.testing.assert_allclose(observation[k], view, atol=1e-6)
+            met["blocked"] += q == p
+            met["straight"] += straight > 0
+            met["screened"] += len(near) > len(eaten)
+            met["food"] += eaten.count(1)
+            met["poison"] += eaten.count(2)
+    assert world.eaten.sum(0).tolist() == [met["food"], met["poison"]]
+    assert min(met.values()) > 0, met  # every rule was met
+
+
+def test_the_agent_never_leaves_the_walls() -> None:
+    rng = np.random.default_rng(1)
+    world = Foraging(50, rng)
+    for _ in range(400):
+        world.step(rng.choice(5, 50, p=[0.8, 0.05, 0.05, 0.05, 0.05]))
+        assert ((world.position > 10) & (world.position < [690, 490])).all()
+    assert (world.position > [100, 60]).any(0).all()  # and it gets about
+
+
+def test_a_corner_is_closed() -> None:
+    world = Foraging(1, 0)
+    world.position = np.array([[12.0, 12.0]])
+    world.heading = np.array([-3 * math.pi / 4])  # towards (10, 10), where two walls meet
+    world.step(np.array([0]))
+    assert world.position[0].tolist() == [12.0, 12.0]
+
+
+def test_items_lie_in_the_field_half_food_half_poison() -> None:
+    world = Foraging(2000, 0)
+    assert world.kinds.shape == (2000, 30)
+    assert (world.items.min((0, 1)) >= 20).all()
+    assert (world.items.max((0, 1)) <= [680, 480]).all()
+    # 60,000 fair coins: within 5 standard deviations, which fails once in a million generators
+    assert abs((world.kinds == 1).mean() - 0.5) < 5 * 0.5 / math.sqrt(60_000)
+
+
+def test_missing_items_come_back_at_their_rate() -> None:
+    world = Foraging(2000, 0)
+    world.kinds[:], world.items[:] = 0, 1e9
+    still = np.full(2000, 3)
+    counts = []
+    for _ in range(40):
+        world.step(still)
+        counts.append((world.kinds > 0).sum() + world.eaten.sum())
+    arrived = np.diff(counts, prepend=0)
+    assert all(bool(n) == ((k + 1) % 10 == 0) for k, n in enumerate(arrived.tolist()))
+    # 8,000 chances of one in four, within 5 standard deviations
+    assert abs(counts[-1] / 8000 - 0.25) < 5 * math.sqrt(0.25 * 0.75 / 8000)
+
+
+def test_old_items_rot_and_young_ones_do_not() -> None:
+    world = Foraging(400, 0)
+    world.position[:] = (650.0, 450.0)  # a corner, turning on the spot far from most items
+    world._ages[:, :15] = 5000
+    old = world.items[:, :15].copy()
+    for _ in range(99):
+        world.step(np.full(400, 3))
+    eaten = (world.items[:, :15] != old).any(-1)
+    world.step(np.full(400, 3))
+    gone = (world.items[:, :15] != old).any(-1) & ~eaten
+    # 6,000 chances of one in ten; an item that is eaten counts as neither
+    assert abs(gone.sum() / (~eaten).sum() - 0.1) < 5 * math.sqrt(0.1 * 0.9 / (~eaten).sum())
+    assert (world.kinds[:, 15:] > 0).mean() > 0.97  # of the young only a meal takes some
+
+
+def test_a_seed_repeats_a_world() -> None:
+    def lived(seed: int) -> np.ndarray:
+        world, rng = Foraging(3, seed), np.random.default_rng(0)
+        return np.stack([world.step(rng.integers(0, 5, 3))[0] for _ in range(200)])
+
+    np.testing.assert_array_equal(lived(4), lived(4))
+    assert (lived(4) != lived(5)).any()
+
+
+def test_the_most_there_is_to_earn() -> None:
+    assert pytest.approx(0.25 / 10 * 0.5 * 5 + 0.1) == BEST_AVERAGE
+
+
+def test_the_picture_shows_what_there_is() -> None:
+    world = Foraging(2, 0)
+    axes = Figure().subplots()
+    world.draw(axes, world=1)
+    drawn = {line.get_label(): line for line in axes.lines}
+    assert len(axes.lines) == 10 + 2 + 9 + 1  # walls, kinds of item, eyes, agent
+    assert len(drawn["food"].get_xdata()) == (world.kinds[1] == 1).sum()
+    assert len(drawn["poison"].get_xdata()) == (world.kinds[1] == 2).sum()
+    assert drawn["agent"].get_xydata().tolist() == [[50.0, 50.0]]
