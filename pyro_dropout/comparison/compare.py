@@ -236,7 +236,7 @@ def _warn_of_another_model(model: PyroModel) -> None:
     parts = list(model.modules()) if isinstance(model, nn.Module) else []
     learned = any(list(part.parameters()) for part in parts if isinstance(part, OwnLikelihood))
     marks = [part.tempered(name, 1) for part in parts if isinstance(part, BayesianNet) for name in part.sites]
-    if learned or any(mark is not None and mark.num_data is not None for mark in marks):
+    if learned or any(mark is not None and mark.weights is not None for mark in marks):
         warnings.warn(
             "the reference is sampled at T = 1 and at the noise that the model starts with, but guides learn their"
             " noise or are trained at the temperature of the prior, so distances to it are partly those. Take a fixed"

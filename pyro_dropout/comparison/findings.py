@@ -69,7 +69,7 @@ class Column:
 
 _BETWEEN = "Epistemic standard deviation in the widest gaps of the data, divided by that at the data."
 _OBJECTIVE = "nll + KL in the paper's form, at T = 1. Not a bound, and at σ = 0 defined only up to a constant."
-_AT_ONE = " At T = 1: the default prior trains guides with the KL times T = min(1, N/2P)."
+_AT_ONE = " At T = 1: the default prior trains guides with the KL times a T of at most 1."
 _MEAN = "Distance of the predictive mean from the reference's, in the reference's standard deviations."
 _STD = "Distance of the logarithm of the predictive standard deviation from the reference's."
 _W1 = "1-Wasserstein distance of the predictive distribution from the reference's, in the units of y."

@@ -16,6 +16,8 @@ from pyro_dropout.mathematics.shapes import broadcast_shape
 from pyro_dropout.protocols import Distribution
 
 _INPUTS = 8  # up to which the first layer of the default prior is the paper's
+_DATA = {3: 9 / 8}  # c in T = min(1, cN/P), by hidden layers; otherwise 1/2
+_ANCHORED = {1: 1 / 8, 3: 9 / 8}  # the same for anchored members
 
 # A number for all, a dict by site, or a function of the site's name.
 BySite = float | Tensor | Mapping[str, float | Tensor] | Callable[[str], float | Tensor | None]
@@ -66,11 +68,14 @@ class Tempered:
 
     Attributes:
         at_point: the factor where the guide has a point.
-        num_data: N, for the factor min(1, N/2P) elsewhere; None for 1, as in a linear model or without data.
+        weights: how many weights the data outweigh, for the factor min(1, weights/P) elsewhere; None for 1, as in a
+            linear model or without data.
+        anchored: the same for the members of an anchored ensemble.
     """
 
     at_point: float
-    num_data: int | None
+    weights: float | None
+    anchored: float | None = None
 
 
 class LearnedNormal(dist.Normal):
@@ -78,16 +83,14 @@ class LearnedNormal(dist.Normal):
 
     Attributes:
         place: the model's buffer of the width.
-        start: the width that the ``Prior`` gives, to which the hyper-prior of a tempered width pulls.
     """
 
     place: Tensor
-    start: Tensor
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> "LearnedNormal":
-        """Return the same distribution with a larger batch, and the same place and start."""
+        """Return the same distribution with a larger batch, and the same place."""
         new: LearnedNormal = super().expand(batch_shape, _instance)  # type: ignore[no-untyped-call]
-        new.place, new.start = self.place, self.start
+        new.place = self.place
         return new
 
 
@@ -118,10 +121,11 @@ class Prior:
             The guide must have a density there: the best prior of a point is a spike. ``model.prior_of`` has the
             width of the last step, and so have Pyro's own losses, NUTS and files.
         tempered: whether ``ELBO`` weighs the KL down so that wide networks learn. A site that is a point (dropout at
-            σ = 0, MAP) is penalised as by N(0, l⁻²), without the width of its layer; the KL of all other sites is
-            multiplied by min(1, N/2P), for N data and the means and widths of P weights, but not in a linear model (one
-            weight layer). The prior itself stays: NUTS, conjugate references and anchored ensembles use it at full
-            weight. By default only with ``learn``, whose widths would shrink to zero otherwise.
+            σ = 0, MAP) is penalised as by N(0, l⁻²), without the width of its layer; the KL of all other sites, and
+            that of anchored members, is multiplied by min(1, cN/P), for N data and P weights, but not in a linear model
+            (one weight layer). c is 1/2; 9/8 with three hidden layers; 1/8 for anchored members with one. The prior
+            itself stays: NUTS and conjugate references use it at full weight. By default it is not tempered; but a
+            network with ``learn`` needs tempered=False written out, because its widths may shrink to zero.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -167,7 +171,7 @@ class Prior:
                 f"learn must be True, False, or patterns of sites such as '*.weight'; got {learn!r}."
             )
         self.learn: bool | tuple[str, ...] = chosen if isinstance(chosen, bool) else tuple(chosen)
-        self.tempered = bool(self.learn) if tempered is None else tempered
+        self.tempered, self.never_tempered = bool(tempered), tempered is False
 
     def sites(self, net: nn.Module) -> Iterator[Site]:
         """Yield the random parameters of ``net`` in the order of its ``named_parameters()``."""
@@ -272,12 +276,17 @@ class PriorWidths(nn.Module):
         self.learned = self.prior.learned(net)
         for name, scale in self.prior.scales(net).items():
             self.register_buffer(_buffer(name), scale)
-            if name in self.learned:
-                self.register_buffer(_buffer(name, "prior_start"), scale.clone(), persistent=False)
         self._found = set(self.learned)
         self._at_point = self.prior.point_temperatures(net)
         weights = [value for name, value in net.named_parameters() if name in self.sites or value.requires_grad]
-        self._linear = sum(value.dim() > 1 for value in weights) == 1
+        self._hidden = sum(value.dim() > 1 for value in weights) - 1
+        if self.learned and self._hidden > 0 and not self.prior.never_tempered:
+            raise PyroDropoutError(
+                "Prior(learn=...) is for linear models: in a network, widths that fit the weights best say little about"
+                " which widths predict well, and may shrink to zero. Give fixed ones: maximise_evidence finds them by a"
+                " Laplace approximation, and pyro-dropout fit chooses on held-back rows. To learn them all the same, at"
+                " T = 1, write Prior(learn=..., tempered=False)."
+            )
 
     def prior_of(self, name: str) -> Distribution:
         """Return the prior distribution of one site."""
@@ -287,17 +296,13 @@ class PriorWidths(nn.Module):
         zero = torch.zeros((), dtype=value.dtype, device=value.device)
         prior = (LearnedNormal if name in self.learned else dist.Normal)(zero, place.to(value), validate_args=False)
         if isinstance(prior, LearnedNormal):
-            prior.place, prior.start = place, self.prior_start(name)
+            prior.place = place
         return prior.expand(value.shape).to_event(value.dim())
 
     def prior_scale(self, name: str) -> Tensor:
         """Return the prior's standard deviation of one site: a number, or what broadcasts to its shape."""
         self._check_sites([name])
         return self.get_buffer(_buffer(name))
-
-    def prior_start(self, name: str) -> Tensor:
-        """Return the width that the ``Prior`` gave to a site whose width is learned."""
-        return self.get_buffer(_buffer(name, "prior_start"))
 
     def set_prior_scales(self, scales: Mapping[str, float | Tensor]) -> None:
         """Set the prior's standard deviation of some sites, by name, to widths that were found from data.
@@ -328,8 +333,12 @@ class PriorWidths(nn.Module):
         A model with a single weight layer has no layers that shut each other, and its ELBO no optimum where the data
         are ignored against the evidence: the number of its data counts for nothing, and T = 1.
         """
-        counted = None if self._linear else num_data
-        return Tempered(self._at_point[name], counted) if name in self._at_point else None
+        if name not in self._at_point:
+            return None
+        if self._hidden < 1 or num_data is None:
+            return Tempered(self._at_point[name], None)
+        shares = (table.get(self._hidden, 1 / 2) * num_data for table in (_DATA, _ANCHORED))
+        return Tempered(self._at_point[name], *shares)
 
     def take_in_full(self, but: Mapping[str, float] | None = None) -> dict[str, float]:
         """Let losses take the prior at full weight from here on, as ``maximise_evidence`` does, or but for some sites.
@@ -350,5 +359,5 @@ class PriorWidths(nn.Module):
                 raise PyroDropoutError(f"{name!r} is not a site of this model; the sites are {', '.join(self.sites)}.")
 
 
-def _buffer(name: str, kind: str = "prior_scale") -> str:
-    return f"{kind}/" + name.replace(".", "/")
+def _buffer(name: str) -> str:
+    return "prior_scale/" + name.replace(".", "/")

@@ -56,20 +56,8 @@ KEPT = Path(__file__).parents[2] / "out/defaults.json"
 STEPS = (2_000, 20_000)
 SAMPLES, MEMBERS = 100, 8
 WHOLE_MATRIX = 4_000  # weights up to which a guide with a matrix of all of them is trained
-PRIORS = {"default": None, "paper": pd.Prior(), "learned": pd.Prior(learn=True)}
+PRIORS = {"default": None, "paper": pd.Prior()}
 ON_NEW = ("dropout", "mean-field", "low-rank", "ensemble", *DOORS)  # what is trained on the new tables
-FIXED = (0.25, 0.5, 1.0, 2.0, 4.0)  # times the width of the default prior
-
-
-def prior_of(name: str, net: torch.nn.Module) -> pd.Prior | None:
-    """Return a prior by name; "x2" is the default one with widths times two."""
-    if not name.startswith("x"):
-        return PRIORS[name]
-    widths = pd.Prior(width_scaled="all").scales(net)
-    lengths = {site: 1 / (float(name[1:]) * width.item()) for site, width in widths.items()}
-    weights = {site: length for site, length in lengths.items() if site.endswith("weight")}
-    biases = {site: length for site, length in lengths.items() if site.endswith("bias")}
-    return pd.Prior(weights, biases, tempered=True)
 
 
 def built(rows: Rows, depth: int, width: int, guide: str, prior: str, seed: int) -> tuple[Any, Any]:
@@ -78,7 +66,7 @@ def built(rows: Rows, depth: int, width: int, guide: str, prior: str, seed: int)
     device = rows.train[0].device
     net = network(rows.train[0].shape[1], depth, width, rows.outputs).to(device)
     likelihood = pd.Categorical() if rows.classes else None
-    model = pd.BayesianNet(net, prior_of(prior, net), likelihood)
+    model = pd.BayesianNet(net, PRIORS[prior], likelihood)
     entry = guides()[guide]
     options = {"members": MEMBERS} if "members" in entry.options else {}
     return model, entry.make(model, lambda name: KEEP, **options).to(device)
@@ -177,7 +165,7 @@ def main() -> None:
     parser.add_argument("--depths", nargs="*", type=int, default=list(DEPTHS))
     parser.add_argument("--widths", nargs="*", type=int, default=list(WIDTHS))
     parser.add_argument("--guides", nargs="*", help="names, fit_table, estimator; all guides, or some on new tables")
-    parser.add_argument("--priors", nargs="*", default=["default"], help="default, paper, learned, x0.5, ...")
+    parser.add_argument("--priors", nargs="*", default=["default"], help="default, paper")
     parser.add_argument("--steps", nargs="*", type=int, default=list(STEPS))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--workers", type=int, default=1, help="cells that are trained at once")

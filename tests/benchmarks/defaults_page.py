@@ -78,29 +78,9 @@ def text(known: list[dict[str, Any]]) -> str:
             " priors.",
             "",
         ]
-    lines += _learned(cells)
     failed = [row for row in known if "failed" in row]
     lines += [f"Failed: {' '.join(map(str, row['cell']))}: {row['failed']}" for row in failed]
     return "\n".join(lines)
-
-
-def _learned(cells: Cells) -> list[str]:
-    """Return a sentence about learned widths beside the best of the fixed ones."""
-    within, count = 0, 0
-    for (*net, guide, prior, steps), cell in cells.items():
-        fixed = [
-            other["mean"] for key, other in cells.items()
-            if key[:4] == (*net, guide) and key[5] == steps and key[4].startswith("x")
-        ]  # fmt: skip
-        if prior == "learned" and len(fixed) == 5:
-            within, count = within + (cell["mean"] >= max(fixed) - 0.02), count + 1
-    if not count:
-        return []
-    return [
-        "`Prior(learn=True)` is within 0.02 nats of the best of five fixed widths, by test score, in"
-        f" {within} of {count} cells.",
-        "",
-    ]
 
 
 def write(known: list[dict[str, Any]]) -> None:

@@ -92,7 +92,7 @@ def trained(case: Case, engine: Engine, steps: int = STEPS, folder: Path | None 
     if option == "learned noise" and likelihood_name in ("gaussian", "counts"):
         likelihood = {"gaussian": pd.Gaussian, "counts": pd.Counts}[likelihood_name](0.5, learn=True)
     wide = guide_name in OF_SITES and OF_SITES[guide_name].density  # only those of widths can be learned
-    prior = pd.Prior(learn="*.weight" if wide and option == "learned priors" else False)
+    prior = pd.Prior(learn="*.weight" if wide and option == "learned priors" else False, tempered=False)
     net = nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, outputs))
     model = pd.BayesianNet(net, prior, likelihood).to(dtype)
     guide = GUIDES[guide_name](model)

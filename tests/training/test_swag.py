@@ -100,6 +100,6 @@ def test_what_has_no_trajectory_is_refused() -> None:
     with pytest.raises(pd.PyroDropoutError, match="statistics of '1' move"):
         pd.swag(normal, start, x, y, **how)
     pd.swag(normal.eval(), start, x, y, **how)
-    learned = pd.BayesianNet(model.net, pd.Prior(learn=True))
+    learned = pd.BayesianNet(model.net, pd.Prior(learn=True, tempered=False))
     with pytest.raises(pd.PyroDropoutError, match="cannot be learned"):
         pd.swag(learned, exact, x, y, **how)

@@ -150,7 +150,6 @@ def tensors_of(model: object, guide: object, names: Sequence[str] = ()) -> dict[
         for root, part in (("model", owner_of(model)), ("guide", owner_of(guide)))
         if isinstance(part, nn.Module)
         for name, tensor in (*part.named_parameters(), *part.named_buffers())
-        if "prior_start/" not in name  # a setting of the Prior, beside the width that is learned
     }
     known = {id(tensor) for tensor in found.values()}
     store = pyro.get_param_store()._params

@@ -6,6 +6,7 @@ and a heuristic elsewhere.
 """
 
 from collections.abc import Collection, Iterable, Mapping
+from numbers import Real
 from typing import TYPE_CHECKING
 
 import pyro.distributions as dist
@@ -21,12 +22,14 @@ from torch.distributions.transforms import AffineTransform
 
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.observed_sites import observed_sites
+from pyro_dropout.generative.priors import Tempered
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.guides.points import anchor_seed, anchors, centres, gaussian_at, is_gaussian
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.mathematics.shapes import base_distribution
 from pyro_dropout.protocols import Distribution, Message, Trace
+from pyro_dropout.training.loss.temperature import Marks, numbers_of, share_of_data
 
 if TYPE_CHECKING:
     from pyro_dropout.guides.base import SiteGuide
@@ -54,6 +57,7 @@ class Anchoring(Messenger):
         rows: which of all data the mini-batch holds; None for all.
         free: constrained sites that the guide has as points: their density is that of unconstrained space, where
             their anchors are.
+        heat: T of points whose prior is tempered.
     """
 
     def __init__(
@@ -64,10 +68,11 @@ class Anchoring(Messenger):
         widths: Mapping[str, Tensor],
         rows: Tensor | None,
         free: Collection[str] = (),
+        heat: float = 1.0,
     ) -> None:
         super().__init__()
         self._anchors, self._noise, self._weights, self._widths = anchors, noise, weights, widths
-        self._rows, self._free = rows, free
+        self._rows, self._free, self._heat = rows, free, heat
         self._shown: dict[str, Tensor] = {}
 
     def _pyro_post_sample(self, msg: Message) -> None:
@@ -82,7 +87,8 @@ class Anchoring(Messenger):
             if name in self._anchors:
                 prior = moved(fn, self._here(self._anchors[name], msg, fn.event_dim, rows=False))
                 msg["fn"] = FreeDensity(prior, fn.support) if name in self._free else prior
-                msg["infer"] = {**msg["infer"], "tempered": None}  # members are draws of the posterior at T = 1 only
+                how = msg["infer"].get("tempered")  # members are draws of the posterior, and points elsewhere its mode
+                msg["infer"] = {**msg["infer"], "tempered": how and Tempered(self._heat, how.anchored)}
         elif name in self._noise:
             own = self._widths.get(name)
             weight = None if own is None else self._here(own, msg, fn.event_dim)
@@ -229,14 +235,36 @@ def free_points(ensemble: "Ensemble") -> frozenset[str]:
 # --- drawing it -------------------------------------------------------------------------------------------------------
 
 
-def perturbation(template: "SiteGuide", seeds: Iterable[int], call: ModelCall, batch: int) -> Problem:
+def temperature_of(loss: object, template: "SiteGuide", call: ModelCall, batch: int) -> float:
+    """Return T of the posterior that the members of an anchored ensemble are draws of.
+
+    That is the factor on the KL in their loss, which the prior may ask for. Under a schedule it is 1.
+    """
+    asked = getattr(loss, "temperature", 1.0)
+    if asked != "auto":
+        return float(asked) if isinstance(asked, Real) else 1.0
+    marks, call = Marks(), call.at(slice(0, batch)) if batch < (call.count or 1) else call
+    with quietly(call.model, template), poutine.block(), torch.no_grad():
+        drawn = call.of(poutine.trace(template).get_trace)
+        call.of(poutine.trace(poutine.replay(marks(call.model), trace=drawn)).get_trace)
+    numbers = numbers_of(drawn.nodes[name]["fn"] for name in marks.of)
+    return min([1.0, *(share_of_data(Tempered(1.0, how.anchored), numbers) for how in marks.of.values())])
+
+
+def perturbation(
+    template: "SiteGuide", seeds: Iterable[int], call: ModelCall, batch: int, heat: float = 1.0
+) -> Problem:
     """Draw the anchors and the perturbed data of all members, each from its own seed.
+
+    A posterior at the temperature T is that of data with a noise of √T times the width: what is drawn around the data
+    has that width, and what is drawn from the prior is as wide as ever.
 
     Args:
         template: the guide of one member; it has read the model.
         seeds: of the members.
         call: the model with all data.
         batch: points in a mini-batch.
+        heat: T.
     """
     count = call.count or 1
     some = call.at(slice(0, batch)) if batch < count else call
@@ -268,9 +296,10 @@ def perturbation(template: "SiteGuide", seeds: Iterable[int], call: ModelCall, b
     for seed in seeds:
         with seeded(anchor_seed(seed), device):
             own = anchors(template, middles)
-            noise = {name: torch.randn(shape, dtype=observed[name]["value"].dtype) for name, shape in shapes.items()}
-            weights = {key: _weights(torch.Size([size])).to(call.dtype) for key, size in sizes.items()}
-            widths = {name: _weights(shape).to(call.dtype) for name, shape in uncertain.items()}
+            kinds = {name: observed[name]["value"].dtype for name in shapes}
+            noise = {name: heat**0.5 * torch.randn(shape, dtype=kinds[name]) for name, shape in shapes.items()}
+            weights = {key: _weights(torch.Size([size]), heat).to(call.dtype) for key, size in sizes.items()}
+            widths = {name: _weights(shape, heat).to(call.dtype) for name, shape in uncertain.items()}
         rows.append({"anchors": own, "noise": noise, "weights": weights, "widths": widths})
     return {
         part: {name: torch.stack([row[part][name] for row in rows]).to(device) for name in rows[0][part]}
@@ -278,10 +307,10 @@ def perturbation(template: "SiteGuide", seeds: Iterable[int], call: ModelCall, b
     }
 
 
-def _weights(shape: torch.Size) -> Tensor:
-    """Draw weights of the Bayesian bootstrap, whose mean is one."""
+def _weights(shape: torch.Size, heat: float) -> Tensor:
+    """Draw weights of the Bayesian bootstrap, whose mean is one, and their variance times ``heat``."""
     drawn = torch.empty(shape, dtype=torch.float64).exponential_()
-    return drawn / drawn.mean()
+    return 1 + heat**0.5 * (drawn / drawn.mean() - 1)
 
 
 def _depends(p: Distribution, latent: list[Tensor]) -> bool:

@@ -18,7 +18,7 @@ from pyro_dropout.protocols import Record
 from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint, last_facts
 from pyro_dropout.training.distributed.data_parallel import start_alike
 from pyro_dropout.training.distributed.process_group import ALONE, Group, Share
-from pyro_dropout.training.ensemble.anchoring import perturbation
+from pyro_dropout.training.ensemble.anchoring import perturbation, temperature_of
 from pyro_dropout.training.ensemble.member_loss import ROWS, EnsembleLoss
 from pyro_dropout.training.ensemble.members import Members
 from pyro_dropout.training.history import DivergedError, History
@@ -93,14 +93,15 @@ class EnsembleTraining:
         if share.members < whole.rows or self._ranks.world > 1:
             part = whole.part(slice(start + share.own.start, start + share.own.stop))
             rest = whole.part(slice(start, self.rows.stop), copied=False)
-        problem = perturbation(part.template, part.seeds.tolist(), call, batch) if part.anchored else None
+        heat = temperature_of(self._loss, part.template, call, batch) if part.anchored else 1.0
+        problem = perturbation(part.template, part.seeds.tolist(), call, batch, heat) if part.anchored else None
         count = call.count or 1
         if part.anchored and batch < count:
             device = next(leaf for leaf in call.leaves() if leaf.dim()).device
             call = dataclasses.replace(call, kwargs={**call.kwargs, ROWS: torch.arange(count, device=device)})
         return Members(
             guide=part,
-            loss=EnsembleLoss(self._loss, problem, self._clip_norm, self._at_once, share),
+            loss=EnsembleLoss(self._loss, problem, self._clip_norm, self._at_once, share, heat),
             call=call,
             whole=whole,
             rows=slice(start, start + share.members),

@@ -40,17 +40,20 @@ class MemberLoss:
         inner: a loss with ``differentiable_loss``.
         extras: the member's anchors, noise and weights, as a tree; None if it is not anchored.
         free: constrained sites that the guide has as points.
+        heat: T of anchored points.
     """
 
     inner: Any
     extras: Problem | None
     free: frozenset[str] = frozenset()
+    heat: float = 1.0
 
     def differentiable_loss(self, model: PyroModel, guide: PyroModel, *args: Tree, **kwargs: Tree) -> Tensor:
         """Return the loss."""
         rows = kwargs.pop(ROWS, None)
-        problem = model if self.extras is None else Anchoring(**self.extras, rows=rows, free=self.free)(model)
-        found: Tensor = self.inner.differentiable_loss(problem, guide, *args, **kwargs)
+        if self.extras is not None:
+            model = Anchoring(**self.extras, rows=rows, free=self.free, heat=self.heat)(model)
+        found: Tensor = self.inner.differentiable_loss(model, guide, *args, **kwargs)
         return found
 
 
@@ -89,6 +92,7 @@ class EnsembleLoss:
         clip_norm: the largest norm of a member's gradient.
         at_once: how many members are computed at once; None for all. It is halved whenever memory runs out.
         share: which of the members these are, of those that all ranks train together; None for all.
+        heat: T of anchored points.
     """
 
     def __init__(
@@ -98,8 +102,10 @@ class EnsembleLoss:
         clip_norm: float | None = None,
         at_once: int | None = None,
         share: Share | None = None,
+        heat: float = 1.0,
     ) -> None:
         self.inner, self.extras, self.clip_norm, self.at_once, self._share = inner, extras, clip_norm, at_once, share
+        self.heat = heat
         self._graphs: dict[Any, _Graph] = {}
 
     def differentiable_loss(self, model: PyroModel, ensemble: "Ensemble", *args: Tree, **kwargs: Tree) -> Tensor:
@@ -197,7 +203,7 @@ class EnsembleLoss:
         own = {id(value): name for name, value in template.named_parameters()}
         template.is_member = False  # so that it registers its parameters, by which they are found
         try:
-            parameters = Parameters(model, template, MemberLoss(self.inner, first, free), args, kwargs)
+            parameters = Parameters(model, template, MemberLoss(self.inner, first, free, self.heat), args, kwargs)
         finally:
             template.is_member = True
         forget(template.parameters())  # it is the ensemble's that are trained
@@ -209,7 +215,7 @@ class EnsembleLoss:
             values, here, settings, tensors, (step,) = _split(inputs, counts)
             now = dict(zip(places, tensors, strict=True))
             args, kwargs = tree_unflatten([now.get(k, leaf) for k, leaf in enumerate(leaves)], shape)
-            loss = MemberLoss(self.inner, None if first is None else tree_unflatten(here, spec), free)
+            loss = MemberLoss(self.inner, None if first is None else tree_unflatten(here, spec), free, self.heat)
             with buffers.replaced(settings), at_step(step):
                 value, slopes = loss_and_gradients(model, template, loss, parameters, values, args, kwargs)
             return [value, *slopes]

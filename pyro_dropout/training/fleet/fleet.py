@@ -325,7 +325,9 @@ class Fleet:
         values = self.values(parameters)
         rate = rate.to(clock(update, values, 1)[1])
         batches = None if batch == points else Batches(batch, rows)
-        problem = {} if anchors is None else anchored(self[0], anchors, len(self), (x, y, points), batch)
+        problem, heat = (
+            ({}, 1.0) if anchors is None else anchored(self[0], anchors, len(self), (x, y, points), batch, loss)
+        )
         extras, spec = tree_flatten(problem)
         places = Buffers(*self[0])
         buffers, first = [*self.buffers(), *extras], [value[0] for value in values]
@@ -334,7 +336,7 @@ class Fleet:
             values: list[Tensor], settings: list[Tensor], x: AnyInputs, y: Tensor, index: Tensor
         ) -> tuple[Tensor, list[Tensor]]:
             own, count = (x[index], y[index], points), len(places.names)
-            here = MemberLoss(loss, tree_unflatten(settings[count:], spec)) if problem else loss
+            here = MemberLoss(loss, tree_unflatten(settings[count:], spec), heat=heat) if problem else loss
             with places.replaced(settings[:count]), widths_kept():
                 return loss_and_gradients(*self[0], here, parameters, values, own, {ROWS: index} if problem else {})
 

@@ -30,7 +30,7 @@ from pyro_dropout.protocols import Tree
 from pyro_dropout.training.checkpoints.posterior_file import settings_of
 from pyro_dropout.training.checkpoints.tensor_file import digest
 from pyro_dropout.training.compile.functional import Buffers
-from pyro_dropout.training.ensemble.anchoring import Problem, perturbation
+from pyro_dropout.training.ensemble.anchoring import Problem, perturbation, temperature_of
 from pyro_dropout.training.loss.learned_widths import learned_sites
 
 Replica = tuple[Any, Any]  # a model and its guide, both modules
@@ -218,8 +218,13 @@ def rows_of(x: AnyInputs, indices: Tensor | None, count: int) -> Tensor:
 
 
 def anchored(
-    replica: Replica, seeds: Sequence[int] | Tensor, count: int, call: tuple[Tensor, Tensor, int], batch: int
-) -> Problem:
+    replica: Replica,
+    seeds: Sequence[int] | Tensor,
+    count: int,
+    call: tuple[Tensor, Tensor, int],
+    batch: int,
+    loss: object,
+) -> tuple[Problem, float]:
     """Draw the anchors and the noise of all replicas, each from its own seed.
 
     Args:
@@ -228,6 +233,10 @@ def anchored(
         count: how many replicas there are.
         call: all data and how many of them a replica sees, (x, y, n).
         batch: points in a mini-batch.
+        loss: of a replica.
+
+    Returns:
+        What was drawn, and T.
     """
     listed = seeds.tolist() if isinstance(seeds, Tensor) else seeds
     if not isinstance(listed, Sequence) or len(listed) != count:
@@ -246,10 +255,11 @@ def anchored(
                 f"site {name!r} has a prior that is not Gaussian, so a replica of a fleet cannot be anchored there."
                 " Train an Ensemble instead."
             )
-    problem = perturbation(guide, listed, ModelCall(model, call), batch)
+    heat = temperature_of(loss, guide, ModelCall(model, call), batch)
+    problem = perturbation(guide, listed, ModelCall(model, call), batch, heat)
     if problem["weights"]:
         raise PyroDropoutError(
             "replicas of a fleet are anchored by noise in their targets, which needs a Gaussian likelihood. Train an"
             " Ensemble instead: its members weight the data points."
         )
-    return problem
+    return problem, heat

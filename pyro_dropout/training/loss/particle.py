@@ -136,8 +136,7 @@ class Particle(Messenger):
 
     def _divergence(self, q_site: Message, p_site: Message) -> Term:
         if isinstance(base_distribution(p_site["fn"]), LearnedNormal):
-            how, image = self._marks.of.get(p_site["name"]), self._is_image(p_site["name"])
-            p_site = with_best_width(q_site, p_site, own_temperature(how, q_site["fn"], self._numbers(), image))
+            p_site = with_best_width(q_site, p_site)
         place = self._places[p_site["name"]]
         # The model samples this site after one that the guide draws later: that one may have been made from this draw.
         late, self._latest = place < self._latest, max(place, self._latest)

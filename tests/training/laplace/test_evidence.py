@@ -157,7 +157,7 @@ def waves(number: int = 200) -> tuple[Tensor, Tensor]:
 def waves_net(learn: bool = False) -> pd.BayesianNet:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(1, 12), nn.Tanh(), nn.Linear(12, 1))
-    return pd.BayesianNet(net, pd.Prior(learn=learn), pd.Gaussian(1.0, learn=learn))
+    return pd.BayesianNet(net, pd.Prior(learn=learn, tempered=False), pd.Gaussian(1.0, learn=learn))
 
 
 @pytest.mark.parametrize("structure", ["full", pytest.param("kron", marks=pytest.mark.deep)])

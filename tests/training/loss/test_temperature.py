@@ -214,14 +214,29 @@ def test_the_kl_weighs_no_more_than_the_data(count: int, make: Any) -> None:
     assert whole == pytest.approx(float(sum(again.values()).detach()))
 
 
-def test_anchored_members_take_the_prior_in_full() -> None:
+@pytest.mark.parametrize(
+    ("hidden", "shares"), {0: (None, None), 1: (20, 5), 2: (20, 20), 3: (45, 45), 4: (20, 20)}.items()
+)
+def test_the_share_of_the_data_depends_on_the_depth(hidden: int, shares: tuple[float | None, ...]) -> None:
+    net = nn.Sequential(*[nn.Linear(3, 3) for _ in range(hidden + 1)])
+    how = pd.BayesianNet(net).tempered("0.weight", 40)
+    assert how is not None
+    assert (how.weights, how.anchored) == shares
+
+
+def test_anchored_members_have_the_temperature_of_the_prior() -> None:
+    """Not the weaker penalty of points: a member is a draw of the posterior."""
     x, y = torch.randn(7, 3, dtype=F64), torch.randn(7, 2, dtype=F64)
-    losses = []
-    for tempered in (True, False):
-        model = deep(pd.Prior(width_scaled="all", tempered=tempered))
-        ensemble = pd.Ensemble(model, members=2, seed=0)
-        losses.append(pd.fit(model, ensemble, x, y, steps=3, compile=False, progress=False, seed=0).losses)
-    assert torch.equal(*losses)
+    model, plain = (deep(pd.Prior(width_scaled="all", tempered=tempered)) for tempered in (True, False))
+    numbers = sum(value.numel() for value in model.net.parameters())
+    cold, full = pd.ELBO(per_example=False, temperature=7 / (8 * numbers)), pd.ELBO(per_example=False, temperature=1.0)
+    for first, second in (((model, None), (plain, cold)), ((model, full), (plain, None))):
+        losses = []
+        for own, loss in (first, second):
+            ensemble = pd.Ensemble(own, members=2, seed=0)
+            how: Any = {"compile": False, "progress": False, "seed": 0}
+            losses.append(pd.fit(own, ensemble, x, y, steps=3, loss=loss, **how).losses)
+        torch.testing.assert_close(*losses)
 
 
 def test_the_curvature_of_all_weights_is_at_the_maximum_of_the_posterior() -> None:

@@ -92,7 +92,10 @@ REFUSED: dict[str, tuple[str, Callable[[], DropoutNetwork]]] = {
     ),
     "another guide": ("AutoDropout", lambda: looked_at(guide=pd.AutoMeanField)),
     "Gaussian biases": ("neither", lambda: looked_at(guide=lambda model: pd.AutoDropout(model, bias="gaussian"))),
-    "learned widths": ("AutoDropout|learned", lambda: looked_at(prior=pd.Prior(learn=True), guide=pd.AutoMeanField)),
+    "learned widths": (
+        "AutoDropout|learned",
+        lambda: looked_at(prior=pd.Prior(learn=True, tempered=False), guide=pd.AutoMeanField),
+    ),
 }
 
 
