@@ -5,6 +5,7 @@ unconstrained space, by the distance of a draw from its median: exact for priors
 and a heuristic elsewhere.
 """
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from numbers import Real
 from typing import TYPE_CHECKING
@@ -297,7 +298,7 @@ def perturbation(
         with seeded(anchor_seed(seed), device):
             own = anchors(template, middles)
             kinds = {name: observed[name]["value"].dtype for name in shapes}
-            noise = {name: heat**0.5 * torch.randn(shape, dtype=kinds[name]) for name, shape in shapes.items()}
+            noise = {name: math.sqrt(heat) * torch.randn(shape, dtype=kinds[name]) for name, shape in shapes.items()}
             weights = {key: _weights(torch.Size([size]), heat).to(call.dtype) for key, size in sizes.items()}
             widths = {name: _weights(shape, heat).to(call.dtype) for name, shape in uncertain.items()}
         rows.append({"anchors": own, "noise": noise, "weights": weights, "widths": widths})
@@ -310,7 +311,7 @@ def perturbation(
 def _weights(shape: torch.Size, heat: float) -> Tensor:
     """Draw weights of the Bayesian bootstrap, whose mean is one, and their variance times ``heat``."""
     drawn = torch.empty(shape, dtype=torch.float64).exponential_()
-    return 1 + heat**0.5 * (drawn / drawn.mean() - 1)
+    return 1 + math.sqrt(heat) * (drawn / drawn.mean() - 1)
 
 
 def _depends(p: Distribution, latent: list[Tensor]) -> bool:
