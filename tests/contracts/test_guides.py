@@ -67,9 +67,7 @@ REFUSED = (
     ),
     Refusal({"trace"}, {"per-example"}, partial(drawn_per_data_point, some=True), SingularError, "no joint density"),
     Refusal({"trace"}, {"shared"}, lambda guide, kind: not GUIDES[guide].density, SingularError, "scale=0"),
-    Refusal(
-        {"mean-field"}, ANY, lambda guide, kind: guide == "row-mixture-learned", NotImplementedError, "fully reparam"
-    ),
+    Refusal({"mean-field"}, ANY, lambda guide, kind: guide == "row-mixture-learned", ValueError, "no score term"),
 )
 
 
