@@ -74,8 +74,8 @@ def test_a_guide_that_goes_while_the_store_is_set_aside_is_forgotten_afterwards(
     assert not [name for name in store if name.startswith("AutoMeanField")]
 
 
-@pytest.mark.parametrize("fits", [10, pytest.param(200, marks=pytest.mark.deep)])
-def test_many_fits_leave_store_files_and_memory_flat(fits: int) -> None:
+@pytest.mark.deep
+def test_many_fits_leave_store_files_and_memory_flat(fits: int = 200) -> None:
     def used() -> tuple[int, int, int]:
         gc.collect()
         return (

@@ -34,6 +34,7 @@ class Images(nn.Module):
 
 
 @pytest.mark.parametrize("kind", [PerExample, WholeFunctions])
+@pytest.mark.thinned(2)
 def test_a_block_of_images_has_fewer_rows(kind: type[WeightDraws]) -> None:
     assert 2048 < rows(kind, Images(), torch.zeros(8, 1, 64, 64), 10_000) <= 4096  # 2³⁰ bytes of 256 KiB
 

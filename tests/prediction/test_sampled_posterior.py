@@ -32,6 +32,7 @@ def test_no_draw_comes_twice_before_all_came_once(chains: int, draws: int, n: in
     assert counts.max() - counts.min() <= 1
 
 
+@pytest.mark.thinned(2)
 def test_predict_takes_each_draw_once_whatever_the_blocks(dtype: torch.dtype) -> None:
     model = pd.BayesianNet(nn.Linear(1, 1).to(dtype), likelihood=pd.Gaussian(tau=4.0))
     weights = {"weight": torch.randn(4, 50, 1, 1, dtype=dtype), "bias": torch.randn(4, 50, 1, dtype=dtype)}
