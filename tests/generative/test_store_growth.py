@@ -75,7 +75,7 @@ def test_a_guide_that_goes_while_the_store_is_set_aside_is_forgotten_afterwards(
 
 
 @pytest.mark.deep
-def test_many_fits_leave_store_files_and_memory_flat(fits: int = 200) -> None:
+def test_many_fits_leave_store_files_and_memory_flat() -> None:
     def used() -> tuple[int, int, int]:
         gc.collect()
         return (
@@ -84,10 +84,10 @@ def test_many_fits_leave_store_files_and_memory_flat(fits: int = 200) -> None:
             sum(issubclass(type(value), Tensor | nn.Module) for value in gc.get_objects()),
         )
 
-    for _ in range(fits // 10):
+    for _ in range(20):
         train()
     before, peak = used(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for _ in range(fits - fits // 10):
+    for _ in range(180):
         train()
     assert used() == before
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 20 * 1024  # kilobytes

@@ -20,7 +20,7 @@ FOLDER = Path(__file__).parents[2] / "models"
 SCRIPTS = sorted(FOLDER.glob("*.py"))
 BY_HAND = [FOLDER / "bnn.py", FOLDER / "deep_gp.py"]
 EXPERIMENTS = [path for path in SCRIPTS if path not in BY_HAND]
-QUICK = ("evidence", "thompson")  # the others run in the long tests
+QUICK = ("evidence",)  # the others run in the long tests
 TASKS = ("regression", "classification")
 ALLOWED = {"torch", "pyro", "numpy", "matplotlib", "tqdm", "pyro_dropout", "experiments"}
 NUMBER = re.compile(r"-?(?:\d+\.\d+|inf|nan)")
@@ -163,6 +163,7 @@ def test_the_figure_of_the_six_guides_has_them_all(tmp_path: Path, capsys: pytes
     assert not missing, f"docs/six_posteriors.md: {missing} is missing in the table"
 
 
+@pytest.mark.deep
 def test_the_figure_of_simulated_data_sets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figures = loaded(FOLDER.parent / "docs" / "make_figures.py")
     figures.main(["--only", "sbc", "--quick", "--out", str(tmp_path)])
