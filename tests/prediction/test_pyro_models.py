@@ -273,7 +273,7 @@ def test_scores_take_them_too() -> None:
     answer = pd.predict(model, guide, X, samples=40, seed=0)
     f = torch.stack([torch.stack([p.loc, -2 * p.scale.log()], -1) for p in answer.parts])
     like = pd.HeteroscedasticGaussian()
-    from pyro_dropout.prediction.moments import block_sums
+    from pyro_dropout.generative.likelihoods.moments import block_sums
 
     twin = pd.Prediction(like, block_sums(like, f), 40, f, f, None)
     y = Y.unsqueeze(-1)
