@@ -18,6 +18,9 @@ from .generative.likelihoods import (
     Categorical as Categorical,
 )
 from .generative.likelihoods import (
+    Counts as Counts,
+)
+from .generative.likelihoods import (
     Gaussian as Gaussian,
 )
 from .generative.likelihoods import (
@@ -29,15 +32,12 @@ from .generative.likelihoods import (
 from .generative.likelihoods import (
     Poisson as Poisson,
 )
+from .generative.likelihoods import (
+    Transformed as Transformed,
+)
 from .generative.networks import BayesianNet as BayesianNet
 from .generative.priors import Prior as Prior
 from .generative.standardised import Standardised as Standardised
-from .generative.target_scales import (
-    Counts as Counts,
-)
-from .generative.target_scales import (
-    Transformed as Transformed,
-)
 from .guides import (
     AutoConcreteDropout as AutoConcreteDropout,
 )

@@ -130,13 +130,6 @@ class HasDensity(Protocol):
 
 
 @runtime_checkable
-class HasWeights(Protocol):
-    """A posterior that holds its draws, {name: (chains, draws, *shape)}, as the result of a sampler does."""
-
-    weights: Weights
-
-
-@runtime_checkable
 class HasDraws(Protocol):
     """A posterior that numbers its draws, or the members that they come from, and is asked for them by number."""
 

@@ -1,8 +1,9 @@
-"""What there is by name: guides and scores. Each is registered in the file that defines it.
+"""What there is by name: guides, likelihoods and scores. Each is registered in the file that defines it.
 
 The command line, the estimators, ``compare``, its report and the contract tests read this registry. Names of guides can
 be read from the source without importing torch, so ``--help`` stays fast. Another package registers its own by entry
-points that name their modules, in the groups "pyro_dropout.guides" and "pyro_dropout.scores"::
+points that name their modules, in the groups "pyro_dropout.guides", "pyro_dropout.likelihoods" and
+"pyro_dropout.scores"::
 
     [project.entry-points."pyro_dropout.guides"]
     radial = "my_package.radial"
@@ -154,7 +155,7 @@ def _import_all(folder: str) -> None:
 
 @cache
 def _other_packages(kind: str) -> tuple[EntryPoint, ...]:
-    """Return the modules that other packages register for a kind, "guides" or "scores"."""
+    """Return the modules that other packages register for a kind: "guides", "likelihoods" or "scores"."""
     return tuple(sorted(entry_points(group=f"pyro_dropout.{kind}")))
 
 
@@ -195,6 +196,54 @@ def _registrations(path: Path) -> Iterator[Listed]:
             given = {each.arg: ast.literal_eval(each.value) for each in literals}
             facts = (given.get(key, by_default) for key, by_default in _LISTED.items())
             yield Listed(ast.literal_eval(node.args[0]), *facts)
+
+
+# --- likelihoods ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LikelihoodEntry:
+    """A likelihood under its name: its class, and the arguments of ``likelihood``."""
+
+    name: str
+    likelihood: type
+    make: Callable[[], Any]
+    outputs: int
+
+
+_LIKELIHOODS: dict[str, LikelihoodEntry] = {}
+
+
+def likelihood(name: str, *, make: Callable[[], Any] | None = None, outputs: int = 1) -> Callable[[Made], Made]:
+    """Register a likelihood; a decorator of its class. The contract tests then hold it to what all of them promise.
+
+    Args:
+        name: of the likelihood.
+        make: builds one with settings for data that nobody has looked at yet; by default ``cls()``.
+        outputs: of a network with one target.
+
+    Example:
+        >>> import pyro_dropout as pd
+        >>> from pyro_dropout import registry
+        >>> list(registry.likelihoods())[:3]
+        ['bernoulli', 'categorical', 'poisson']
+        >>> registry.likelihoods()["gaussian"].make().tau.item()
+        1.0
+    """
+
+    def register(cls: Made) -> Made:
+        if name in _LIKELIHOODS:
+            _check_same("likelihood", name, _LIKELIHOODS[name].likelihood, cls)
+        _LIKELIHOODS[name] = LikelihoodEntry(name, cls, make or cls, outputs)
+        return cls
+
+    return register
+
+
+def likelihoods() -> Mapping[str, LikelihoodEntry]:
+    """Return all registered likelihoods by name; this imports them."""
+    _import_all("generative/likelihoods")
+    return dict(_LIKELIHOODS)
 
 
 # --- scores -----------------------------------------------------------------------------------------------------------

@@ -19,11 +19,12 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "pyro_dropout"
 EQUATIONS = ROOT / "docs" / "equations.md"
 # Pages whose blocks take seconds, but for one block of each three.
-LONG = ("comparison.md", "ensembles.md", "first_hour.md", "interop.md", "laplace.md", "linearised.md", "long_runs.md")
+LONG = ("comparison.md", "ensembles.md", "first_hour.md", "interop.md", "linearised.md", "long_runs.md")
 LONG += ("pyro_models.md", "training.md", "trust.md")
 # Names whose examples take seconds.
 SLOW = {"AutoLaplace", "Comparison", "DropoutClassifier", "DropoutRegressor", "Ensemble", "FittedTable", "Fleet"}
-SLOW |= {"compare", "fit_table", "nuts", "swag"}
+SLOW |= {"Evidence", "compare", "fit_table", "nuts", "swag"}
+LONGEST = ("laplace.md",)  # whose blocks all take seconds
 EQUATION_LINE = re.compile(r"^\s*Equation: (\S+)\.\s*$", re.MULTILINE)
 HEADING = re.compile(r"^## `(?P<id>[^`\s]+)` — \S.*$", re.MULTILINE)
 PUBLIC = [name for name in getattr(pyro_dropout, "__all__", []) if not name.startswith("__")]
@@ -191,7 +192,7 @@ def python_blocks() -> list[Any]:
             line = text.count("\n", 0, found.start(1))
             shown = PRINTED.match(text, found.end())
             earlier = sum(block.id.startswith(path.name) for block in blocks)
-            long = path.name in LONG and earlier % 3 != 2
+            long = path.name in LONGEST or (path.name in LONG and earlier % 3 != 2)
             marks = [pytest.mark.deep] if long else []
             blocks.append(pytest.param(path, line, found[1], shown and shown[1], id=f"{path.name}:{line}", marks=marks))
     return blocks

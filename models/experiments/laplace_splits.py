@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 import pyro_dropout as pd
 from experiments.collection import UCI
-from pyro_dropout.judging.selection import folds_of, repeated
+from experiments.cross_validation import folds_of, repeated
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.mathematics.shapes import Float
 

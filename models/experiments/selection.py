@@ -13,10 +13,10 @@ from torch import Tensor
 
 import pyro_dropout as pd
 from experiments.collection import UCI
+from experiments.cross_validation import choose
 from experiments.experiment import Experiment
 from experiments.summaries import said
 from pyro_dropout import ELBO, DivergedError
-from pyro_dropout.judging.selection import choose
 
 DROPS, DECAY = (0.0002, 0.002, 0.005, 0.01, 0.05, 0.1), (1e-6,)
 BELIEFS: dict[str, tuple[float, ...]] = {"drop": (0.0,), "length": (0.3, 2.0), "lr": (3e-3, 1e-2)}  # widths are learned

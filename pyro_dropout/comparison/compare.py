@@ -19,7 +19,7 @@ from pyro_dropout.comparison.standard_models import standard_guide
 from pyro_dropout.comparison.trained import Build, WholeBar, as_a_fleet, one_by_one, source_of
 from pyro_dropout.engines.choose import Compile
 from pyro_dropout.generative.inputs import AnyInputs, check_inputs, check_pairs, inputs_of, takes_all
-from pyro_dropout.generative.likelihood import Likelihood as OwnLikelihood
+from pyro_dropout.generative.likelihoods.likelihood import Likelihood as OwnLikelihood
 from pyro_dropout.generative.model_call import ModelCall, is_network
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.process_lock import one_at_a_time

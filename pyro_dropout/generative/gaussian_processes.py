@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from pyro_dropout.generative.layers import add_bias, linear, one_for_each_point, without_plate
-from pyro_dropout.generative.likelihood import is_likelihood, observe
 from pyro_dropout.generative.likelihoods import Gaussian
+from pyro_dropout.generative.likelihoods.likelihood import is_likelihood, observe
 from pyro_dropout.generative.registration import buffered, tell_pyro
 from pyro_dropout.mathematics.checks import check_choice, check_count, check_positive
 from pyro_dropout.mathematics.covariance import check_shape

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from pyro_dropout.engines.torch_internals import tree_leaves, tree_map
 from pyro_dropout.generative.inputs import inputs_of, takes_all
-from pyro_dropout.generative.likelihood import is_likelihood
+from pyro_dropout.generative.likelihoods.likelihood import is_likelihood
 from pyro_dropout.mathematics.checks import describe
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.protocols import PyroModel, Trace, Tree

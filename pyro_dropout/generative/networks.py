@@ -32,9 +32,9 @@ from pyro_dropout.generative.layers import (
     written_out,
 )
 from pyro_dropout.generative.layouts import freeze_all_but
-from pyro_dropout.generative.likelihood import Likelihood as OwnLikelihood
-from pyro_dropout.generative.likelihood import is_likelihood, observe
 from pyro_dropout.generative.likelihoods import Gaussian
+from pyro_dropout.generative.likelihoods.likelihood import Likelihood as OwnLikelihood
+from pyro_dropout.generative.likelihoods.likelihood import is_likelihood, observe
 from pyro_dropout.generative.own_noise import (
     FrozenStatistics,
     drawn_in_place,

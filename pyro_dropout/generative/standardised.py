@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pyro_dropout.generative.inputs import takes_all
-from pyro_dropout.generative.likelihood import check_standardised, likelihood_of
+from pyro_dropout.generative.likelihoods.likelihood import check_standardised, likelihood_of
 from pyro_dropout.mathematics.checks import check_finite, describe
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.protocols import Distribution, Likelihood, Weights

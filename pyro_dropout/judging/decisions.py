@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pyro_dropout.generative.likelihoods.moments import is_class
 from pyro_dropout.generative.own_noise import check_no_noise
 from pyro_dropout.judging.normal_mixture import checked_targets
 from pyro_dropout.mathematics.checks import check_choice, check_finite, check_non_negative, check_number, check_rate
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.mathematics.shapes import Bool, Float, Int
-from pyro_dropout.prediction.moments import is_class
 from pyro_dropout.prediction.plot_style import axes_or_new
 from pyro_dropout.prediction.predict import predict
 from pyro_dropout.prediction.prediction import Prediction

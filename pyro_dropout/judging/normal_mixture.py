@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
+from pyro_dropout.generative.likelihoods.moments import Points, is_class, is_normal, normal_parts
 from pyro_dropout.mathematics.checks import describe
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
-from pyro_dropout.prediction.moments import Points, is_class, is_normal, normal_parts
 from pyro_dropout.prediction.prediction import Prediction
+from pyro_dropout.prediction.tails import is_whole
 
 
 def check_prediction(prediction: Prediction) -> None:
@@ -31,6 +32,17 @@ def checked_targets(prediction: Prediction, y: Tensor) -> Tensor:
     if not bool(torch.isfinite(y).all()):
         raise RangeError(f"y must be finite; got {describe(y)}.")
     return y
+
+
+def check_numbers(prediction: Prediction, name: str, *, whole: bool = True) -> None:
+    """Raise unless the targets are numbers, and unless ``whole``, numbers of a continuum."""
+    check_prediction(prediction)
+    kind = prediction.target_distribution
+    if is_class(kind) or (is_whole(kind) and not whole):
+        advice = "classes have reliability, ece and brier"
+        if not is_class(kind):
+            advice = "for whole numbers use coverage, or crps(..., method='sample')"
+        raise PyroDropoutError(f"{name} is for numbers, but this prediction is of {prediction.family}; {advice}.")
 
 
 def check_normal(prediction: Prediction, name: str) -> None:

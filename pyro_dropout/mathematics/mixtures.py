@@ -135,11 +135,6 @@ def mixture_quantile(loc: Tensor, scale: Tensor, level: float | Tensor, probs: T
     return _root(at, middle + width * inner, low, high, 1e-6 * scale.amin(0))
 
 
-def mixture_log_cdf(loc: Tensor, scale: Tensor, z: Tensor) -> Tensor:
-    """Return the log of ``mixture_cdf``, exact in tails that are too small for a probability."""
-    return torch.logsumexp(torch.special.log_ndtr((z - loc) / scale), 0) - math.log(len(loc))
-
-
 def mixture_tail_quantile(loc: Tensor, scale: Tensor, log_tail: Tensor) -> Tensor:
     """Return the z, (...), below which normals (T, ...) have the probability exp(log_tail), at most a half.
 

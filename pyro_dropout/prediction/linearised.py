@@ -15,6 +15,7 @@ from tqdm.auto import tqdm
 from pyro_dropout.generative.inputs import AnyInputs, copies, takes_all
 from pyro_dropout.generative.jacobians import Jacobians, check_single_points, last_layer, runs_by_row
 from pyro_dropout.generative.likelihoods import Gaussian, HeteroscedasticGaussian, likelihood_of
+from pyro_dropout.generative.likelihoods.moments import F64
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.own_noise import noise_of, silent
 from pyro_dropout.generative.standardised import Standardised
@@ -24,7 +25,6 @@ from pyro_dropout.guides.marginals import Marginals
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.blocks import Block, bytes_per_row, cuts, has_small_rows, run_blocks
 from pyro_dropout.prediction.linearised_prediction import LinearisedPrediction
-from pyro_dropout.prediction.moments import F64
 from pyro_dropout.prediction.predict_network import Request, frozen
 from pyro_dropout.protocols import HasMoments, Likelihood, Model, Weights
 

@@ -6,17 +6,16 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from pyro_dropout.generative.likelihoods import Gaussian
+from pyro_dropout.generative.likelihoods.gaussian_outputs import (
+    Nodes,
+    outputs_of,
+)
+from pyro_dropout.generative.likelihoods.moments import F64, Points, Sums
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.mathematics.gaussian_rows import semidefinite_root
 from pyro_dropout.mathematics.mixtures import balanced
 from pyro_dropout.mathematics.normal import Normal
-from pyro_dropout.prediction.gaussian_outputs import (
-    Nodes,
-    outputs_of,
-)
-from pyro_dropout.prediction.moments import F64, Points, Sums
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.protocols import Distribution, Likelihood
 
@@ -109,7 +108,7 @@ class LinearisedPrediction(Prediction):
         """Cov[y] between the targets of all points, (N, D, N, D), noise included; with Gaussian noise, shared draws."""
         if self._joint is None:
             raise PyroDropoutError("covariances between points are for predict(..., shared=True).")
-        if type(self.likelihood) is not Gaussian:
+        if not self._outputs.jointly_normal:
             raise PyroDropoutError(f"joint_covariance is for Gaussian noise; this prediction is of {self.family}.")
         flat = self._f.to(F64).flatten(1)
         apart = flat - flat.mean(0)

@@ -11,6 +11,7 @@ from tqdm.auto import tqdm
 
 from pyro_dropout.engines.program import Program
 from pyro_dropout.generative.inputs import AnyInputs, check_inputs, takes_all
+from pyro_dropout.generative.likelihoods.moments import F64, Points, Running, Sums, block_log_prob, block_sums
 from pyro_dropout.generative.precision import Precision, check_precision, products_in
 from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.generative.random_state import seeded
@@ -18,7 +19,6 @@ from pyro_dropout.generative.trial_run import evaluating, quietly
 from pyro_dropout.mathematics.checks import check_count, check_seed
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.prediction.blocks import Block, cuts, run_blocks
-from pyro_dropout.prediction.moments import F64, Points, Running, Sums, block_log_prob, block_sums
 from pyro_dropout.prediction.predict_network import frozen
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.prediction.weight_draws import PerExample

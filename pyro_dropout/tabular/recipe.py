@@ -10,11 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from pyro_dropout.comparison.standard_models import standard_guide
-from pyro_dropout.generative.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
+from pyro_dropout.generative.likelihoods import (
+    Categorical,
+    Counts,
+    Gaussian,
+    HeteroscedasticGaussian,
+    Likelihood,
+    Transformed,
+)
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.priors import Prior
 from pyro_dropout.generative.standardised import Standardised
-from pyro_dropout.generative.target_scales import Counts, Transformed
 from pyro_dropout.protocols import Record
 from pyro_dropout.tables.plain_data import built
 from pyro_dropout.training.loss.elbo import ELBO

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 import pyro_dropout as pd
+from pyro_dropout.generative.likelihoods.moments import Running, block_sums
 from pyro_dropout.prediction.blocks import Walk
-from pyro_dropout.prediction.moments import Running, block_sums
 from pyro_dropout.prediction.weight_draws import PerExample
 from tests.benchmarks.ours import dropout
 from tests.benchmarks.report import Row, Section, Task, curve

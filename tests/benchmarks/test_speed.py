@@ -8,9 +8,9 @@ import pytest
 
 from tests.benchmarks import first_step, fleets, growth, peers, predictions, speed, steps
 from tests.benchmarks.ours import GUIDES
-from tests.benchmarks.report import Section, Task, cell, curve, read
+from tests.benchmarks.report import Section, Task, read
 from tests.benchmarks.sizes import SMALL, Size
-from tests.benchmarks.timing import Contestant, Settings, interleave, median_ratio, ready
+from tests.benchmarks.timing import Settings
 
 TINY = Size("4-5-3", (4, 5, 3), 6, classes=True)
 SETTINGS = Settings(quick=True, compile=False, rounds=2, turn=0.001, sizes=[TINY])
@@ -62,29 +62,3 @@ def test_sections_are_written_as_they_come(tmp_path: Path, monkeypatch: pytest.M
     assert again["growth"].absent == {"broken": "failed: ValueError: no such thing in thing.so"}
     assert "| a |" in again["growth"].markdown()
     assert again["fleet"] == report.sections["fleet"]
-
-
-def test_everyone_who_is_there_has_a_turn_in_every_round() -> None:
-    def broken() -> None:
-        raise peers.Absent("jax")
-
-    order: list[str] = []
-    pair = [Contestant(name, lambda name=name: (lambda n: order.append(name), 1)) for name in "ab"]
-    absent: dict[str, str] = {}
-    assert ready([*pair, Contestant("broken", broken)], "cpu", 0.0, absent) == pair  # type: ignore[arg-type]
-    assert absent == {"broken": "not installed"}
-    order.clear()
-    interleave(pair, 3, "cpu")
-    assert order == ["a", "b"] * 3
-    pair[0].seconds, pair[1].seconds = [2.0, 9.0, 4.0], [1.0, 3.0, 4.0]
-    assert median_ratio(*pair) == 2
-    assert pair[0].best == 2e6
-
-
-def test_numbers_have_three_digits_and_the_slope_is_the_power_at_the_large_end() -> None:
-    assert [cell(each) for each in (12345.6, 12.345, 0.01234, 7, 0.0, "x")] == [
-        "12346", "12.3", "0.0123", "7", "0.0", "x",
-    ]  # fmt: skip
-    x = [1.0, 2.0, 4.0, 8.0]
-    for power in (0.0, 1.0, 2.0):
-        assert curve("x", "y", "case", x, [50.0, *(v**power for v in x[1:])])["slope"] == power

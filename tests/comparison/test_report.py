@@ -265,7 +265,7 @@ def test_the_rejection_curve_keeps_the_surest(found: Comparison) -> None:
 
 
 @pytest.mark.parametrize("kind", ["classes", "yes and no", "counts"])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(2)
 def test_other_targets_have_their_own_curves(kind: str) -> None:
     x = torch.randn(30, 2)
     likelihood, y, width = {

@@ -82,6 +82,7 @@ def test_a_click_on_a_heading_sorts_by_number(page: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("width", [320, 768, 1280])
+@pytest.mark.thinned(3)
 def test_no_page_scrolls_sideways_and_every_figure_is_seen(page: str, width: int, tmp_path: Path) -> None:
     script = (
         "const box = document.querySelector('.scroll'), root = document.documentElement;"

@@ -1,6 +1,7 @@
-"""The likelihoods under contract: every one of the package, some with several settings, and targets for each."""
+"""The likelihoods under contract: every one of the registry, some with several settings, and targets for each."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -16,6 +17,8 @@ from pyro_dropout import (
     Poisson,
     Transformed,
 )
+from pyro_dropout.registry import likelihoods
+from tests.contracts.student_t import HeavyTails
 
 N = 6  # data points
 
@@ -40,4 +43,17 @@ LIKELIHOODS: dict[str, Case] = {
     ),
     "counts": Case(lambda: Counts(3.0, offset=1.0), 2, lambda: torch.randint(9, (N, 2))),
     "counts by input": Case(lambda: Counts(3.0, by_input=True), 4, lambda: torch.randint(9, (N, 2))),
+    "heavy tails": Case(HeavyTails, 2, lambda: torch.randn(N, 2)),
+}
+
+
+def _drawn(make: Callable[[], Likelihood], outputs: int) -> Tensor:
+    return make().distribution(torch.zeros(N, outputs)).sample()
+
+
+_COVERED = {type(case.make()) for case in LIKELIHOODS.values()}
+LIKELIHOODS |= {
+    name: Case(entry.make, entry.outputs, partial(_drawn, entry.make, entry.outputs))
+    for name, entry in likelihoods().items()
+    if entry.likelihood not in _COVERED
 }

@@ -1,4 +1,4 @@
-"""One place to add a guide: a module with a class and its entry, here or in another package, and all lists have it."""
+"""One place to add a guide or a likelihood: a module with its entry, here or in another package; all lists have it."""
 
 import os
 import re
@@ -42,6 +42,7 @@ BIAS = """from pyro_dropout.registry import score
 def bias(prediction, y):
     return (y - prediction.mean).mean()
 """
+STUDENT = (Path(__file__).parent / "student_t.py").read_text("utf-8") + "\n\nregister()\n"
 COMMAND = ("-m", "pyro_dropout")
 FEW = ("--steps", "3", "--samples", "10", "--quiet")
 
@@ -72,6 +73,8 @@ def test_the_pages_list_the_guides_that_are_registered() -> None:
     classes = {kind.__name__ for kind in GUIDES}
     everything = {entry.guide.__name__ for entry in registry.guides().values()}
     check_list("docs/api.md", r"^## Guides\n(.*?)^## ", r"autoclass:: (\w+)", everything)
+    kinds = {entry.likelihood.__name__ for entry in registry.likelihoods().values()}
+    check_list("docs/api.md", r"^### Likelihoods\n(.*?)^### ", r"autoclass:: (\w+)", kinds | {"Likelihood"})
     check_list(
         "docs/choosing.md", r"^\| guide \|[^\n]*\n\|[-|]+\|\n((?:\|[^\n]*\n)+)", r"^\| `(\w+)`", classes, lists=2
     )
@@ -100,11 +103,13 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("elsewhere")
     (folder / "toy.py").write_text(TOY)
     (folder / "bias.py").write_text(BIAS)
+    (folder / "student.py").write_text(STUDENT)
     (folder / "broken.py").write_text("import a_module_that_nobody_has\n")
     (folder / "theirs-1.0.dist-info").mkdir()
     (folder / "theirs-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
     (folder / "theirs-1.0.dist-info" / "entry_points.txt").write_text(
-        "[pyro_dropout.guides]\ntoy = toy\n[pyro_dropout.scores]\nbias = bias\nbroken = broken\n"
+        "[pyro_dropout.guides]\ntoy = toy\n[pyro_dropout.likelihoods]\nstudent = student\n"
+        "[pyro_dropout.scores]\nbias = bias\nbroken = broken\n"
     )
     rows = "\n".join(f"{k / 10},{(k % 7) - 0.3 * k}" for k in range(40))
     (folder / "table.csv").write_text(f"x,y\n{rows}\n")
@@ -146,6 +151,12 @@ def test_a_new_guide_is_fitted_compared_and_under_contract(elsewhere: Path) -> N
     assert re.findall(r'<span class="failed">.*', report) == []
     said = ran(elsewhere, "-m", "pytest", "-q", "-n", "2", "tests/contracts", "-k", "toy", at=ROOT)
     assert "passed" in said
+
+
+@pytest.mark.deep
+def test_a_new_likelihood_is_registered_and_under_contract(elsewhere: Path) -> None:
+    said = ran(elsewhere, "-m", "pytest", "-q", "tests/contracts/test_likelihoods.py", "-k", "heavy-tails", at=ROOT)
+    assert re.search(r"^6 passed", said, re.MULTILINE), said
 
 
 @pytest.mark.deep

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 import pyro_dropout as pd
-from pyro_dropout.judging.selection import choose
 
 QUICK: dict[str, Any] = {"compile": False, "progress": False}
 X = torch.linspace(-1, 1, 24).unsqueeze(-1)
@@ -58,10 +57,6 @@ ACTS: dict[str, Callable[[int], Any]] = {
     "Fleet.prepare": lambda seed: fleet().prepare(*DATA, steps=2, seed=seed, compile=False).advance(2),
     "FiniteRank.__init__": lambda seed: pd.FiniteRank("relu", 5, 1, seed=seed),
     "Support.of": lambda seed: pd.Support.of(torch.randn(40, 2, generator=torch.Generator().manual_seed(0)), seed=seed),
-    "choose": lambda seed: choose(
-        lambda x, y, k: pair(), {"k": [1]}, *DATA, [torch.arange(12)], [torch.arange(12, 24)],
-        folds=2, samples=5, steps=2, seed=seed, **QUICK,
-    ),
     "compare": lambda seed: pd.compare(pair()[0], {"a": pd.AutoMeanField}, DATA, DATA, seeds=[seed], steps=2, **QUICK),
     "crps": lambda seed: pd.crps(pd.predict(*pair(), X, samples=5, keep_samples=True, seed=0), X, seed=seed),
     "elbo_report": lambda seed: pd.elbo_report(*pair(), *DATA, samples=5, seed=seed),

@@ -68,7 +68,7 @@ def test_num_data_is_given_where_it_is_wanted() -> None:
 
 @pytest.mark.parametrize("kind", [AutoNormal, AutoMultivariateNormal, pd.AutoMeanField])
 @pytest.mark.parametrize("name", ["line", "schools", "table", "counts", "module", "nested"])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_any_model_is_trained_on_its_own_arguments(name: str, kind: Any) -> None:
     case = CASES[name]
     model = case.make()

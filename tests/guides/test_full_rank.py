@@ -1,4 +1,4 @@
-"""A posterior with a full covariance matrix is one Gaussian: against scipy's, and against a conjugate posterior."""
+"""Posteriors over a whole network that are one Gaussian: against scipy's, and against a conjugate posterior."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributions import MultivariateNormal, kl_divergence
 
 import pyro_dropout as pd
-from pyro_dropout import ELBO, AutoFullRank, BayesianNet
+from pyro_dropout import ELBO, AutoFullRank, AutoLowRank, BayesianNet
 from tests.contracts.models import mlp
 
 F64 = torch.float64
@@ -42,26 +42,43 @@ def problem(per: Any = "net") -> tuple[BayesianNet, Any, Tensor, Tensor]:
     return model, guide, torch.cat(means).detach(), whole @ whole.T
 
 
+def low_rank() -> tuple[BayesianNet, Any, Tensor, Tensor]:
+    """The same of a guide with a low rank."""
+    model = BayesianNet(mlp().to(F64))
+    guide: Any = AutoLowRank(model, rank=2, per="net")
+    with torch.no_grad():
+        for name, value in guide.named_parameters():
+            value += (1.0 if name.endswith("log_scale") else 0.3) * torch.randn_like(value)
+        states: list[Any] = [guide.states[name.replace(".", "/")] for name in model.sites]
+        mean = torch.cat([state.loc.flatten() for state in states])
+        factor = torch.cat([state.factor * state.log_scale.exp().reshape(-1, 1) for state in states])
+        covariance = factor @ factor.T + torch.cat([2 * s.log_scale.flatten() for s in states]).exp().diag()
+    return model, guide, mean, covariance
+
+
+PROBLEMS = {"net": problem, "layer": lambda: problem("layer"), "low rank": low_rank}
+
+
 def flat(weights: dict[str, Tensor], model: BayesianNet) -> Tensor:
     return torch.cat([weights[name].flatten(-model.net.get_parameter(name).dim()) for name in model.sites], -1)
 
 
-@pytest.mark.parametrize("per", ["net", "layer"])
-def test_draws_have_the_joint_covariance(per: str) -> None:
+@pytest.mark.parametrize("kind", PROBLEMS)
+def test_draws_have_the_joint_covariance(kind: str) -> None:
     """20,000 draws; no entry of the mean or of the covariance is off by more than 6 of its standard errors.
 
     Of 170 entries, one is with probability below 1e-6 on correct code.
     """
-    model, guide, mean, covariance = problem(per)
+    model, guide, mean, covariance = PROBLEMS[kind]()
     draws = flat(guide.sample_weights(20_000), model) - mean
     assert (draws.mean(0).abs() < 6 * (covariance.diagonal() / len(draws)).sqrt()).all()
     products = torch.einsum("si,sj->sij", draws, draws)
     assert ((products.mean(0) - covariance).abs() < 6 * products.std(0) / len(draws) ** 0.5).all()
 
 
-@pytest.mark.parametrize("per", ["net", "layer"])
-def test_the_density_and_the_kl_are_the_joint_ones(per: str) -> None:
-    model, guide, mean, covariance = problem(per)
+@pytest.mark.parametrize("kind", PROBLEMS)
+def test_the_density_and_the_kl_are_the_joint_ones(kind: str) -> None:
+    model, guide, mean, covariance = PROBLEMS[kind]()
     x = torch.randn(3, 2, dtype=F64)
     trace = poutine.trace(guide).get_trace(x)
     value = flat({name: trace.nodes[name]["value"] for name in model.sites}, model)
@@ -89,6 +106,11 @@ def test_a_site_alone_has_its_block_of_the_covariance() -> None:
     assert pd.kl(q, prior).item() == pytest.approx(joint.item(), rel=1e-10)
     high = stats.norm(mean[rows], covariance.diagonal()[rows].sqrt()).ppf(0.9)
     assert guide.quantiles([0.9])["2.weight"].flatten().tolist() == pytest.approx(high.tolist(), rel=1e-6)
+
+
+def test_a_site_of_a_low_rank_has_its_variances() -> None:
+    _, guide, _, covariance = low_rank()
+    assert torch.allclose(guide.posterior("0.weight").variance.flatten(), covariance.diagonal()[:8])
 
 
 def test_every_draw_of_a_conjugate_posterior_gives_the_evidence() -> None:

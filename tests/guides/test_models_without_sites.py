@@ -77,6 +77,7 @@ def _one_each(x: Tensor, y: Tensor | None = None) -> None:
         pyro.sample("y", dist.Normal(slope * x + shift, 0.5), obs=y)
 
 
+@pytest.mark.deep
 def test_amortised_plates_are_those_of_pyros_messengers() -> None:
     """As AutoNormal, our guides do not take them; a messenger trains with Pyro's loss, and is a posterior then."""
     x = torch.linspace(-1, 1, 20)

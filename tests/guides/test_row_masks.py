@@ -249,6 +249,7 @@ def test_computed_weights(name: str, trained: bool) -> None:
 
 
 @pytest.mark.parametrize("name", ["weight_norm", "spectral_norm", "prune"])
+@pytest.mark.thinned(2)
 def test_trained_models_with_computed_weights_are_copied(name: str) -> None:
     model = pd.BayesianNet(nn.Sequential(nn.Linear(3, 4), COMPUTED[name](), nn.Linear(4, 1)))
     guide, x = pd.AutoMeanField(model), torch.randn(5, 3)

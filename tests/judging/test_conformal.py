@@ -84,6 +84,7 @@ def test_classes_are_in_their_sets_at_least_as_often_and_no_set_is_empty() -> No
     )
 
 
+@pytest.mark.deep
 def test_coverage_over_many_calibrations_has_the_mean_and_spread_of_theory() -> None:
     # Given the calibration, coverage is Beta(k, n + 1 - k): k = 36 of n = 39. Fails on correct code once in 10⁴ runs.
     n, tests, times = 39, 200, 150

@@ -37,7 +37,7 @@ HOLES = {
 
 
 @pytest.mark.parametrize("hole", HOLES)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_rows_in_a_hole_are_flagged_and_others_are_not(hole: str) -> None:
     x = table(1600)
     inside = HOLES[hole](x)
@@ -91,8 +91,8 @@ def test_units_do_not_matter() -> None:
 
 
 def test_rows_are_judged_one_by_one_and_the_same_way_twice() -> None:
-    x = table(300)
-    support, new = pd.Support.of(x), table(50)
+    x = table(200)
+    support, new = pd.Support.of(x), table(20)
     assert torch.equal(torch.cat([support.score(row[None]) for row in new]), support.score(new))
     assert torch.equal(pd.Support.of(x).score(new), support.score(new))
     assert support.flag(new[:0]).shape == (0,)

@@ -56,6 +56,7 @@ def test_quantiles_of_single_weights_of_a_mixture(dtype: torch.dtype) -> None:
     assert below == pytest.approx(0.9, abs=1e-6)
 
 
+@pytest.mark.thinned(2)
 def test_the_median_of_dropout_is_a_value_that_it_takes(dtype: torch.dtype) -> None:
     loc = torch.tensor([[2.0, -3.0]], dtype=dtype)
     kept = marginal_quantile(pd.BernoulliMixture(loc, keep=0.75), 0.5)

@@ -48,8 +48,3 @@ def test_the_record_is_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     for words in ("| b | 0.25 |", "| it is fair | **holds in part** | 1 of 2 |", "![A line.](line.png)", "A note."):
         assert words in page
     assert read_rows(path.parent / "results.md") == record["tables"][0]["rows"]
-
-
-def test_the_options_of_another_process(tmp_path: Path) -> None:
-    experiment = started(tmp_path, "--quick", "--names", "x", "y", "--throws=3", "--seed", "1")
-    assert experiment.options_but("out", "names", "throws") == ["--quick", "--seed", "1"]

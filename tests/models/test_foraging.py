@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 from experiments.foraging import BEST_AVERAGE, Foraging
-from matplotlib.figure import Figure
 
 Point = tuple[float, float]
 SEGMENTS = [
@@ -126,23 +125,6 @@ def test_moves_views_meals_and_rewards_are_those_of_the_rules(clearance: bool) -
     assert min(met.values()) > 0, met  # every rule was met
 
 
-def test_the_agent_never_leaves_the_walls() -> None:
-    rng = np.random.default_rng(1)
-    world = Foraging(50, rng)
-    for _ in range(400):
-        world.step(rng.choice(5, 50, p=[0.8, 0.05, 0.05, 0.05, 0.05]))
-        assert ((world.position > 10) & (world.position < [690, 490])).all()
-    assert (world.position > [100, 60]).any(0).all()  # and it gets about
-
-
-def test_a_corner_is_closed() -> None:
-    world = Foraging(1, 0)
-    world.position = np.array([[12.0, 12.0]])
-    world.heading = np.array([-3 * math.pi / 4])  # towards (10, 10), where two walls meet
-    world.step(np.array([0]))
-    assert world.position[0].tolist() == [12.0, 12.0]
-
-
 def test_items_lie_in_the_field_half_food_half_poison() -> None:
     world = Foraging(2000, 0)
     assert world.kinds.shape == (2000, 30)
@@ -192,14 +174,3 @@ def test_a_seed_repeats_a_world() -> None:
 
 def test_the_most_there_is_to_earn() -> None:
     assert pytest.approx(0.25 / 10 * 0.5 * 5 + 0.1) == BEST_AVERAGE
-
-
-def test_the_picture_shows_what_there_is() -> None:
-    world = Foraging(2, 0)
-    axes = Figure().subplots()
-    world.draw(axes, world=1)
-    drawn = {line.get_label(): line for line in axes.lines}
-    assert len(axes.lines) == 10 + 2 + 9 + 1  # walls, kinds of item, eyes, agent
-    assert len(drawn["food"].get_xdata()) == (world.kinds[1] == 1).sum()
-    assert len(drawn["poison"].get_xdata()) == (world.kinds[1] == 2).sum()
-    assert drawn["agent"].get_xydata().tolist() == [[50.0, 50.0]]

@@ -1,11 +1,8 @@
-"""Q-learning in the foraging world: held against torch, and against a plain simulation that shares no code with it."""
-
-import math
+"""Q-learning: memories and networks, held against torch."""
 
 import numpy as np
 import pytest
 import torch
-from experiments.foraging import Foraging
 from experiments.q_learning import Replay, relu_networks
 from torch import nn
 
@@ -49,29 +46,3 @@ def test_networks_are_torch_s_under_their_masks() -> None:
         h = net[2](net[1](net[0](x[e])) * kept[0][e])
         expected = net[4](torch.relu(h) * kept[1][e])
         np.testing.assert_allclose(found[e], expected.detach().numpy(), atol=1e-5)
-
-
-def test_the_agent_never_leaves_the_walls() -> None:
-    rng = np.random.default_rng(1)
-    world = Foraging(50, rng)
-    for _ in range(400):
-        world.step(rng.choice(5, 50, p=[0.8, 0.05, 0.05, 0.05, 0.05]))
-        assert ((world.position > 10) & (world.position < [690, 490])).all()
-    assert (world.position > [100, 60]).any(0).all()  # and it gets about
-
-
-def test_a_corner_is_closed() -> None:
-    world = Foraging(1, 0)
-    world.position = np.array([[12.0, 12.0]])
-    world.heading = np.array([-3 * math.pi / 4])  # towards (10, 10), where two walls meet
-    world.step(np.array([0]))
-    assert world.position[0].tolist() == [12.0, 12.0]
-
-
-def test_items_lie_in_the_field_half_food_half_poison() -> None:
-    world = Foraging(2000, 0)
-    assert world.kinds.shape == (2000, 30)
-    assert (world.items.min((0, 1)) >= 20).all()
-    assert (world.items.max((0, 1)) <= [680, 480]).all()
-    # 60,000 fair coins: within 5 standard deviations, which fails once in a million generators
-    assert abs((world.kinds == 1).mean() - 0.5) < 5 * 0.5 / math.sqrt(60_000)

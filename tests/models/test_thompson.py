@@ -56,15 +56,6 @@ def test_the_acting_network_is_the_model_s_under_one_mask(script: ModuleType, le
             np.testing.assert_allclose(q[e, :, action], expected.numpy(), atol=1e-5)
 
 
-def test_the_mean_network_is_the_guide_s(script: ModuleType, learners: Any) -> None:
-    learners.run.publish()
-    states = np.random.default_rng(0).random((4, 6, 27), np.float32)
-    q = script.relu_networks(learners.weights, states, learners.mean)
-    for e, (model, guide) in enumerate(learners.fleet):
-        rows = torch.cat([torch.from_numpy(states[e]), torch.eye(5)[[2] * 6]], 1)
-        np.testing.assert_allclose(q[e, :, 2], model.evaluate(guide.mean(), rows)[:, 0].detach().numpy(), atol=1e-5)
-
-
 def test_pairs_start_from_the_same_network_and_seeds_do_not(script: ModuleType, learners: Any) -> None:
     assert [setting["seed"] for setting in learners.fleet.settings] == [3, 4, 3, 4]
     first, again, other = (script.model(seed).net.net[0].weight for seed in (3, 3, 4))

@@ -114,6 +114,7 @@ def test_a_dimension_of_the_same_size_is_not_the_data(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WRONG)
+@pytest.mark.thinned(3)
 def test_training_and_predictions_share_the_draw_then(name: str) -> None:
     model, guide = pair(WRONG[name]())
     x = torch.randn(N, N)

@@ -59,6 +59,7 @@ def test_positions_are_known_by_the_name_of_their_table() -> None:
 
 
 @pytest.mark.parametrize("make", [GPT2, VisionTransformer])
+@pytest.mark.thinned(2)
 def test_a_network_with_positions_has_draws_for_each_point(make: Callable[[], nn.Module]) -> None:
     model = pd.BayesianNet(make().eval())
     guide = pd.AutoDropout(model, keep=0.7)

@@ -232,13 +232,21 @@ def test_a_graph_network_predicts_all_its_points_at_once() -> None:
         wanted = model.evaluate(guide.sample_weights(30), x)
     assert answer.samples.shape == wanted.shape
     torch.testing.assert_close(answer.mean.mean(), wanted.mean(), atol=0.1, rtol=0)  # 30 draws, far below their spread
-    assert pd.to_arviz(model, guide, x, y, samples=5).log_likelihood["y"].shape == (1, 5, N)
-    found = pd.compare(model, [pd.AutoDropout], (x, y), (x, y), steps=2, seeds=2, samples=5, **QUIET)
-    assert found.rows[0].note == ""
     with pytest.raises(pd.PyroDropoutError, match="batch_size must be left out"):
         pd.fit(model, guide, x, y, steps=1, batch_size=3, **QUIET)
     with pytest.raises(pd.PyroDropoutError, match="takes all its points at once"):
         pd.fit(model, guide, x, y, steps=1, loss=pd.ELBO(), **QUIET)
+
+
+@pytest.mark.deep
+def test_a_graph_network_is_compared_and_exported() -> None:
+    x = torch.randn(N, 2)
+    y = x.roll(1, 0)[:, :1]
+    model = pd.BayesianNet(Graph(), likelihood=pd.Gaussian(tau=10.0), whole_batch=True)
+    exported = pd.to_arviz(model, pd.AutoDropout(model, keep=0.9), x, y, samples=5)
+    assert exported.log_likelihood["y"].shape == (1, 5, N)
+    found = pd.compare(model, [pd.AutoDropout], (x, y), (x, y), steps=2, seeds=2, samples=5, **QUIET)
+    assert found.rows[0].note == ""
 
 
 class Mixed(nn.Module):

@@ -31,7 +31,7 @@ def mlp() -> nn.Sequential:
         pytest.param(torch.bfloat16, True, marks=pytest.mark.deep),
     ],
 )
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(6)
 def test_half_precision_trains_as_single_precision_does(make: Callable[[Any], Any], half: Any, shared: bool) -> None:
     found = []
     for dtype in (torch.float32, half):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 import pyro_dropout as pd
-from pyro_dropout.prediction.moments import Running, block_sums
+from pyro_dropout.generative.likelihoods.moments import Running, block_sums
 
 
 def made(samples: Tensor, likelihood: Any) -> pd.Prediction:

@@ -4,9 +4,9 @@ import pytest
 
 from tests.oracles.differential.cases import Case, known_cases
 
-QUICK = {"dropout": 10, "files": 8, "engines": 3}  # and those that are known
-SLOW = {"ranks": 2, "fleets": 2, "scripts": 1, "chains": 1, "compiled": 1}
-KNOWN = known_cases()
+QUICK = {"dropout": 10, "files": 8}  # and those of dropout that are known
+SLOW = {"engines": 3, "ranks": 2, "fleets": 2, "scripts": 1, "chains": 1, "compiled": 1}
+KNOWN = [pytest.param(case, marks=[] if case.kind == "dropout" else [pytest.mark.deep]) for case in known_cases()]
 
 
 def cases(counts: dict[str, int]) -> list[Case]:

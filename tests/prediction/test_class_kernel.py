@@ -4,8 +4,9 @@ import pytest
 import torch
 
 import pyro_dropout as pd
-from pyro_dropout.prediction.class_kernel import class_moments, has_class_kernel
-from pyro_dropout.prediction.gaussian_outputs import Nodes, _in_cache, outputs_of
+from pyro_dropout.generative.likelihoods.categorical import _in_cache
+from pyro_dropout.generative.likelihoods.gaussian_outputs import Nodes, outputs_of
+from pyro_dropout.mathematics.class_kernel import class_moments, has_class_kernel
 from tests.oracles.triton_here import PLACE, needed
 
 needed()

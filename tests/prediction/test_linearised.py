@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import pyro_dropout as pd
-from pyro_dropout.mathematics.gaussian_expectations import log_mean_sigmoid, sigmoid_moments
-from pyro_dropout.prediction.gaussian_outputs import (
+from pyro_dropout.generative.likelihoods.categorical import _classes_without_waiting
+from pyro_dropout.generative.likelihoods.gaussian_outputs import (
     Nodes,
-    _classes_without_waiting,
     outputs_of,
 )
+from pyro_dropout.mathematics.gaussian_expectations import log_mean_sigmoid, sigmoid_moments
 from pyro_dropout.prediction.linearised_prediction import LinearisedPrediction
 from tests.contracts.guides import GUIDES
 

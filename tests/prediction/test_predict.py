@@ -48,6 +48,7 @@ def test_everything_is_that_of_all_masks(dtype: torch.dtype, shared: bool, outpu
     close_by_chance(answer.log_prob(y), likelihood.log(), error, 4)
 
 
+@pytest.mark.thinned(2)
 def test_moments_are_those_of_the_samples_whatever_the_blocks(dtype: torch.dtype) -> None:
     model, guide, x = problem(dtype=dtype)
     with torch.no_grad():  # far from zero, where sums of squares lose all digits
@@ -162,6 +163,7 @@ def test_models_of_ones_own_and_deep_gps_are_predicted_too() -> None:
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("seed", [3, None])
+@pytest.mark.thinned(3)
 def test_log_prob_is_the_paper_s_logsumexp_kept_or_not(dtype: torch.dtype, shared: bool, seed: int | None) -> None:
     model, guide, x = problem(dtype=dtype)
     y = torch.randn(5, 1, dtype=dtype)
@@ -184,6 +186,7 @@ def test_log_prob_is_the_paper_s_logsumexp_kept_or_not(dtype: torch.dtype, share
 
 
 @pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.thinned(3)
 def test_covariance_is_that_of_the_samples(dtype: torch.dtype, keep: bool) -> None:
     model, guide, x = problem(out=3, dtype=dtype)
     options: Any = {"samples": 50, "seed": 2, "chunk": 35}
@@ -225,6 +228,7 @@ def test_interval_inverts_the_distribution_function(dtype: torch.dtype, heterosc
 
 
 @pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.thinned(3)
 def test_what_is_said_of_classes(dtype: torch.dtype, keep: bool) -> None:
     model, guide, x = problem(pd.Categorical(), out=3, dtype=dtype)
     answer = pd.predict(model, guide, x, samples=60, seed=5, keep_samples=keep, chunk=35)

@@ -73,7 +73,7 @@ def kept(guide: Any, case: Case, count: int = DRAWS) -> pd.SampledPosterior:
 
 
 @EVERY
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_log_likelihoods_and_lp_are_those_of_the_trace(name: str) -> None:
     case, model, guide = posed(name)
     data = pd.to_arviz(model, guide, *case.args, samples=DRAWS, seed=0, **case.kwargs)
@@ -110,7 +110,7 @@ def test_log_q_is_that_of_the_guide(name: str) -> None:
 
 @TOLD
 @pytest.mark.parametrize("name", [name for name in CASES if name != "scaled"])  # ArviZ knows no scales
-@pytest.mark.thinned(5)
+@pytest.mark.thinned(8)
 def test_leave_one_out_is_arvizs(name: str) -> None:
     """az.loo and pd.loo on the same draws; masked points, which ArviZ has as zeros, are no terms of ours."""
     case, model, guide = posed(name)
@@ -135,7 +135,7 @@ def test_leave_one_out_is_arvizs(name: str) -> None:
 
 
 @EVERY
-@pytest.mark.thinned(5)
+@pytest.mark.thinned(8)
 def test_the_bound_is_the_mean_of_lp_less_log_q(name: str) -> None:
     """Guides of Pyro: the very same draws, so to rounding; those of this package have formulas: 5.5 standard errors."""
     for kind, samples in (("AutoNormal", 50), ("AutoMeanField", 20)):
@@ -164,7 +164,7 @@ def replicated(model: Any, posterior: pd.SampledPosterior, case: Case, times: in
 
 
 @EVERY
-@pytest.mark.thinned(5)
+@pytest.mark.thinned(8)
 def test_moments_are_those_of_many_draws(name: str) -> None:
     """Within 4 standard errors, some 300 numbers in all: about 2 % to fail on correct code, and this seed does not."""
     case, model, guide = posed(name)
@@ -191,7 +191,7 @@ def test_moments_are_those_of_many_draws(name: str) -> None:
 
 
 @EVERY
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_log_prob_is_a_logsumexp_over_draws(name: str) -> None:
     case, model, guide = posed(name)
     posterior = kept(guide, case)
@@ -273,7 +273,7 @@ def test_scores_take_them_too() -> None:
     answer = pd.predict(model, guide, X, samples=40, seed=0)
     f = torch.stack([torch.stack([p.loc, -2 * p.scale.log()], -1) for p in answer.parts])
     like = pd.HeteroscedasticGaussian()
-    from pyro_dropout.prediction.moments import block_sums
+    from pyro_dropout.generative.likelihoods.moments import block_sums
 
     twin = pd.Prediction(like, block_sums(like, f), 40, f, f, None)
     y = Y.unsqueeze(-1)

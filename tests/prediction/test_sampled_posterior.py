@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,6 +33,7 @@ def test_no_draw_comes_twice_before_all_came_once(chains: int, draws: int, n: in
     assert counts.max() - counts.min() <= 1
 
 
+@pytest.mark.thinned(2)
 def test_predict_takes_each_draw_once_whatever_the_blocks(dtype: torch.dtype) -> None:
     model = pd.BayesianNet(nn.Linear(1, 1).to(dtype), likelihood=pd.Gaussian(tau=4.0))
     weights = {"weight": torch.randn(4, 50, 1, 1, dtype=dtype), "bias": torch.randn(4, 50, 1, dtype=dtype)}

@@ -72,7 +72,7 @@ def predictions(make: Callable[[], tuple[Any, Any, dict[str, Any]]], threads: in
 
 
 @pytest.mark.parametrize("make", POSTERIORS)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_predictions_from_threads_are_those_of_one(make: Callable[[], Any]) -> None:
     predictions(make, threads=4, count=50)
 

@@ -227,12 +227,14 @@ def test_a_chain_is_the_same_alone_and_in_company() -> None:
 
 @pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize("warmup", [0, 5, 25])
+@pytest.mark.thinned(3)
 def test_a_short_warmup_is_no_mistake(warmup: int) -> None:
     (chain,) = run_chains(energies, CENTRE[None], Plan(10, warmup, 0.8, 10), 0)
     assert np.isfinite(chain.draws).all()
 
 
 @pytest.mark.parametrize("cause", [CannotError("no compiler"), RuntimeError("a mistake")])
+@pytest.mark.thinned(2)
 def test_c_that_fails_where_it_should_not_is_told(cause: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyro_dropout.references.nuts.chains._WORTH_COMPILING", 0)
     monkeypatch.setattr(Stepping, "compile", mock.Mock(side_effect=cause))

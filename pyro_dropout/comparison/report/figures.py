@@ -20,7 +20,7 @@ from pyro_dropout.comparison.figure import (
 )
 from pyro_dropout.comparison.findings import Findings
 from pyro_dropout.comparison.large_k import LayerGap, draw_layer_gaps
-from pyro_dropout.prediction.moments import is_class, is_normal
+from pyro_dropout.generative.likelihoods.moments import is_class, is_normal
 from pyro_dropout.protocols import Axes, Figure
 
 _FONT = "system-ui, -apple-system, 'Segoe UI', 'Noto Sans', 'DejaVu Sans', sans-serif"  # inside a quoted attribute

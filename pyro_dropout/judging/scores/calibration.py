@@ -2,7 +2,7 @@
 
 If a prediction is calibrated, the central interval of any level contains that share of the targets, and the
 distribution function F(y) at the targets (the probability integral transform, PIT) is uniform between 0 and 1. Both use
-the full mixture of normals given by the draws, noise included.
+the full mixture given by the draws, noise included.
 
 The calibration of §5 is another one: an uncertainty means little by itself, and more relative to the training set. A
 standard deviation of 5 is alarming if training points have 0.2 to 2, and reassuring if they have 10 to 15. So a simple
@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pyro_dropout.judging.normal_mixture import check_normal, checked_targets, normal_pieces, together
+from pyro_dropout.judging.normal_mixture import check_numbers, checked_targets
 from pyro_dropout.mathematics.checks import (
     check_choice,
     check_count,
@@ -28,10 +28,10 @@ from pyro_dropout.mathematics.checks import (
     describe,
 )
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
-from pyro_dropout.mathematics.mixtures import mixture_cdf, mixture_quantile
 from pyro_dropout.mathematics.shapes import Float
 from pyro_dropout.prediction.plot_style import axes_or_new
 from pyro_dropout.prediction.prediction import Prediction
+from pyro_dropout.prediction.tails import is_whole
 from pyro_dropout.protocols import Axes
 from pyro_dropout.registry import score
 
@@ -96,10 +96,10 @@ def draw_band(ax: Axes, count: int) -> None:
 
 
 def pit(prediction: Prediction, y: Tensor) -> Float[Tensor, "*N"]:
-    """Return the PIT of each target, (N, D): its F(y) under the mixture of normals, uniform on (0, 1) if calibrated.
+    """Return the PIT of each target, (N, D): its F(y) under the mixture of the draws, uniform on (0, 1) if calibrated.
 
     Args:
-        prediction: with a Gaussian likelihood and its samples kept.
+        prediction: of numbers of a continuum, with its samples kept.
         y: the targets, (N, D).
 
     Example:
@@ -124,7 +124,7 @@ def coverage(prediction: Prediction, y: Tensor, level: float = 0.95) -> float:
     """Return the fraction of targets inside the central interval that should contain ``level`` of them.
 
     Args:
-        prediction: with a Gaussian likelihood and its samples kept.
+        prediction: of numbers, with its samples kept. Whole numbers are inside at least as often as ``level``.
         y: the targets, (N, D); all N·D count alike.
         level: strictly between 0 and 1.
 
@@ -136,6 +136,10 @@ def coverage(prediction: Prediction, y: Tensor, level: float = 0.95) -> float:
         0.75
     """
     check_level("level", level)
+    check_numbers(prediction, "coverage")
+    if is_whole(prediction.target_distribution):
+        y, (low, high) = checked_targets(prediction, y), prediction.interval(level)
+        return ((low <= y) & (y <= high)).to(_F64).mean().item()
     return _inside(_pit(prediction, y, "coverage"), level)
 
 
@@ -143,7 +147,7 @@ def coverage_curve(prediction: Prediction, y: Tensor, levels: Sequence[float] | 
     """Return the coverage and the mean width of the central intervals at many levels.
 
     Args:
-        prediction: with a Gaussian likelihood and its samples kept.
+        prediction: of numbers of a continuum, with its samples kept.
         y: the targets, (N, D); all N·D count alike.
         levels: strictly between 0 and 1; by default 0.05, 0.1, ... 0.95.
 
@@ -162,13 +166,10 @@ def coverage_curve(prediction: Prediction, y: Tensor, levels: Sequence[float] | 
         check_level("levels", level)
     asked = [float(level) for level in given]
     where = _pit(prediction, y, "coverage_curve")
-    width = torch.zeros(len(asked), dtype=_F64)
-    for _, loc, scale in normal_pieces(prediction):
-        for k, level in enumerate(asked):
-            low, high = (mixture_quantile(loc, scale, tail) for tail in ((1 - level) / 2, (1 + level) / 2))
-            width[k] += (high - low).sum().item()
+    tails = [prediction.tail_ends(torch.tensor((1 - level) / 2, dtype=_F64).log()) for level in asked]
+    width = torch.stack([(high - low).mean().cpu() for low, high in tails])
     inside = torch.tensor([_inside(where, level) for level in asked], dtype=_F64)
-    return CoverageCurve(torch.tensor(asked, dtype=_F64), inside, width / where.numel(), where.numel())
+    return CoverageCurve(torch.tensor(asked, dtype=_F64), inside, width, where.numel())
 
 
 def plot_pit(prediction: Prediction, y: Tensor, ax: Axes = None, *, bins: int = 20) -> Axes:
@@ -178,7 +179,7 @@ def plot_pit(prediction: Prediction, y: Tensor, ax: Axes = None, *, bins: int = 
     biased. All bars of a calibrated prediction lie inside the band with a probability of at least 99 %.
 
     Args:
-        prediction: with a Gaussian likelihood and its samples kept.
+        prediction: of numbers of a continuum, with its samples kept.
         y: the targets, (N, D).
         ax: the axes to draw on; by default new ones.
         bins: the number of bars.
@@ -214,9 +215,8 @@ def coverage_error(prediction: Prediction, y: Tensor) -> float:
 
 def _pit(prediction: Prediction, y: Tensor, name: str) -> Tensor:
     """Return F(y) in float64, for the function of this name."""
-    check_normal(prediction, name)
-    y = checked_targets(prediction, y).to(_F64)
-    return together(mixture_cdf(loc, scale, y[points]) for points, loc, scale in normal_pieces(prediction))
+    check_numbers(prediction, name, whole=False)
+    return prediction.log_tails(checked_targets(prediction, y).to(_F64))[0].exp()
 
 
 def _inside(where: Tensor, level: float) -> float:

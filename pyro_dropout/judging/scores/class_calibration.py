@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pyro_dropout.generative.likelihoods.moments import is_class
 from pyro_dropout.judging.normal_mixture import check_prediction, checked_targets
 from pyro_dropout.judging.scores.calibration import coverage_error
 from pyro_dropout.mathematics.checks import check_count
 from pyro_dropout.mathematics.shapes import Float, Int
-from pyro_dropout.prediction.moments import is_class
 from pyro_dropout.prediction.plot_style import axes_or_new
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.protocols import Axes

@@ -10,13 +10,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from pyro_dropout.generative.likelihoods.moments import is_class
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.judging.normal_mixture import check_normal, checked_targets, normal_pieces, together
 from pyro_dropout.mathematics.checks import check_choice, check_seed
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 from pyro_dropout.mathematics.mixtures import mixture_cdf
 from pyro_dropout.mathematics.shapes import Float
-from pyro_dropout.prediction.moments import is_class
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.registry import score
 

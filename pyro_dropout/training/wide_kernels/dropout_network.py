@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from pyro_dropout.engines.engine import CannotError
-from pyro_dropout.generative.likelihood import Likelihood
 from pyro_dropout.generative.likelihoods import Categorical, Gaussian
+from pyro_dropout.generative.likelihoods.likelihood import Likelihood
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.precision import Precision, precision_now
 from pyro_dropout.generative.priors import Prior

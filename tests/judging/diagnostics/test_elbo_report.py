@@ -59,6 +59,7 @@ def test_parts_of_dropout_with_a_scale() -> None:
     assert report.elbo == pytest.approx(-report.nll - exact, abs=1e-5)
 
 
+@pytest.mark.deep
 def test_the_standard_error_is_one() -> None:
     """The spread of 60 reports is their standard error to within 50 %, which is 5.4 of its own: fails below 1e-6."""
     line = Line()

@@ -61,6 +61,7 @@ def test_the_table_is_what_a_loop_finds(seed: int, points: int, classes: int, bi
     assert pd.brier(answer, y).tolist() == pytest.approx(brier)
 
 
+@pytest.mark.thinned(2)
 def test_yes_and_no(dtype: torch.dtype) -> None:
     answer = made(2 * torch.randn(5, 30, 2, dtype=dtype), pd.Bernoulli())
     y = torch.randint(2, (30, 2))

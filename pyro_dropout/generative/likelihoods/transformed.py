@@ -1,4 +1,4 @@
-"""Targets on a scale of their own: positive numbers by their logarithm, proportions by their log-odds, and counts.
+"""Targets on a scale of their own: positive numbers by their logarithm, proportions by their log-odds.
 
 p(y | f) is the density of y itself: it has the Jacobian of the scale, so that log-likelihoods of models of y, log y and
 logit y can be compared.
@@ -7,21 +7,22 @@ logit y can be compared.
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from pyro_dropout.generative.likelihood import Likelihood, checked_numbers
-from pyro_dropout.generative.likelihoods import Gaussian, HeteroscedasticGaussian
-from pyro_dropout.generative.registration import buffered
-from pyro_dropout.mathematics.checks import check_choice, check_flag, check_positive, describe
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
-from pyro_dropout.mathematics.negative_binomial import NegativeBinomial
+from pyro_dropout.generative.likelihoods.gaussian import Gaussian
+from pyro_dropout.generative.likelihoods.heteroscedastic import HeteroscedasticGaussian
+from pyro_dropout.generative.likelihoods.likelihood import Likelihood
+from pyro_dropout.mathematics.checks import check_choice, describe
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 from pyro_dropout.mathematics.normal import LogitNormal, LogNormal
 from pyro_dropout.mathematics.shapes import base_distribution
 from pyro_dropout.protocols import Distribution
+from pyro_dropout.registry import likelihood as registered
 
 Link = Literal["log", "logit"]
 
 
+@registered("log-normal", make=lambda: Transformed(Gaussian(), "log"))
 class Transformed(Likelihood):
     """Targets whose logarithm or log-odds have Gaussian noise: log y ~ N(f, τ⁻¹), or logit y ~ N(f, τ⁻¹).
 
@@ -93,76 +94,3 @@ class Transformed(Likelihood):
         inner = self.likelihood.raw_likelihood(std)
         assert isinstance(inner, Gaussian | HeteroscedasticGaussian)
         return Transformed(inner, self.link)
-
-
-class Counts(Likelihood):
-    """Counts that spread more than Poisson's: negative binomial with mean μ = exp(offset + f) and variance μ + μ²/r.
-
-    Args:
-        concentration: r; the larger, the closer to Poisson.
-        learn: whether r is a parameter, trained together with the guide.
-        by_input: whether r depends on the input: the network then gives D log means and D logs of r/concentration.
-        offset: added to the outputs, such as the log of the mean count, so that the outputs are of size one.
-
-    Example:
-        >>> import torch, pyro_dropout as pd
-        >>> p = pd.Counts(concentration=2.0).distribution(torch.zeros(1, 1))
-        >>> p.mean.item(), p.variance.item()
-        (1.0, 1.5)
-    """
-
-    offset: Tensor
-
-    def __init__(
-        self,
-        concentration: float | Tensor = 10.0,
-        learn: bool = False,
-        by_input: bool = False,
-        offset: float | Tensor = 0.0,
-    ) -> None:
-        super().__init__()
-        check_positive("concentration", concentration)
-        check_flag("learn", learn)
-        check_flag("by_input", by_input)
-        self.by_input = by_input
-        self.register_buffer("offset", buffered(offset))
-        log_concentration = buffered(concentration).log()
-        if learn:
-            self.log_concentration = nn.Parameter(log_concentration.to(torch.get_default_dtype()))
-        else:
-            self.register_buffer("log_concentration", log_concentration)
-
-    def _split(self, f: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the log means without offset, and the logs of r, (..., N, D)."""
-        log_r = self.log_concentration.to(f)
-        if not self.by_input:
-            return f, log_r.expand(f.shape)
-        if f.shape[-1] % 2:
-            raise ShapeError(f"the model must have 2·D outputs, log means and concentrations; got {f.shape[-1]}.")
-        means, logs = f.chunk(2, dim=-1)
-        return means, logs + log_r
-
-    def distribution(self, f: Tensor) -> Distribution:
-        """Return independent counts."""
-        means, log_r = self._split(f)
-        return NegativeBinomial(means + self.offset.to(f), log_r).to_event(1)  # type: ignore[no-untyped-call]
-
-    def checked(self, f: Tensor, y: Tensor) -> Tensor:
-        """Return ``y`` as numbers of the model's type."""
-        return super().checked(self._split(f)[0], checked_numbers(y)).to(f.dtype)
-
-    def check_values(self, f: Tensor, y: Tensor) -> None:
-        """Raise unless every target is a count."""
-        if not bool(((y >= 0) & (y == y.floor()) & torch.isfinite(y)).all()):
-            raise RangeError(f"y must hold counts, whole numbers from 0; got {describe(y)}.")
-
-    def curvature_root(self, f: Tensor, y: Tensor | None = None) -> Tensor:
-        """Return diag √(μ r/(μ + r)); a concentration that depends on the input has no closed form."""
-        if self.by_input:
-            raise PyroDropoutError("Counts(by_input=True) has no curvature in closed form; use by_input=False.")
-        means, log_r = self._split(f)
-        return torch.diag_embed(torch.exp(0.5 * -torch.logaddexp(-(means + self.offset.to(f)), -log_r)))
-
-    def standardised_targets(self) -> bool:
-        """No: counts stay as they are."""
-        return False

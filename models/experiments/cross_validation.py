@@ -18,11 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_dropout.generative.inputs import AnyInputs, Inputs, check_pairs, inputs_of, leaves_of
+from pyro_dropout.generative.inputs import AnyInputs, Inputs, inputs_of, leaves_of
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.random_state import forked
-from pyro_dropout.mathematics.checks import check_count, check_flag
-from pyro_dropout.mathematics.errors import ShapeError
 from pyro_dropout.prediction.predict_fleet import predict_fleet
 from pyro_dropout.training.fleet.fleet import Fleet
 
@@ -114,35 +112,9 @@ def choose(
         seed: of all random numbers.
         progress: show progress bars.
         options: for ``Fleet.fit``.
-
-    Example:
-        >>> import torch, pyro_dropout as pd
-        >>> from pyro_dropout.judging.selection import choose
-        >>> x = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
-        >>> y = x.sum(1, keepdim=True)
-        >>> def build(x, y, drop):
-        ...     net = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
-        ...     model = pd.Standardised(pd.BayesianNet(net), x, y)
-        ...     return model, pd.AutoDropout(model, keep=1 - drop)
-        >>> halves = torch.arange(60).split(30)
-        >>> quick = {"steps": 100, "lr": 0.01, "compile": False, "progress": False}
-        >>> found = choose(build, {"drop": [0.01, 0.5]}, x, y, [halves[0]], [halves[1]], folds=2, samples=50, **quick)
-        >>> found.settings
-        [{'drop': 0.01}]
     """
-    check_count("folds", folds, least=2)
-    check_count("best", best)
-    check_count("members", members)
     fold_members = members if fold_members is None else fold_members
-    check_count("fold_members", fold_members)
-    check_flag("anchored", anchored)
     x = inputs_of(x)
-    check_pairs("x and y", x, y)
-    if y.dim() != 2 or y.shape[1] != 1:
-        raise ShapeError(f"x must be (N, ...) and y (N, 1); got y of shape {tuple(y.shape)}.")
-    if len(train_rows) != len(test_rows) or not len(train_rows):
-        lengths = f"{len(train_rows)} and {len(test_rows)}"
-        raise ShapeError(f"train_rows and test_rows need a tensor for each split; got {lengths}.")
     combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     splits, count = len(train_rows), len(combinations)
     device = options.get("device") or x.device
@@ -219,14 +191,7 @@ def choose(
 
 
 def folds_of(rows: Tensor, folds: int, seed: int) -> list[tuple[Tensor, Tensor]]:
-    """Return (training rows, held-back rows) of each fold, in random order.
-
-    Example:
-        >>> import torch
-        >>> from pyro_dropout.judging.selection import folds_of
-        >>> [(len(train), len(held)) for train, held in folds_of(torch.arange(10), folds=2, seed=0)]
-        [(5, 5), (5, 5)]
-    """
+    """Return (training rows, held-back rows) of each fold, in random order."""
     order = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed), device="cpu")]
     held = order.tensor_split(folds)
     return [(torch.cat([*held[:k], *held[k + 1 :]]), held[k]) for k in range(folds)]
@@ -241,14 +206,7 @@ def _twins(x: AnyInputs, train: Tensor, test: Tensor) -> Tensor:
 
 
 def repeated(rows: Tensor, length: int) -> Tensor:
-    """Return rows over and over, up to a length.
-
-    Example:
-        >>> import torch
-        >>> from pyro_dropout.judging.selection import repeated
-        >>> repeated(torch.tensor([3, 5]), 3)
-        tensor([3, 5, 3])
-    """
+    """Return rows over and over, up to a length."""
     return rows.repeat(-(-length // len(rows)))[:length]
 
 

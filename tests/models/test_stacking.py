@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
+from experiments.cross_validation import best_noise, log_mixture, noises, stacked
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyro_dropout.judging.selection import best_noise, log_mixture, noises, stacked
 from tests.oracles.both_types import dtypes
 
 

@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from experiments import cross_validation
+from experiments.cross_validation import choose, folds_of
 from torch import nn
 
 import pyro_dropout as pd
-from pyro_dropout.judging import selection
-from pyro_dropout.judging.selection import choose, folds_of
 
 QUICK: Any = {"steps": 150, "lr": 0.02, "compile": False, "progress": False, "samples": 60, "folds": 2}
 
@@ -57,12 +57,12 @@ def test_scores_are_those_of_plain_dropout_in_numpy(monkeypatch: pytest.MonkeyPa
     """All that follows the training, by hand: masks, network, units, the mixture of normals, its mean over points."""
     kept: list[Any] = []
 
-    class Kept(selection.Fleet):
+    class Kept(cross_validation.Fleet):
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **options)
             kept.append(self)
 
-    monkeypatch.setattr(selection, "Fleet", Kept)
+    monkeypatch.setattr(cross_validation, "Fleet", Kept)
     x, y, train, test = data()
     grid = {"drop": [0.2], "noisy": [noisy]}
     found = choose(build, grid, x, y, train[:1], test[:1], **{**QUICK, "steps": 30, "samples": 20_000})
@@ -109,12 +109,12 @@ def test_members_are_pooled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of points, all by hand: p(y | x) is the mean density of the members, and the RMSE that of their mean."""
     kept: list[Any] = []
 
-    class Kept(selection.Fleet):
+    class Kept(cross_validation.Fleet):
         def fit(self, *args: Any, **options: Any) -> Any:
             kept.append((self, options))
             return super().fit(*args, **options)
 
-    monkeypatch.setattr(selection, "Fleet", Kept)
+    monkeypatch.setattr(cross_validation, "Fleet", Kept)
     x, y, train, test = data()
     options: Any = {**QUICK, "steps": 15, "samples": 1, "validation_samples": 1, "anchored": True}
     found = choose(
@@ -139,22 +139,3 @@ def test_members_are_pooled(monkeypatch: pytest.MonkeyPatch) -> None:
         inside = (each.cdf(target).mean(0) - 0.5).abs() <= 0.475
         assert found.coverage[split].item() == pytest.approx(inside.double().mean().item())
         assert f.std(0).min() > 0
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"folds": 1}, "folds must be a whole number of at least 2"),
-        ({"best": 0}, "best must be"),
-        ({"members": 0}, "members must be a whole number of at least 1"),
-        ({"fold_members": 0}, "fold_members must be a whole number of at least 1"),
-        ({"anchored": "auto"}, "anchored must be True or False"),
-        ({"y": torch.zeros(150)}, r"y \(N, 1\)"),
-        ({"train_rows": []}, "a tensor for each split; got 0 and 2"),
-    ],
-)
-def test_bad_input(change: dict[str, Any], words: str) -> None:
-    x, y, train, test = data()
-    options = {"x": x, "y": y, "train_rows": train, "test_rows": test, **QUICK, **change}
-    with pytest.raises(pd.PyroDropoutError, match=words):
-        choose(build, {"drop": [0.1]}, **options)

@@ -1,0 +1,111 @@
+"""Gaussian noise of one precision: y ~ N(f, τ⁻¹ I)."""
+
+import torch
+from torch import Tensor, nn
+
+from pyro_dropout.generative.likelihoods.gaussian_outputs import Nodes, Outputs, variance_of
+from pyro_dropout.generative.likelihoods.likelihood import Likelihood, checked_numbers
+from pyro_dropout.generative.likelihoods.moments import F64, Sums, moments_of
+from pyro_dropout.generative.registration import buffered
+from pyro_dropout.mathematics.checks import check_flag, check_positive
+from pyro_dropout.mathematics.errors import ShapeError
+from pyro_dropout.mathematics.normal import Normal
+from pyro_dropout.protocols import Distribution
+from pyro_dropout.registry import likelihood
+
+
+@likelihood("gaussian")
+class Gaussian(Likelihood):
+    """Targets with Gaussian noise of precision τ: y ~ N(f, τ⁻¹ I).
+
+    Args:
+        tau: observation precision; on standardised targets, that of the standardised target.
+        learn: whether τ is a parameter, trained together with the guide.
+
+    Example:
+        >>> import pyro_dropout as pd
+        >>> pd.Gaussian(tau=0.25).tau.item()
+        0.25
+    """
+
+    def __init__(self, tau: float | Tensor = 1.0, learn: bool = False) -> None:
+        super().__init__()
+        check_positive("tau", tau)
+        check_flag("learn", learn)
+        log_tau = buffered(tau).log()
+        if learn:
+            self.log_tau = nn.Parameter(log_tau.to(torch.get_default_dtype()))
+        else:
+            self.register_buffer("log_tau", log_tau)
+
+    @classmethod
+    def of_log(cls, log_tau: Tensor) -> "Gaussian":
+        """Return the likelihood with this log τ, which is not looked at: a tracer's tensor will do."""
+        made = cls()
+        made.register_buffer("log_tau", log_tau)
+        return made
+
+    @property
+    def tau(self) -> Tensor:
+        """The observation precision τ."""
+        return self.log_tau.exp()
+
+    def distribution(self, f: Tensor) -> Distribution:
+        """Return N(f, τ⁻¹) over the last dimension of ``f``."""
+        scale = torch.exp(-0.5 * self.log_tau).to(f)
+        try:
+            scale = scale.expand(f.shape)
+        except RuntimeError:
+            allowed = f"one number, or one for each of the model's {f.shape[-1]} outputs"
+            raise ShapeError(f"tau must be {allowed}; got shape {tuple(scale.shape)}.") from None
+        return Normal(f, scale).to_event(1)  # type: ignore[no-untyped-call]
+
+    def checked(self, f: Tensor, y: Tensor) -> Tensor:
+        """Return ``y`` if it holds numbers, as many as ``f``."""
+        return super().checked(f, checked_numbers(y))
+
+    def curvature_root(self, f: Tensor, y: Tensor | None = None) -> Tensor:
+        """Return diag √τ."""
+        return torch.diag_embed(self.distribution(f).stddev.reciprocal())
+
+    def standardised_targets(self) -> bool:
+        """Yes: τ is the precision of standardised targets."""
+        return True
+
+    def raw_outputs(self, f: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+        """Return f·σ_y + mean."""
+        return f * std + mean
+
+    def raw_likelihood(self, std: Tensor) -> Likelihood:
+        """Return the likelihood of precision τ/σ_y²."""
+        log_tau = self.log_tau.detach().to(torch.float64)
+        return Gaussian.of_log(log_tau - 2 * std.to(log_tau).log())
+
+    def gaussian_outputs(self, nodes: Nodes) -> Outputs:
+        """Return the formulas for Gaussian outputs."""
+        return _GivenNoise(self, nodes)
+
+
+class _GivenNoise(Outputs):
+    """Gaussian noise of a given precision: y is Gaussian too."""
+
+    normal = jointly_normal = True
+
+    def _noise(self, mean: Tensor) -> Tensor:
+        return moments_of(self.likelihood.distribution(mean))["noise"]
+
+    def moments(self, mean: Tensor, covariance: Tensor) -> Sums:
+        return {"mean": mean.to(F64), "spread": variance_of(covariance), "noise": self._noise(mean)}
+
+    def log_prob(self, mean: Tensor, covariance: Tensor, y: Tensor) -> Tensor:
+        total = covariance + torch.diag_embed(self._noise(mean))
+        density: Tensor = torch.distributions.MultivariateNormal(mean.to(F64), total, validate_args=False).log_prob(
+            y.to(F64)
+        )
+        return density
+
+    def products(self, mean: Tensor, covariance: Tensor) -> Tensor:
+        return covariance
+
+    def strata(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+        return mean.to(F64).unsqueeze(0), (variance_of(covariance) + self._noise(mean)).sqrt().unsqueeze(0)

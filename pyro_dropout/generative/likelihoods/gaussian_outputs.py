@@ -1,0 +1,120 @@
+"""What a likelihood says where the outputs f of a network are Gaussian, N(m, C) at each point: moments and densities.
+
+In closed form with Gaussian noise, and for the moments of counts; by one-dimensional quadrature, exact to rounding, for
+yes and no and wherever a point has one target. Everything else is the mean over quasi-random points of the Gaussian.
+"""
+
+import functools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_dropout.generative.likelihoods.moments import F64, Sums, block_log_prob, block_outer, block_sums
+from pyro_dropout.mathematics.gaussian_rows import semidefinite_root
+from pyro_dropout.protocols import Likelihood
+
+_DIMENSIONS = torch.quasirandom.SobolEngine.MAXDIM
+_PIECE = 2**22  # numbers that are processed at once
+_LEAST = 256  # quasi-random points
+
+
+class Nodes:
+    """Quasi-random points of the standard normal distribution, the same for every data point.
+
+    Args:
+        count: at least how many; rounded up to a power of two, for which the points are balanced, and at least 256.
+        seed: of their scrambling.
+    """
+
+    def __init__(self, count: int, seed: int) -> None:
+        self.count, self.seed = 1 << (max(_LEAST, count) - 1).bit_length(), seed
+
+    def outputs(self, mean: Tensor, covariance: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Yield some points, and outputs there, (count, points, D), in the type of ``mean``."""
+        for some, f in self.by_output(mean, semidefinite_root(covariance), _PIECE):
+            yield some, f.movedim(-1, 0)
+
+    def by_output(self, mean: Tensor, root: Tensor, piece: int) -> Iterator[tuple[slice, Tensor]]:
+        """Yield some points, and outputs there, (points, D, count), of about ``piece`` numbers; ``root`` is L."""
+        points, width = mean.shape
+        affine, z = self.affine(mean, root)
+        size = max(1, piece // (self.count * width))
+        for start in range(0, points, size):
+            some = slice(start, start + size)
+            yield some, affine[some] @ z
+
+    def affine(self, mean: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (L, m) of each point, (N, D, D + 1), and (z, 1), (D + 1, count): m + L z is their product."""
+        z = _normal(mean.shape[-1], self.count, self.seed, mean.dtype, mean.device)
+        return torch.cat([root.to(mean), mean.unsqueeze(-1)], -1), z
+
+
+@functools.lru_cache(maxsize=4)
+def _normal(width: int, count: int, seed: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return quasi-random points and a row of ones, (width + 1, count); the last few are kept for the next call."""
+    if width > _DIMENSIONS:
+        found = torch.randn(count, width, dtype=F64, generator=torch.Generator().manual_seed(seed), device="cpu")
+    else:
+        engine = torch.quasirandom.SobolEngine(width, scramble=True, seed=seed % 2**31)
+        smallest = 0.5 / 2**30  # of the numbers that the engine gives, all but zero are larger
+        found = torch.special.ndtri(engine.draw(count, dtype=F64).clamp(smallest, 1 - smallest))
+    return torch.cat([found.mT, torch.ones(1, count, dtype=F64)]).to(device, dtype)
+
+
+class Outputs:
+    """p(y | f) of a likelihood where f is Gaussian at each point; here for any likelihood, by quasi-random points.
+
+    In all methods ``mean`` is that of f, (N, D), in the type of the outputs, and ``covariance`` its covariance,
+    (N, D, D), in float64. Derived classes have the formulas of a likelihood.
+
+    Args:
+        likelihood: p(y | f).
+        nodes: for what has no formula.
+    """
+
+    normal = False  # whether y is a mixture of normals
+    jointly_normal = False  # whether it is one normal, at all points together
+
+    def __init__(self, likelihood: Any, nodes: Nodes) -> None:
+        self.likelihood, self.nodes = likelihood, nodes
+
+    def moments(self, mean: Tensor, covariance: Tensor) -> Sums:
+        """Return the sums of a prediction of one draw: "mean", "spread", "noise", and those of classes."""
+        parts = [block_sums(self.likelihood, f) for _, f in self.nodes.outputs(mean, covariance)]
+        whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        return {name: value if name == "mean" else value.to(F64) / self.nodes.count for name, value in whole.items()}
+
+    def log_prob(self, mean: Tensor, covariance: Tensor, y: Tensor) -> Tensor:
+        """Return log E p(y | f) of each point, all its targets together, (N,), in float64."""
+        each = self.nodes.outputs(mean, covariance)
+        parts = [block_log_prob(self.likelihood.distribution(f), y[some]) for some, f in each]
+        return torch.cat(parts) - math.log(self.nodes.count)
+
+    def products(self, mean: Tensor, covariance: Tensor) -> Tensor:
+        """Return the covariance of E[y | f] between the targets of a point, (N, D, D), in float64."""
+        found = []
+        for _, f in self.nodes.outputs(mean, covariance):
+            p = self.likelihood.distribution(f)
+            found.append(block_outer(p, p.mean.to(F64).mean(0)) / self.nodes.count)
+        return torch.cat(found)
+
+    def strata(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+        """Return means and standard deviations of equally probable normals, (S, N, ...), whose mixture y has."""
+        raise NotImplementedError
+
+
+def outputs_of(likelihood: Likelihood, nodes: Nodes) -> Outputs:
+    """Return what a likelihood says of Gaussian outputs: its formulas, or the mean over quasi-random points."""
+    # The formulas of a base class are those of another distribution.
+    asked = {"distribution", "gaussian_outputs"}
+    own = next((kind for kind in type(likelihood).__mro__ if asked & vars(kind).keys()), object)
+    formulas = getattr(likelihood, "gaussian_outputs", None) if "gaussian_outputs" in vars(own) else None
+    return Outputs(likelihood, nodes) if formulas is None else formulas(nodes)
+
+
+def variance_of(covariance: Tensor) -> Tensor:
+    """Return the diagonals of covariances, (..., D)."""
+    return covariance.diagonal(dim1=-2, dim2=-1)
