@@ -5,11 +5,13 @@ standardised internally. A prediction is a mean over functions drawn with a seed
 the same prediction alone and in a batch.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, Self, overload
 
 import numpy as np
+import scipy.sparse
 import torch
 from numpy.random import RandomState
 from numpy.typing import NDArray
@@ -20,10 +22,10 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from torch import Tensor
 
 from pyro_dropout.generative.random_state import seeded
-from pyro_dropout.mathematics.checks import check_count, check_device
+from pyro_dropout.judging.conformal import conformal
+from pyro_dropout.mathematics.checks import check_count, check_device, check_level
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 from pyro_dropout.prediction.prediction import Prediction
-from pyro_dropout.registry import DEFAULT_GUIDE
 from pyro_dropout.sklearn.inputs import (
     check_decided,
     check_estimator_settings,
@@ -45,10 +47,12 @@ from pyro_dropout.sklearn.network import (
     set_noise,
     train,
 )
-from pyro_dropout.tabular.choice import LEARNING_RATE, batch_for
+from pyro_dropout.tabular.calibration import Calibration
+from pyro_dropout.tabular.choice import LEARNING_RATE, STEPS, batch_for
 from pyro_dropout.training.history import History
 
 _SEEDS = 2**31 - 1
+_STEPS = 1000  # of a guide that is named
 
 Array = NDArray[Any]  # of numbers or of classes
 Floats = NDArray[np.float64]
@@ -63,11 +67,11 @@ class _Network(BaseEstimator):  # type: ignore[misc]
     hidden_layer_sizes: int | Sequence[int] | NDArray[np.integer] = (50,)
     _: KW_ONLY
     activation: str = "relu"
-    guide: str = DEFAULT_GUIDE
+    guide: str = "auto"
     keep: float | Sequence[float] | Floats = 0.9
-    members: int = 16
+    members: int | None = None
     length_scale: float = 1.0
-    max_steps: int = 1000
+    max_steps: int | None = None
     batch_size: int = 128
     learning_rate: float = 0.01
     samples: int = 200
@@ -104,7 +108,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]
         with alone(seeds[1], device):
             pair = plan.pair(x[mine], y[mine], tau) if earlier is None else earlier.continued(tau)
             watched = (x[held], y[held]) if held is not None and self.early_stopping else None
-            history = self._run(pair, x[mine], y[mine], self.max_steps, watched)
+            history = self._run(pair, x[mine], y[mine], self.max_steps or _STEPS, watched)
             if searching:
                 tau = best_noise(Learned.of(plan, *pair), x[held], y[held], samples=self.samples, seed=seeds[2])
                 set_noise(pair[0], tau)
@@ -118,31 +122,41 @@ class _Network(BaseEstimator):  # type: ignore[misc]
         """Choose what to train on held-back rows, and train it on all."""
         check_estimator_settings(self.get_params())
         check_decided(self.get_params(), type(self))
-        check_count("members", self.members)
-        hidden, device = layer_widths(self.hidden_layer_sizes), self._device()
+        hidden, device, steps = layer_widths(self.hidden_layer_sizes), self._device(), self.max_steps or STEPS
         if len(hidden) != 1:
-            raise RangeError(f"guide='auto' has one hidden layer; got hidden_layer_sizes={self.hidden_layer_sizes!r}.")
+            raise RangeError(
+                f"guide='auto' has one hidden layer; got hidden_layer_sizes={self.hidden_layer_sizes!r}. Give one"
+                " width, or name a guide, as in guide='dropout-ensemble'."
+            )
         seeds = [int(seed) for seed in check_random_state(self.random_state).randint(_SEEDS, size=3)]
         held = held_back(len(x), self.validation_fraction, seeds[0], y if classes else None)
-        size = {"width": hidden[0], "members": int(self.members), "steps": int(self.max_steps)}
+        asked = {"width": hidden[0], "members": self.members, "steps": steps, "seed": seeds[0], "device": device}
         with alone(seeds[1], device):
-            choice = choose(x, y, held, outputs, classes, **size, seed=seeds[0] % 2**31)
+            choice, scale = choose(x, y, held, outputs, classes, **asked)
             plan = Chosen(x.shape[1], outputs, classes, choice.recipe)
             mine = torch.ones_like(held) if self.refit else ~held
             pair, rows = plan.pair(x[mine], y[mine]), batch_for(int(mine.sum()))
             how = {"lr": LEARNING_RATE, "batch_size": rows, "device": device, "progress": bool(self.verbose)}
-            how |= choice.recipe.how(self.max_steps) | {"compile": self.compile}
-            history = train(pair, x[mine], y[mine], None, steps=self.max_steps, **how)
+            how |= choice.recipe.how(steps) | {"compile": self.compile}
+            history = train(pair, x[mine], y[mine], None, steps=steps, **how)
+            intervals = conformal(choice.prediction, scale(y[held]).to(choice.prediction.mean.device))
         self._keep(plan, pair, history, [], seeds[2])
         self.choice_ = choice.said
+        self.calibration_ = Calibration(int(held.sum()), intervals=intervals)
 
     def _keep(self, plan: Plan, pair: Pair, history: History, validation: object, seed: int) -> None:
         """Set the fitted attributes."""
         self.learned_: Learned = Learned.of(plan, *pair)
+        self.calibration_ = Calibration()
         self.seed_ = seed
         self.n_iter_ = history.steps
         self.loss_curve_ = history.losses.double().numpy()
         self.validation_curve_ = np.array(validation, dtype=np.float64).reshape(-1, 2)
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
 
     def _fresh(self) -> bool:
         return not (self.warm_start and hasattr(self, "learned_"))
@@ -152,10 +166,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]
         check_estimator_settings(self.get_params())
         hidden = layer_widths(self.hidden_layer_sizes)
         keep, length = kept_rows(self.keep, len(hidden) + 1), float(self.length_scale)
-        check_count("members", self.members)
-        return Architecture(
-            inputs, outputs, hidden, self.activation, length, self.guide, keep, classes, int(self.members)
-        )
+        return Architecture(inputs, outputs, hidden, self.activation, length, self.guide, keep, classes, self.members)
 
     def _device(self) -> torch.device:
         return check_device("device", "cpu" if self.device is None else self.device)
@@ -180,7 +191,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]
     def _answers(self, X: object, samples: int, seed: int, read: Read, functions: bool = False) -> list[Array]:
         """Return what ``read`` finds in the prediction at X, as arrays."""
         check_is_fitted(self)
-        x = _tensor(validate_data(self, X, reset=False, dtype=np.float64)).to(self._device())
+        x = _tensor(validate_data(self, X, reset=False, dtype=np.float64, accept_sparse="csr")).to(self._device())
         check_whole_numbers("X", X)
         found = answers(self.learned_, x, read, samples=samples, seed=seed, functions=functions)
         return [part.cpu().numpy() for part in found]
@@ -210,17 +221,16 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
     Args:
         hidden_layer_sizes: widths of the hidden layers; () for a linear model.
         activation: their non-linearity, "relu" or "tanh".
-        guide: the posterior, by the name of any guide that ``pyro-dropout fit --help`` lists: "dropout-ensemble"
-            (several networks with dropout), "dropout" (one network), "concrete" (dropout that learns
-            ``keep``), "multiplicative" (Gaussian dropout), "mean-field", …. Or "auto": guide, scale of the target and
-            noise are chosen on held-back rows, as ``pyro-dropout fit`` does, in at most the steps of three trainings;
-            the settings that this decides must be left at their defaults.
+        guide: the posterior. By default "auto": guide, scale of the target and noise are chosen on held-back rows, and
+            intervals are calibrated on them, as ``pyro-dropout fit`` does, in at most the steps of three trainings; the
+            settings that this decides must be left at their defaults. Or a guide by its name, as ``pyro-dropout fit
+            --help`` lists them: "dropout-ensemble" (several networks with dropout), "dropout", "mean-field", ….
         keep: probability that an input or hidden unit is kept, for guides with dropout; a number, or one for each
             weight layer, the inputs first. Given a number, an only input is always kept.
-        members: of an ensemble.
+        members: of an ensemble; by default 8 with guide="auto", and else those of the guide.
         length_scale: l of the prior N(0, l⁻²) of the first layer's weights, on standardised inputs.
         tau: precision of the noise, 1/variance in the units of y; "auto" chooses it on held-back data.
-        max_steps: maximum number of training steps.
+        max_steps: maximum number of training steps; by default 1200 with guide="auto", and else 1000.
         batch_size: points per step; all points if there are fewer.
         learning_rate: of Adam.
         samples: number of functions that a prediction averages over.
@@ -240,6 +250,7 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
     Attributes:
         tau_: the noise precision in the units of y, one for each target; None where the noise is not one number.
         choice_: what was chosen, in a line, with guide="auto".
+        calibration_: what held-back rows say of the intervals, with guide="auto".
         n_iter_: number of steps.
         loss_curve_: -ELBO of the standardised data at each step, (steps,).
         validation_curve_: step and -log p(y | w) per held-back point, (evaluations, 2), with early stopping.
@@ -251,11 +262,13 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
         >>> import numpy as np
         >>> from pyro_dropout.sklearn.estimators import DropoutRegressor
         >>> X = np.linspace(-1, 1, 100)[:, None]
-        >>> regressor = DropoutRegressor((20,), max_steps=200, tau=100.0, random_state=0).fit(X, X[:, 0])
+        >>> regressor = DropoutRegressor((20,), max_steps=200, random_state=0).fit(X, X[:, 0])
         >>> mean, std = regressor.predict([[0.0], [4.0]], return_std=True)
-        >>> mean.shape, bool(std[1] > std[0] > 0.1)
+        >>> mean.shape, bool(std[1] > std[0])
         ((2,), True)
-        >>> lower, upper = regressor.interval([[0.0]], level=0.9)
+        >>> lower, upper = regressor.predict_interval([[0.0]], level=0.9)
+        >>> regressor.predict_quantiles([[0.0]], [0.1, 0.5, 0.9]).shape
+        (1, 3)
         >>> regressor.sample_y([[0.0], [4.0]], n_samples=5, random_state=0).shape
         (2, 5)
     """
@@ -270,7 +283,15 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
     def fit(self, X: object, y: object) -> Self:
         """Train on inputs X, (N, Q), and targets y, (N,) or (N, D)."""
         x, values = validate_data(
-            self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=2, reset=self._fresh()
+            self,
+            X,
+            y,
+            dtype=np.float64,
+            accept_sparse="csr",
+            multi_output=True,
+            y_numeric=True,
+            ensure_min_samples=2,
+            reset=self._fresh(),
         )
         check_whole_numbers("X", X)
         check_whole_numbers("y", y)
@@ -293,10 +314,35 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
         mean, std = (self._shaped(part) for part in self._collected(X, lambda answer: (answer.mean, answer.std)))
         return (mean, std) if return_std else mean
 
-    def interval(self, X: object, level: float = 0.95) -> tuple[Floats, Floats]:
-        """Return the ends of the central intervals that contain the targets at X with probability ``level``."""
-        lower, upper = self._collected(X, lambda answer: answer.interval(level))
+    def predict_interval(self, X: object, level: float = 0.95) -> tuple[Floats, Floats]:
+        """Return the ends of the central intervals that contain the targets at X with probability ``level``.
+
+        With guide="auto" they are calibrated on the held-back rows, as those of ``pyro-dropout fit`` are.
+        """
+        check_level("level", level)
+        own = self._calibrated()
+        lower, upper = self._collected(X, lambda answer: own.interval(answer, level) or answer.interval(level))
         return self._shaped(lower), self._shaped(upper)
+
+    def predict_quantiles(self, X: object, quantiles: Sequence[float] = (0.05, 0.5, 0.95)) -> Floats:
+        """Return quantiles of the targets at X, (N, len(quantiles)) or (N, D, len(quantiles)).
+
+        With guide="auto" they are ends of calibrated central intervals: one side alone is not calibrated.
+        """
+        for level in quantiles:
+            check_level("quantiles", level)
+        own = self._calibrated()
+        found = self._collected(X, lambda answer: tuple(own.quantile(answer, level) for level in quantiles))
+        return self._shaped(np.stack(found, -1))
+
+    def interval(self, X: object, level: float = 0.95) -> tuple[Floats, Floats]:
+        """Return what ``predict_interval`` does, which is its name now."""
+        warnings.warn("interval is called predict_interval now; this name will go.", DeprecationWarning, stacklevel=2)
+        return self.predict_interval(X, level)
+
+    def _calibrated(self) -> Calibration:
+        check_is_fitted(self)
+        return self.calibration_
 
     def sample_y(self, X: object, n_samples: int = 1, random_state: Seed = None) -> Floats:
         """Draw targets at X: each sample is one function at all points, and noise; (N, n_samples) or (N, D, n_samples).
@@ -312,8 +358,8 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
 class DropoutClassifier(ClassifierMixin, _Network):  # type: ignore[misc]
     """A Bayesian network for classes, whose probabilities are averaged over its posterior.
 
-    Takes the arguments of ``DropoutRegressor`` except ``tau``: classes have no separate noise. Rows are held back only
-    with ``early_stopping``, and about the same share of every class.
+    Takes the arguments of ``DropoutRegressor`` except ``tau``: classes have no separate noise. With a
+    named guide, rows are held back only for ``early_stopping``, about the same share of every class.
 
     Attributes:
         classes_: the classes, sorted.
@@ -340,7 +386,8 @@ class DropoutClassifier(ClassifierMixin, _Network):  # type: ignore[misc]
 
     def fit(self, X: object, y: object) -> Self:
         """Train on inputs X, (N, Q), and the classes y of its rows, (N,): numbers or strings."""
-        x, values = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2, reset=self._fresh())
+        how = {"dtype": np.float64, "accept_sparse": "csr", "ensure_min_samples": 2, "reset": self._fresh()}
+        x, values = validate_data(self, X, y, **how)
         check_whole_numbers("X", X)
         values = column_or_1d(values, warn=True)
         check_classification_targets(values)
@@ -377,5 +424,6 @@ class DropoutClassifier(ClassifierMixin, _Network):  # type: ignore[misc]
 
 
 def _tensor(values: object) -> Tensor:
-    """Return a copy in float64; arrays from scikit-learn may be read-only."""
-    return torch.tensor(np.asarray(values, dtype=np.float64))
+    """Return a dense copy in float64; arrays from scikit-learn may be read-only."""
+    dense = values.toarray() if scipy.sparse.issparse(values) else values  # type: ignore[attr-defined]
+    return torch.tensor(np.asarray(dense, dtype=np.float64))

@@ -59,7 +59,7 @@ class Architecture:
     guide: str
     keep: float | tuple[float, ...]
     classes: bool
-    members: int = 16
+    members: int | None = None
 
     def pair(self, x: Tensor, y: Tensor, tau: Tensor | None = None) -> Pair:
         """Return a model in the units of the data, and its guide, ready to be trained.
@@ -80,7 +80,7 @@ class Architecture:
         if not self.classes:
             set_noise(whole, tau)
         entry = resolve_guide(self.guide)
-        options = {"members": self.members} if "members" in entry.options else {}
+        options = {"members": self.members} if self.members and "members" in entry.options else {}
         return whole, entry.make(model, self._kept(model), **options)
 
     def _kept(self, model: BayesianNet) -> Callable[[str], float]:
