@@ -52,7 +52,9 @@ def recognise(table: Table, name: str, decimal: Decimal | None, instead: str) ->
     if cells.numbers is not None:
         known = cells.numbers[~cells.missing]
         binary = bool(((known == 0) | (known == 1)).all())
-        return Recognised(Notation(binary=binary)) if cells.texts is None else _plain(cells, binary=binary)
+        if cells.texts is not None:
+            return _plain(cells, binary=binary)
+        return Recognised(Notation(binary=binary), points=bool((known != np.floor(known)).any()))
     column = _Column(table, name, instead, cells.distinct)
     if all(as_number(text) is not None for text in column.texts):  # some of them are beyond 2^53
         return _plain(cells)
@@ -200,5 +202,6 @@ def _two_readings(table: Table, row: int, name: str, readings: tuple[Notation, .
     point, comma = (f"{each.value(cell):g}" for each in readings)
     return RangeError(
         f"{table.where(row, name)}: {brief(cell)} may mean {point} or {comma}, and so may the whole column. Say which:"
-        f' --decimal point for {point}, --decimal comma for {comma} (in Python decimal="comma"); or {instead}.'
+        f" --decimal point for {point}, --decimal comma for {comma} (in Python decimal='point' or decimal='comma'); or"
+        f" {instead}."
     )
