@@ -35,9 +35,10 @@ FIT_HELP = (
     )
 )
 RESUME_HELP = (
-    "Continue an interrupted run as if it had never stopped, or train a finished run for longer."
+    "Continue an interrupted run as if it had never stopped, or train a finished run with a given guide for longer."
     "\n\nThe data file must not have changed since the run started."
-    + options.examples("resume run", "resume run --steps 10000", "resume run --data moved/houses.csv")
+    + options.examples("resume run", "resume run --data moved/houses.csv")
+    + "\n\nA run whose guide was given (fit --guide mean-field) takes more steps: [bold]--steps 10000[/]."
 )
 
 
@@ -113,7 +114,9 @@ def resume(
     data: Annotated[Path | None, typer.Option(metavar="FILE", help="The data file, if it has moved.")] = None,
     steps: Annotated[
         int | None,
-        typer.Option(metavar="N", callback=options.count, help="New total number of steps; at least the old one."),
+        typer.Option(
+            metavar="N", callback=options.count, help="New total number of steps, for a run with a given guide."
+        ),
     ] = None,
     device: options.Device = None,
     checkpoint_every: options.Every = None,

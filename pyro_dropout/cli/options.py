@@ -228,7 +228,11 @@ Groups = Annotated[
 ]
 Members = Annotated[
     int | None,
-    computing_option(metavar="N", callback=count, help="Members of an ensemble; by default 16 or 32."),
+    computing_option(
+        metavar="N",
+        callback=count,
+        help="Members of an ensemble; by default 8 with --guide auto, 32 for ensemble, 16 for others.",
+    ),
 ]
 Seeds = Annotated[int, computing_option(metavar="N", callback=count, help="Training runs per guide.")]
 Width = Annotated[int, computing_option(metavar="N", callback=count, help="Hidden units of the network.")]
@@ -248,7 +252,10 @@ OwnRate = Annotated[
     ),
 ]
 BatchSize = Annotated[
-    int | None, computing_option(metavar="N", callback=count, help="Rows in a mini-batch; by default all.")
+    int | None,
+    computing_option(
+        metavar="N", callback=count, help="Rows in a mini-batch; by default all, up to 2,048, and otherwise 1,024."
+    ),
 ]
 Seed = Annotated[int, computing_option(metavar="N", callback=_seed, help="Seed of all random numbers.")]
 Device = Annotated[

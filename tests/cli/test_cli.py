@@ -261,17 +261,12 @@ def test_a_shell_can_ask_for_completions(monkeypatch: pytest.MonkeyPatch) -> Non
     assert done.stdout.split() == ["mean-field", "mean-field-ensemble"]
 
 
-@pytest.mark.deep
 def test_what_is_installed_is_told() -> None:
     facts = json.loads(run("info", "--json").stdout)
     assert facts["pyro_dropout"] == pd.__version__
     assert facts["threads"] == torch.get_num_threads()
     assert "compare" in facts["subpackages"]["comparison"]
-    assert f"torch         {torch.__version__}" in run("info").stdout
-    done = subprocess.run(
-        [sys.executable, "-m", "pyro_dropout", "fit", "no.csv", "--out", "x"], capture_output=True, text=True
-    )
-    assert (done.returncode, done.stderr) == (2, "pyro-dropout: there is no file 'no.csv'.\n")
+    assert f"torch         {torch.__version__}" in run("info").stdout.splitlines()
 
 
 @pytest.mark.parametrize("gpu", [False, True])
