@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import torch
 
     from pyro_dropout.tables.encoding import Dataset
-    from pyro_dropout.tabular.fitted import FittedTable
     from pyro_dropout.tabular.run_folder import Run
 
 FIT_HELP = (
@@ -51,7 +50,6 @@ def fit(
     categorical: options.Categorical = None,
     drop: options.Drop = None,
     keep: options.Keep = None,
-    strict: options.Strict = False,
     decimal: options.DecimalMark = None,
     encoding: options.TextEncoding = None,
     separator: options.Separator = None,
@@ -61,7 +59,6 @@ def fit(
     log_target: options.LogTarget = False,
     noise: options.NoiseName = "auto",
     conformal: options.ConformalSwitch = True,
-    groups: options.Groups = None,
     members: options.Members = None,
     width: options.Width = 50,
     steps: options.OwnSteps = None,
@@ -92,9 +89,9 @@ def fit(
     data = str(arrived(data))
     kinds, gone, kept = (tuple(options.listed(each)) for each in (categorical, drop, keep))
     split = held_back, seed, decimal, encoding, separator
-    reading = Reading(target, task, missing, kinds, gone, *split, kept, strict)
+    reading = Reading(target, task, missing, kinds, gone, *split, kept)
     wanted = Wanted(guide, "log" if log_target else scale, noise, width, members)
-    training = wanted.training(steps, lr, batch_size, seed, False if no_compile else "auto", conformal, groups)
+    training = wanted.training(steps, lr, batch_size, seed, False if no_compile else "auto", conformal)
     with _claimed(out, make=True):
         again = _check_new(out)
         table, path = reading.read(data), Path(data).resolve()
@@ -194,7 +191,6 @@ def _train(
     lines = [data.note, *([said] if said else []), f"{run.recipe.guide}: {history.steps} steps, {ended}."]
     if scores:
         lines += _told(scores, len(data.test[0]))
-    lines += _few_rows(fitted)
     lines.append(f"To predict: {PROGRAM} predict {shown} NEW.csv --out predictions.csv --plot predictions.png")
     named = {"folder": str(folder), "about": data.note, "guide": run.recipe.guide, "chosen": said}
     answer({**named, **record, "seconds": round(history.seconds, 2)}, as_json, lines)
@@ -222,15 +218,6 @@ def _told(scores: dict[str, float], rows: int) -> list[str]:
     wrong = off_level(held, rows)
     verdict = f": they are too {wrong}" if wrong else ""
     return [*told, f"Intervals are not calibrated: {before}{verdict}."]
-
-
-def _few_rows(fitted: "FittedTable") -> list[str]:
-    """Return a sentence about the groups that have too few held-back rows for intervals of their own."""
-    few = fitted.calibration.small_groups(0.95)
-    named = ", ".join(f"{name} ({rows})" for name, rows in few.items())
-    where = fitted.calibration.column
-    told = f"Too few held-back rows for 95 % intervals of their own, so they get those of all rows: {where} {named}."
-    return [told] if few else []
 
 
 def heard() -> AbstractContextManager[object]:

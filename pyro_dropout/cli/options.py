@@ -167,10 +167,6 @@ Keep = Annotated[
     list[str] | None,
     table_option(metavar="COLUMNS", help="Columns to use although they look like identifiers or free text: a,b,c."),
 ]
-Strict = Annotated[
-    bool,
-    table_option("--strict", help="Refuse gaps, and columns that cannot be used, instead of filling and leaving out."),
-]
 DecimalMark = Annotated[
     Literal["point", "comma"] | None,
     table_option("--decimal", help="Decimal mark of columns that may be read in two ways: is 1,200 large or small?"),
@@ -218,12 +214,6 @@ ConformalSwitch = Annotated[
     bool,
     computing_option(
         "--conformal/--no-conformal", help="Calibrate intervals, or sets of classes, on the held-back rows."
-    ),
-]
-Groups = Annotated[
-    str | None,
-    computing_option(
-        "--groups", metavar="COLUMN", help="A column of categories, within each of which intervals are to hold."
     ),
 ]
 Members = Annotated[

@@ -20,7 +20,7 @@ from pyro_dropout.training.checkpoints.atomic_file import whole_file
 
 if TYPE_CHECKING:
     from pyro_dropout.protocols import Figure
-    from pyro_dropout.tables.cells import Cell, Number
+    from pyro_dropout.tables.cells import Cell
     from pyro_dropout.tables.table import Table
     from pyro_dropout.tabular.fitted import FittedTable
 
@@ -67,9 +67,6 @@ def predict(
     level: options.Level = 0.95,
     encoding: options.TextEncoding = None,
     separator: options.Separator = None,
-    ignore_extra: Annotated[
-        bool, options.table_option("--ignore-extra", help="Ignore columns that a --strict run did not have.")
-    ] = False,
     seed: options.Seed = 0,
     device: options.Device = None,
     as_json: options.Json = False,
@@ -98,7 +95,7 @@ def predict(
         fitted = FittedTable.load(folder)
     size = max(1, _PIECE // (samples * max(1, len(run.encoding.classes))))
     how = {"text_encoding": encoding, "separator": separator}
-    pieces = read_input_pieces(data, run.encoding, size, ignore_extra=ignore_extra, **how)
+    pieces = read_input_pieces(data, run.encoding, size, **how)
     together = started_together()
     where = local_device(where, where) if together else where
     fitted.model.to(where), fitted.guide.to(where)
@@ -116,7 +113,7 @@ def predict(
         drawings, importance = [], None
         if explain is not None or plot is not None:
             few = min(_PICTURED, max(2, 4 * size))  # less memory for many classes
-            first = next(read_input_pieces(data, run.encoding, few, ignore_extra=ignore_extra, **how))
+            first = next(read_input_pieces(data, run.encoding, few, **how))
             some = "" if count <= few else f" of the first {few:,} rows"
             importance = None if explain is None else fitted.explained(first[1], asked)
             if plot is not None:
@@ -197,7 +194,7 @@ def _check_picture(path: Path | None, over: str | None, inputs: list[str], out: 
         raise refusal("--over", f"{over!r} is not an input of the run; {known}")
 
 
-def _printed(name: str, values: "Sequence[Cell]", centre: "Number") -> "list[Cell]":
+def _printed(name: str, values: "Sequence[Cell]", centre: float) -> "list[Cell]":
     """Return a column of the file: seven digits of what single precision knows, and texts that are no formulas."""
     from pyro_dropout.tabular.fitted import is_shifted
 
@@ -223,7 +220,7 @@ def _header(names: "Iterable[str]") -> list[str]:
     return safe
 
 
-def _write(path: Path, pieces: "Iterator[Columns]", centre: "Number", progress: bool) -> int:
+def _write(path: Path, pieces: "Iterator[Columns]", centre: float, progress: bool) -> int:
     """Write the pieces one after another and return the number of rows; ``centre`` is added to what is predicted."""
     from tqdm.auto import tqdm
 
