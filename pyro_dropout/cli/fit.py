@@ -56,7 +56,6 @@ def fit(
     held_back: options.HeldBack = 0.2,
     guide: options.ChosenGuide = "auto",
     scale: options.ScaleName = "auto",
-    log_target: options.LogTarget = False,
     noise: options.NoiseName = "auto",
     conformal: options.ConformalSwitch = True,
     members: options.Members = None,
@@ -74,8 +73,6 @@ def fit(
     """Fit one guide to a table and save the run in a folder."""
     guide = guide if guide == "auto" else options.checked_guide("--guide", guide)
     members = members if guide == "auto" else options.checked_members([guide], members)
-    if log_target and scale not in ("auto", "log"):
-        raise options.refusal("--log-target", f"is --scale log; got --scale {scale} as well.")
     where = options.place(device)
     from pyro_dropout.datasets.bundled import BUNDLED
     from pyro_dropout.tables.files import arrived
@@ -90,7 +87,7 @@ def fit(
     kinds, gone, kept = (tuple(options.listed(each)) for each in (categorical, drop, keep))
     split = held_back, seed, decimal, encoding, separator
     reading = Reading(target, task, missing, kinds, gone, *split, kept)
-    wanted = Wanted(guide, "log" if log_target else scale, noise, width, members)
+    wanted = Wanted(guide, scale, noise, width, members)
     training = wanted.training(steps, lr, batch_size, seed, False if no_compile else "auto", conformal)
     with _claimed(out, make=True):
         again = _check_new(out)

@@ -206,7 +206,6 @@ ComparedScale = Annotated[
     Literal["auto", "plain", "log", "logit", "count"],
     computing_option("--scale", help="Scale of a numeric target, as in fit; auto goes by the target's values alone."),
 ]
-LogTarget = Annotated[bool, computing_option("--log-target", help="The same as --scale log.")]
 _NOISE = "Noise of a numeric target: the same for all rows, or learned from the inputs."
 NoiseName = Annotated[Literal["auto", "constant", "by-input"], computing_option("--noise", help=_NOISE)]
 GivenNoise = Annotated[Literal["constant", "by-input"], computing_option("--noise", help=_NOISE)]

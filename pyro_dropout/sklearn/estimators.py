@@ -79,7 +79,6 @@ class _Network(BaseEstimator):  # type: ignore[misc]
     validation_fraction: float = 0.2
     patience: int = 10
     refit: bool = True
-    warm_start: bool = False
     random_state: Seed = None
     device: torch.device | str | int | None = None
     compile: bool | Literal["auto"] = "auto"
@@ -91,29 +90,23 @@ class _Network(BaseEstimator):  # type: ignore[misc]
             self._train_chosen(x, y, outputs, classes)
             return
         plan, device = self._settled(x.shape[1], outputs, classes), self._device()
-        earlier = None if self._fresh() else self.learned_
-        if earlier is not None and earlier.architecture != plan:
-            raise PyroDropoutError(
-                f"warm_start=True continues with the fitted network, which is {earlier.architecture}; the settings now"
-                f" give {plan}. Set warm_start=False to start afresh."
-            )
         random = check_random_state(self.random_state)
         seeds = [int(seed) for seed in random.randint(_SEEDS, size=3)]
         tau = None if classes or self.tau == "auto" else torch.full((outputs,), float(self.tau), dtype=torch.float64)
-        searching = not classes and tau is None and earlier is None
+        searching = not classes and tau is None
         mine, held = torch.ones(len(x), dtype=torch.bool), None
         if self.early_stopping or searching:
             held = held_back(len(x), self.validation_fraction, seeds[0], y if classes else None)
             mine = ~held
         with alone(seeds[1], device):
-            pair = plan.pair(x[mine], y[mine], tau) if earlier is None else earlier.continued(tau)
+            pair = plan.pair(x[mine], y[mine], tau)
             watched = (x[held], y[held]) if held is not None and self.early_stopping else None
             history = self._run(pair, x[mine], y[mine], self.max_steps or _STEPS, watched)
             if searching:
                 tau = best_noise(Learned.of(plan, *pair), x[held], y[held], samples=self.samples, seed=seeds[2])
                 set_noise(pair[0], tau)
             validation = history.validation
-            if held is not None and self.refit and earlier is None:
+            if held is not None and self.refit:
                 pair = plan.pair(x, y, tau)
                 history = self._run(pair, x, y, history.best_step or history.steps)
         self._keep(plan, pair, history, validation, seeds[2])
@@ -157,9 +150,6 @@ class _Network(BaseEstimator):  # type: ignore[misc]
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         return tags
-
-    def _fresh(self) -> bool:
-        return not (self.warm_start and hasattr(self, "learned_"))
 
     def _settled(self, inputs: int, outputs: int, classes: bool) -> Architecture:
         """Check all settings, and return what they describe."""
@@ -240,8 +230,6 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
         patience: number of evaluations without improvement before training stops.
         refit: whether to train again on all rows, with the steps and the noise chosen on the held-back rows. Otherwise
             the held-back rows are never trained on.
-        warm_start: whether ``fit`` continues from the last fit, with its weights, its standardisation and the noise
-            that it chose.
         random_state: makes fit and predictions reproducible; None, an integer or a numpy RandomState.
         device: where to compute, such as "cuda"; None for the CPU.
         compile: as in ``fit``: "auto" compiles trainings that are long enough for it.
@@ -282,17 +270,8 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
 
     def fit(self, X: object, y: object) -> Self:
         """Train on inputs X, (N, Q), and targets y, (N,) or (N, D)."""
-        x, values = validate_data(
-            self,
-            X,
-            y,
-            dtype=np.float64,
-            accept_sparse="csr",
-            multi_output=True,
-            y_numeric=True,
-            ensure_min_samples=2,
-            reset=self._fresh(),
-        )
+        how = {"dtype": np.float64, "accept_sparse": "csr", "ensure_min_samples": 2}
+        x, values = validate_data(self, X, y, multi_output=True, y_numeric=True, **how)
         check_whole_numbers("X", X)
         check_whole_numbers("y", y)
         self._one_column = values.ndim == 1
@@ -386,23 +365,15 @@ class DropoutClassifier(ClassifierMixin, _Network):  # type: ignore[misc]
 
     def fit(self, X: object, y: object) -> Self:
         """Train on inputs X, (N, Q), and the classes y of its rows, (N,): numbers or strings."""
-        how = {"dtype": np.float64, "accept_sparse": "csr", "ensure_min_samples": 2, "reset": self._fresh()}
-        x, values = validate_data(self, X, y, **how)
+        x, values = validate_data(self, X, y, dtype=np.float64, accept_sparse="csr", ensure_min_samples=2)
         check_whole_numbers("X", X)
         values = column_or_1d(values, warn=True)
         check_classification_targets(values)
         found = np.unique(values)
         if len(found) < 2:
             raise PyroDropoutError(f"y must have at least two classes; got one class, {found.tolist()[0]!r}.")
-        known = found if self._fresh() else self.classes_
-        unknown = np.setdiff1d(found, known)
-        if len(unknown):
-            raise PyroDropoutError(
-                f"warm_start=True continues with the classes of the first fit, {known.tolist()}; y also has"
-                f" {unknown.tolist()[0]!r}. Set warm_start=False to start afresh."
-            )
-        self.classes_ = known
-        self._train(_tensor(x), torch.from_numpy(np.searchsorted(known, values)), len(known), classes=True)
+        self.classes_ = found
+        self._train(_tensor(x), torch.from_numpy(np.searchsorted(found, values)), len(found), classes=True)
         return self
 
     def predict_proba(self, X: object) -> Floats:

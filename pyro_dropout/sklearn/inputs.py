@@ -25,7 +25,7 @@ from pyro_dropout.sklearn.network import ACTIVATIONS
 from pyro_dropout.tabular.choice import Choice, choose_recipe, natural_scale
 
 # What the choice decides, or has values of its own for.
-_DECIDED = ("activation", "keep", "length_scale", "tau", "learning_rate", "batch_size", "early_stopping", "warm_start")
+_DECIDED = ("activation", "keep", "length_scale", "tau", "learning_rate", "batch_size", "early_stopping")
 _EXACT = 2**53  # from here on, float64 skips whole numbers
 
 
@@ -122,7 +122,7 @@ def check_estimator_settings(settings: Record) -> None:
         check_choice("tau", tau, ("auto",), "a positive number, 1/noise variance in the units of y")
     else:
         check_positive("tau", tau)
-    for name in ("early_stopping", "refit", "warm_start"):
+    for name in ("early_stopping", "refit"):
         check_flag(name, settings[name])
     check_level("validation_fraction", settings["validation_fraction"])
     check_choice("compile", settings["compile"], ("auto", True, False))

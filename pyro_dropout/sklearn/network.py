@@ -184,14 +184,6 @@ class Learned:
         """Return how ``predict`` is to use the guide."""
         return resolve_guide(self.architecture.guide).method
 
-    def continued(self, tau: Tensor | None) -> Pair:
-        """Return the pair as training left it, in float32; ``tau`` replaces its noise if given."""
-        model, guide = self.pair()
-        model.model.float()
-        if tau is not None:
-            set_noise(model, tau)
-        return model, guide.float()
-
 
 def train(pair: Pair, x: Tensor, y: Tensor, validation: Points | None, **options: Any) -> History:
     """Train a pair in float32 on data standardised in float64, with options of ``fit``; move it to the CPU."""

@@ -217,7 +217,8 @@ class Cells(Sequence[Cell]):
 
     def __getitem__(self, row: int | slice) -> Cell | list[Cell]:
         if isinstance(row, slice):
-            return list(Cells(self.values.iloc[row]))
+            some = self.values.iloc[row].tolist()
+            return [None if gap else cell for cell, gap in zip(some, self.missing[row].tolist(), strict=True)]
         return self[row : row + 1 or None][0]
 
     def __iter__(self) -> Iterator[Cell]:
@@ -259,9 +260,10 @@ class Cells(Sequence[Cell]):
         """The column's numbers, NaN where missing; None unless all are plain numbers."""
         if self.texts is None:
             return np.array(self.values)
-        if any(cell is not None and as_number(cell) is None for cell in self[:_FEW]):
-            return None
-        return self._cast if self._cast is not None else _python_numbers(self.values)
+        if self._cast is not None:
+            return self._cast
+        plain = all(cell is None or as_number(cell) is not None for cell in self[:_FEW])
+        return _python_numbers(self.values) if plain else None
 
     def unheld(self) -> int | None:
         """Return the first row with a whole number that float64 cannot tell from its neighbours; None if all are."""

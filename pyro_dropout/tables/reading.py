@@ -2,10 +2,10 @@
 
 import csv
 import io
-from collections.abc import Collection, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -28,23 +28,35 @@ _FEWEST = 10
 
 @dataclass(frozen=True)
 class Reading:
-    """How a table was read: the arguments of ``read_table``."""
+    """How a table is read.
 
-    target: str | None
+    Attributes:
+        target: the name of the column to predict; None for the last one.
+        task: "regression", "classification", or "auto": a class if the target is text or 0 and 1.
+        missing: "refuse" missing values, "drop" their rows, or fill in the "mean" of the training rows; for categories
+            that is the share of each. "auto" fills in the mean too, with a feature that says where. Rows without a
+            target are left out, or refused.
+        categorical: numeric columns to treat as categories.
+        drop: columns to leave out.
+        held_back: the share of rows, chosen at random, that is kept for testing; 0 for none.
+        seed: of that choice.
+        decimal: the decimal mark, "point" or "comma", of columns that may be read in two ways, such as 1,200.
+        encoding: of a CSV file, if it is neither UTF-8 nor declared by the file's first bytes.
+        separator: of a CSV file, "comma", "semicolon", "tab" or "pipe"; by default the one that splits the header.
+        keep: columns to use although they look like identifiers, free text or constants.
+    """
+
+    target: str | None = None
     task: Task = "auto"
     missing: Missing = "auto"
     categorical: tuple[str, ...] = ()
     drop: tuple[str, ...] = ()
-    held_back: float = 0.0
+    held_back: float = 0.2
     seed: int = 0
     decimal: Decimal | None = None
     encoding: str | None = None
     separator: Separator | None = None
     keep: tuple[str, ...] = ()
-
-    def read(self, file: str | Path | Table) -> Dataset:
-        """Return the data in a file, or in a table that was read from one."""
-        return read_table(file, **asdict(self))
 
     def flags(self) -> list[str]:
         """Return the options of the command line that read a table in this way; not its target and its split.
@@ -60,22 +72,48 @@ class Reading:
         named = {name: value for name, value in given.items() if value not in ("auto", "", None)}
         return [part for name, value in named.items() for part in (f"--{name}", str(value))]
 
+    def read(self, path: str | Path | Table) -> Dataset:
+        """Return the data in a file, or in a table that was read from one."""
+        if not 0 <= self.held_back < 1:
+            raise RangeError(f"held_back must lie in [0, 1); got {self.held_back!r}.")
+        how = {"encoding": self.encoding, "separator": self.separator}
+        table = path if isinstance(path, Table) else read_file(path, **how)
+        target = list(table.columns)[-1] if self.target is None else self.target
+        named = self.categorical, self.drop, self.keep
+        chosen = choose_columns(table, target, self.task, *named, self.decimal)
+        table, said = _complete(chosen.table, target, self.missing, list(chosen.found))
+        if len(table) < _FEWEST:
+            raise ShapeError(f"{table.file} has {len(table)} rows{said}; at least {_FEWEST} are needed.")
+        test, train = _split(table, self.held_back, self.seed)
+        learned, left = learn(chosen, table, train.numpy(), self.task, indicates=self.missing == "auto")
+        left = chosen.left_out | left
+        learned = replace(learned, left_out=(*self.drop, *left))
+        remarks = Remarks({(what, name): cells for (what, name), cells in chosen.remarks.items() if name not in left})
+        clean, done = learned.cleaned(table)
+        x, y = learned.encoded(clean), learned.targets_of(table)
+        learned = replace(learned, fill=_means(table, learned, x.index_select(0, train)))
+        shown, hidden = (learned.filled(x.index_select(0, rows)) for rows in (train, test))
+        learned = learned.seen(shown)
+        remarks.update(done)
+        remarks.update(_stand_ins(table, learned))
+        rows = (
+            f"{len(train)} training rows"
+            + (f" and {len(test)} test rows, chosen at random" if len(test) else "")
+            + said
+        )
+        without = ["left out: " + ", ".join(f"{name} ({why})" for name, why in left.items())] if left else []
+        return Dataset(
+            Path(table.file).stem,
+            (shown, y[train]),
+            (hidden, y[test]),
+            ", ".join(column.axis for column in learned.inputs),
+            learned.outcome.axis,
+            f"{table.file}: " + "; ".join([*table.notes, rows, *without, *told(remarks), *learned.remarks]) + ".",
+            learned,
+        )
 
-def read_table(
-    path: str | Path | Table,
-    *,
-    target: str | None = None,
-    task: Task = "auto",
-    missing: Missing = "auto",
-    categorical: Collection[str] = (),
-    drop: Collection[str] = (),
-    decimal: Decimal | None = None,
-    encoding: str | None = None,
-    separator: str | None = None,
-    held_back: float = 0.2,
-    seed: int = 0,
-    keep: Collection[str] = (),
-) -> Dataset:
+
+def read_table(path: str | Path | Table, **how: Any) -> Dataset:
     r"""Return a file as data for regression or classification.
 
     Columns that cannot be used (identifiers, free text, constants) are left out, and gaps are filled in. What was done
@@ -83,19 +121,7 @@ def read_table(
 
     Args:
         path: the file, or its table.
-        target: the name of the column to predict; the last one by default.
-        task: "regression", "classification", or "auto": a class if the target is text or 0 and 1.
-        missing: "refuse" missing values, "drop" their rows, or fill in the "mean" of the training rows; for categories
-            that is the share of each. "auto" fills in the mean too, with a feature that says where. Rows without a
-            target are left out, or refused.
-        categorical: numeric columns to treat as categories.
-        drop: columns to leave out.
-        decimal: the decimal mark, "point" or "comma", of columns that may be read in two ways, such as 1,200.
-        encoding: of a CSV file, if it is neither UTF-8 nor declared by the file's first bytes.
-        separator: of a CSV file, "comma", "semicolon", "tab" or "pipe"; by default the one that splits the header.
-        held_back: the share of rows, chosen at random, that is kept for testing; 0 for none.
-        seed: of that choice.
-        keep: columns to use although they look like identifiers, free text or constants.
+        how: the attributes of ``Reading``, such as target="price", drop=["id"] or held_back=0.0.
 
     Example:
         >>> import pathlib, tempfile
@@ -108,38 +134,7 @@ def read_table(
         >>> data.note.split("; ")[1]
         'missing values filled in, with an indicator: age (10)'
     """
-    if not 0 <= held_back < 1:
-        raise RangeError(f"held_back must lie in [0, 1); got {held_back!r}.")
-    table = path if isinstance(path, Table) else read_file(path, encoding=encoding, separator=separator)
-    target = list(table.columns)[-1] if target is None else target
-    table.column(target)
-    chosen = choose_columns(table, target, task, categorical, drop, keep, decimal)
-    table, said = _complete(chosen.table, target, missing, list(chosen.found))
-    if len(table) < _FEWEST:
-        raise ShapeError(f"{table.file} has {len(table)} rows{said}; at least {_FEWEST} are needed.")
-    test, train = _split(table, held_back, seed)
-    learned, left = learn(chosen, table, train.numpy(), task, indicates=missing == "auto")
-    left = chosen.left_out | left
-    learned = replace(learned, left_out=(*drop, *left))
-    remarks = Remarks({(what, name): cells for (what, name), cells in chosen.remarks.items() if name not in left})
-    clean, done = learned.cleaned(table)
-    x, y = learned.encoded(clean), learned.targets_of(table)
-    learned = replace(learned, fill=_means(table, learned, x.index_select(0, train)))
-    shown, hidden = (learned.filled(x.index_select(0, rows)) for rows in (train, test))
-    learned = learned.seen(shown)
-    remarks.update(done)
-    remarks.update(_stand_ins(table, learned))
-    rows = f"{len(train)} training rows" + (f" and {len(test)} test rows, chosen at random" if len(test) else "") + said
-    without = ["left out: " + ", ".join(f"{name} ({why})" for name, why in left.items())] if left else []
-    return Dataset(
-        Path(table.file).stem,
-        (shown, y[train]),
-        (hidden, y[test]),
-        ", ".join(column.axis for column in learned.inputs),
-        learned.outcome.axis,
-        f"{table.file}: " + "; ".join([*table.notes, rows, *without, *told(remarks), *learned.remarks]) + ".",
-        learned,
-    )
+    return Reading(**how).read(path)
 
 
 def _stand_ins(table: Table, learned: Encoding) -> Remarks:

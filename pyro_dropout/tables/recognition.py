@@ -9,6 +9,7 @@ import numpy as np
 from pyro_dropout.mathematics.errors import RangeError
 from pyro_dropout.tables.cells import Cells, Distinct, as_label, as_moment, brief
 from pyro_dropout.tables.notation import MARKS, Decimal, Notation, fits, is_number, measured, split
+from pyro_dropout.tables.precision import known_numbers
 from pyro_dropout.tables.table import Table
 
 _POWERS = frozenset({"k", "K", "m", "M", "B", "b", "bn", "G", "T", "Mio", "Mrd"})
@@ -130,7 +131,7 @@ class _Column:
 def _plain(cells: Cells) -> Recognised:
     """Return numbers with a decimal point, or without any mark."""
     assert cells.numbers is not None
-    known = cells.numbers[~cells.missing]
+    known = known_numbers(cells.numbers)
     fractions = known != np.floor(known)
     if cells.texts is None:
         return Recognised(Notation(), points=bool(fractions.any()))
@@ -138,8 +139,10 @@ def _plain(cells: Cells) -> Recognised:
     if row is not None:
         many = f"{brief(cells[row])} has more digits than a number here; subtract a constant"
         return Recognised(None, row=row, unknown=many)
-    texts = cells.texts[~cells.missing]
-    notation = Notation(padded=bool(texts[~fractions].str.fullmatch(_PADDED).any()))
+    texts = cells.texts[~cells.missing] if cells.missing.any() else cells.texts
+    # pandas is slow where columns are many
+    padded = not fractions.all() and bool(texts[~fractions].str.fullmatch(_PADDED).any())
+    notation = Notation(padded=padded)
     first = next((row for row, cell in enumerate(cells[:_FEW]) if "." in str(cell)), None)
     if first is None:
         points = cells.texts.str.contains(".", regex=False, na=False).to_numpy(bool)

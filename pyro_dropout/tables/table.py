@@ -5,6 +5,7 @@ A data frame has the cells that its CSV file would have, so that it is read as i
 
 import datetime
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -91,7 +92,7 @@ def named(file: str, names: Iterable[object]) -> list[str]:
         ['unnamed 1', 'price', 'unnamed 3']
     """
     found = [str(name).strip() or f"unnamed {place}" for place, name in enumerate(names, 1)]
-    twice = next((name for place, name in enumerate(found) if name in found[:place]), None)
+    twice = next((name for name, count in Counter(found).items() if count > 1), None)
     if twice is not None:
         raise ShapeError(f"{file} has two columns called {twice!r}; column names must be unique.")
     return found

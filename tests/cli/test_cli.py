@@ -1,29 +1,21 @@
 """The command line: what it writes, what it says to people and to machines, and what it says of mistakes."""
 
 import json
-import math
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Literal
 from unittest import mock
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 import torch
-from experiments.collection import UCI_NAMES, VARIABLE
 
 import pyro_dropout as pd
 from pyro_dropout.cli import predict as cli_predict
-from pyro_dropout.cli import repository as cli_data
-from pyro_dropout.cli.main import main
 from pyro_dropout.tabular import run_folder as runs_on_disk
 from pyro_dropout.tabular.fitted import FittedTable
 from pyro_dropout.training.checkpoints.training_checkpoint import Keeper
-from pyro_dropout.training.runner import TrainingRun
-from tests.cli.command import FEW, contents, houses, run, table_of, written
+from tests.cli.command import contents, houses, run, table_of, written
 
 ROOT = Path(__file__).parents[2]
 
@@ -148,56 +140,6 @@ def test_a_run_that_is_taken_up_again_ends_as_one_that_never_stopped(
     assert done.stderr.strip().startswith(f"pyro-dropout: {data} has changed since the run started")
 
 
-def test_a_run_that_diverges_leaves_nothing(tmp_path: Path) -> None:
-    data = written(tmp_path, houses())
-    before = contents(tmp_path)
-    done = run("fit", data, "--out", tmp_path / "a" / "run", "--lr", 1e30, *FEW)
-    assert done.exit_code == 1
-    (said,) = done.stderr.strip().splitlines()
-    assert said.startswith("pyro-dropout: the l")  # the loss, or a learned width
-    assert "not finite" in said or "the loss is" in said
-    assert contents(tmp_path) == before
-
-
-@pytest.mark.deep
-def test_a_run_that_diverges_later_keeps_what_was_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data, out = written(tmp_path, houses()), tmp_path / "run"
-    out.mkdir()
-    advance = TrainingRun.advance
-
-    def spoiled(self: TrainingRun, steps: int) -> torch.Tensor:
-        losses = advance(self, steps)
-        return torch.full_like(losses, math.nan) if int(self.t) > 61 else losses
-
-    monkeypatch.setattr(TrainingRun, "advance", spoiled)
-    few = ["--steps", 100, "--width", 5, "--no-compile", "--quiet", "--checkpoint-every", 20]
-    done = run("fit", data, "--out", out, *few)
-    assert done.exit_code == 1
-    said = " ".join(done.stderr.split())
-    assert "the loss is nan at step" in said
-    assert "The last good checkpoint is kept in" in said
-    assert [int(path.stem.removeprefix("step-")) for path in sorted((out / "checkpoints").iterdir())][-1] == 60
-
-
-def test_a_posterior_that_is_behind_its_run_says_so(fitted: Path, tmp_path: Path) -> None:
-    shutil.copytree(fitted / "houses", tmp_path / "run")
-    record = json.loads((tmp_path / "run" / "run.json").read_text("utf-8"))
-    record["training"]["steps"] = 50
-    (tmp_path / "run" / "run.json").write_text(json.dumps(record), "utf-8")
-    done = run("predict", tmp_path / "run", fitted / "houses.csv", "--out", tmp_path / "p.csv", "--samples", 5, "-q")
-    assert done.exit_code == 0
-    assert "was trained for 3 of the 50 requested steps" in " ".join(done.stderr.split())
-
-
-def test_large_whole_numbers_of_a_table_are_copied_as_they_are(fitted: Path, tmp_path: Path) -> None:
-    table = {"id": [1234567890, 1234567891], "area": [31.123456789, 40.0], "town": ["a", "b"]}
-    pyarrow.parquet.write_table(pyarrow.table(table), tmp_path / "new.parquet")
-    asked = ["predict", fitted / "houses", tmp_path / "new.parquet", "--out", tmp_path / "p.csv", "--samples", 5]
-    assert run(*asked, "--with-inputs").exit_code == 0
-    rows = table_of(tmp_path / "p.csv")
-    assert [(row["id"], row["area"]) for row in rows] == [("1234567890", "31.123456789"), ("1234567891", "40")]
-
-
 # --- the rest of the face ---------------------------------------------------------------------------------------------
 
 
@@ -255,23 +197,7 @@ def test_predictions_come_with_the_columns_of_their_table_when_asked(fitted: Pat
     assert not (tmp_path / "no.csv").exists()
 
 
-def test_memory_that_runs_out_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def hungry() -> str:
-        raise MemoryError
-
-    monkeypatch.setattr(cli_data, "report", hungry)
-    assert main(["info"]) == 1
-    assert capsys.readouterr().err.startswith("pyro-dropout: out of memory; use fewer --samples")
-
-
 # --- the experiments and their data -----------------------------------------------------------------------------------
-
-
-def test_the_data_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, str(tmp_path))  # an empty folder: each line says what is not there
-    found = json.loads(run("datasets", "--json").stdout)["datasets"]
-    assert [row["name"] for row in found] == ["co2", "solar", *UCI_NAMES, "mnist"]
-    assert all("there is no file" in row["found"] for row in found)
 
 
 def test_a_run_that_follows_a_plan_for_its_steps_is_not_trained_for_longer(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import errno
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -48,23 +47,6 @@ def edited(folder: Path, change: Callable[[dict], object], forge: bool = False) 
 
 
 # --- one run, one identity --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("file", ["posterior.safetensors", "run.json", "checkpoints"])
-def test_files_of_two_runs_do_not_mix(twins: Path, tmp_path: Path, file: str) -> None:
-    mixed = tmp_path / "mixed"
-    shutil.copytree(twins / "one", mixed)
-    if file == "checkpoints":
-        shutil.rmtree(mixed / file)
-        shutil.copytree(twins / "two" / file, mixed / file)
-    else:
-        shutil.copy(twins / "two" / file, mixed / file)
-        code, said = predicted(mixed, twins / "one.csv")
-        assert (code, "belongs to another run: its identity is not that of run.json" in said) == (2, True)
-    before = contents(mixed)
-    done = run("resume", mixed, "--quiet")
-    assert (done.exit_code, "belongs to another run" in done.stderr) == (2, True)
-    assert contents(mixed) == before
 
 
 @pytest.mark.parametrize("forge", [False, True])
@@ -212,18 +194,3 @@ def test_links_in_a_run_are_refused(twins: Path, tmp_path: Path, name: str) -> N
         code, said = predicted(run_folder, twins / "one.csv")
         assert (code, "is a symbolic link" in said) == (2, True)
     assert contents(far) == before
-
-
-@pytest.mark.parametrize("name", ["run.json", "checkpoints/step"])
-@pytest.mark.parametrize("kind", ["pipe", "folder"])
-def test_only_regular_files_are_read(twins: Path, tmp_path: Path, name: str, kind: str) -> None:
-    shutil.copytree(twins / "one", tmp_path / "run")
-    (step,) = (tmp_path / "run" / "checkpoints").iterdir()
-    path = step if name.endswith("step") else tmp_path / "run" / name
-    path.unlink()
-    os.mkfifo(path) if kind == "pipe" else path.mkdir()
-    if path != step:
-        code, said = predicted(tmp_path / "run", twins / "one.csv")
-        assert (code, f"{path.name}' is a {kind}" in said) == (2, True)
-    done = run("resume", tmp_path / "run", "--quiet")
-    assert (done.exit_code, f"{path.name}' is a {kind}" in done.stderr) == (2, True)

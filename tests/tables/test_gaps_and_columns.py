@@ -68,15 +68,6 @@ def test_gaps_of_numbers_are_filled_marked_and_counted() -> None:
     assert new.notes == ("'-' read as missing: size (1)", "missing values filled in, with an indicator: size (2)")
 
 
-def test_gaps_of_texts_are_a_category() -> None:
-    towns = [None if k % 5 == 0 else TOWNS[k % 3] for k in range(ROWS)]
-    data = read({"town": towns})
-    assert data.encoding.features == ["town=east", "town=north", "town=south", "town is missing", "area"]
-    assert bool((data.train[0][:, :4].sum(1) == 1).all())
-    _, x = inputs(data.encoding, columns(2, town=["", "east"]))
-    assert x[:, :4].tolist() == [[0, 0, 0, 1], [1, 0, 0, 0]]
-
-
 def test_gaps_only_in_new_tables_are_filled_and_counted() -> None:
     encoding = encoding_of({"town": [TOWNS[k % 2] for k in range(ROWS)]})
     assert encoding.features == ["town=north", "town=south", "area"]
@@ -302,14 +293,6 @@ def test_other_columns_of_new_tables_are_ignored_and_named() -> None:
     assert new.notes == ("columns that training did not have, ignored: colour",)
     with pytest.raises(pd.PyroDropoutError, match=r"new.csv has no column 'town', which the run was trained with"):
         inputs(encoding, columns(1))
-
-
-def test_one_column_is_enough_to_predict_from(tmp_path: Path) -> None:
-    encoding = encoding_of({})
-    ((_, x),) = read_input_pieces(written(tmp_path, "area\n7\n8\n", "new.csv"), encoding, None)
-    assert x.tolist() == [[7], [8]]
-    with pytest.raises(pd.ShapeError, match=r"new.csv must have at least two columns.*separated by commas"):
-        read_table(tmp_path / "new.csv")
 
 
 # --- dates ------------------------------------------------------------------------------------------------------------

@@ -32,12 +32,11 @@ def fitted() -> FittedTable:
     return pd.fit_table(houses(), target="price", **QUICK)
 
 
-@pytest.mark.parametrize("scale", ["count", "log"])
-def test_a_laplace_approximation_fits_every_scale(scale: str) -> None:
-    """Its predictions are linearised, and intervals of counts and of logs are by draws from them."""
+def test_a_laplace_approximation_fits_counts() -> None:
+    """Its predictions are linearised, and intervals of counts are by draws from them."""
     frame = houses(60)
-    frame["price"] = (frame["price"] / 10_000).round() if scale == "count" else frame["price"]
-    how: Any = {"guide": "laplace", "scale": scale, "steps": 20, "progress": False}
+    frame["price"] = (frame["price"] / 10_000).round()
+    how: Any = {"guide": "laplace", "scale": "count", "steps": 20, "progress": False}
     with warnings.catch_warnings(action="ignore"):  # of a point that is not trained
         found = pd.fit_table(frame, target="price", **how).predict(frame.head(3))
     assert (found["lower"] < found["upper"]).all()
