@@ -157,23 +157,26 @@ def _read_parquet(path: Path, size: int | None) -> Iterator[Table]:
 
 
 def _read_excel(path: Path) -> Table:
-    """Return the first sheet that is not empty, as pandas reads it."""
+    """Return the first sheet that is not empty, as pandas reads it; its first row that is not empty is the header."""
     openpyxl = _library(path, "openpyxl", "Excel files", "excel")
     try:
         with path.open("rb") as file, warnings.catch_warnings(action="ignore", category=UserWarning):  # about styles
             book = openpyxl.load_workbook(file)
-            sheets = pandas.read_excel(file, sheet_name=None, dtype=object, engine="openpyxl")
+            sheets = pandas.read_excel(file, sheet_name=None, header=None, dtype=object, engine="openpyxl")
     except MemoryError:
         raise
     except Exception as cause:  # of zipfile, zlib, the parser of XML, and openpyxl
         raise PyroDropoutError(f"{path.name} is not a valid Excel file (.xlsx): {cause}.") from None
-    filled = [name for name, frame in sheets.items() if len(frame.columns)]
+    filled = {name: frame.dropna(how="all").dropna(axis=1, how="all") for name, frame in sheets.items()}
+    filled = {name: frame for name, frame in filled.items() if len(frame)}
     if not filled:
         raise ShapeError(f"{path.name} is empty; a header and rows are needed.")
-    frame = sheets[filled[0]]
-    _check_cells(path.name, book[filled[0]], frame)
-    notes = (f"sheet {filled[0]!r}, the first of {len(filled)}",) if len(filled) > 1 else ()
-    return _from_frame(path, frame, 2, notes)
+    sheet, frame = next(iter(filled.items()))
+    _check_cells(path.name, book[sheet], sheets[sheet])
+    notes = (f"sheet {sheet!r}, the first of {len(filled)}",) if len(filled) > 1 else ()
+    names = named(path.name, ["" if pandas.isna(name) else name for name in frame.iloc[0]])
+    columns = dict(zip(names, (frame[key].iloc[1:] for key in frame), strict=True))
+    return Table(path.name, columns, [row + 1 for row in frame.index[1:]], notes=notes)
 
 
 def _check_cells(file: str, written: Any, frame: pandas.DataFrame) -> None:
@@ -182,9 +185,9 @@ def _check_cells(file: str, written: Any, frame: pandas.DataFrame) -> None:
         raise PyroDropoutError(
             f"{file}: the cells {next(iter(written.merged_cells.ranges))} are merged; separate them."
         )
-    formulas = [cell for row in written.iter_rows(min_row=2) for cell in row if cell.data_type == "f"]
-    stored = frame.reindex(index=range(written.max_row))  # pandas leaves out empty rows at the end
-    if formulas and all(pandas.isna(stored.iat[cell.row - 2, cell.column - 1]) for cell in formulas):
+    formulas = [cell for row in written.iter_rows() for cell in row if cell.data_type == "f"]
+    stored = frame.reindex(index=range(written.max_row), columns=range(written.max_column))
+    if formulas and all(pandas.isna(stored.iat[cell.row - 1, cell.column - 1]) for cell in formulas):
         raise PyroDropoutError(
             f"{file}: the formula in cell {formulas[0].coordinate} has no stored value. Open the file in a spreadsheet"
             " program and save it."
@@ -195,16 +198,20 @@ def _read_json(path: Path, lines: bool = False) -> Table:
     """Return a list of records, an object of columns, or one record a line."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
-        found = [json.loads(line) for line in text.split("\n") if line.strip()] if lines else json.loads(text)
-        frame = pandas.DataFrame(found, dtype=object)
+        parts = [line for line in text.split("\n") if line.strip()] if lines else [text]
+        found = [json.loads(part, object_pairs_hook=_once) for part in parts]
+        frame = pandas.DataFrame(found if lines else found[0], dtype=object)
     except (ValueError, RecursionError, TypeError, AttributeError) as cause:
         hint = " If it has one record a line, let its name end in .jsonl." if "Extra data" in str(cause) else ""
         raise PyroDropoutError(f"{path.name} is not a JSON table, {_FORMS}: {cause}.{hint}") from None
     if isinstance(frame.columns, pandas.RangeIndex):  # no record has a name
         raise ShapeError(f"{path.name} is not a table: it must be {_FORMS}.")
-    return _from_frame(path, frame, 1)
-
-
-def _from_frame(path: Path, frame: pandas.DataFrame, first: int, notes: tuple[str, ...] = ()) -> Table:
     columns = {name: frame[key] for name, key in zip(named(path.name, frame.columns), frame.columns, strict=True)}
-    return Table(path.name, columns, list(range(first, first + len(frame))), notes=notes)
+    return Table(path.name, columns, list(range(1, len(frame) + 1)))
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name occurs twice in an object")
+    return found

@@ -196,6 +196,7 @@ def test_a_frame_is_read_as_its_file_is(tmp_path: Path, price: str, kilometres: 
         ('{"a": 1, "b": 2}', "t.json is not a"),
         ('{"a": [1, 2], "b": [3]}', "t.json is not a JSON table.*same length"),
         ("[]", "t.json"),
+        ('[{"a": 1, "a": 2, "b": 3}]', "a name occurs twice"),
         ("[" * 100_000, "t.json is not a JSON table"),
     ],
 )
@@ -225,6 +226,7 @@ def test_excel_reads_the_first_sheet_that_is_not_empty(tmp_path: Path) -> None:
     openpyxl = pytest.importorskip("openpyxl")
     book = openpyxl.Workbook()
     sheet = book.create_sheet("Data")
+    sheet.append([None, None, None])
     sheet.append(["a", 2020, "when"])
     sheet.append([1, "oak ", datetime.datetime(2024, 1, 31)])
     sheet.append([2.5, "NA", None])
@@ -232,16 +234,16 @@ def test_excel_reads_the_first_sheet_that_is_not_empty(tmp_path: Path) -> None:
     book.save(tmp_path / "t.xlsx")
     table = read_file(tmp_path / "t.xlsx")
     assert table.columns == {"a": [1, 2.5], "2020": ["oak", None], "when": ["2024-01-31", None]}
-    assert table.rows == [2, 3]
+    assert table.rows == [3, 4]
     assert table.notes == ("sheet 'Data', the first of 2",)
-    sheet["A4"] = "=A2+A3"
+    sheet["A5"] = "=A3+A4"
     book.save(tmp_path / "t.xlsx")
-    with pytest.raises(pd.PyroDropoutError, match=r"the formula in cell A4 has no stored value"):
+    with pytest.raises(pd.PyroDropoutError, match=r"the formula in cell A5 has no stored value"):
         read_file(tmp_path / "t.xlsx")
-    sheet["A4"] = None
-    sheet.merge_cells("A2:A3")
+    sheet["A5"] = None
+    sheet.merge_cells("A3:A4")
     book.save(tmp_path / "t.xlsx")
-    with pytest.raises(pd.PyroDropoutError, match=r"the cells A2:A3 are merged"):
+    with pytest.raises(pd.PyroDropoutError, match=r"the cells A3:A4 are merged"):
         read_file(tmp_path / "t.xlsx")
     with pytest.raises(pd.PyroDropoutError, match=r"t.xlsx is not a valid Excel file"):
         read_file(written(tmp_path, b"PK\x03\x04 and so on", "t.xlsx"))
