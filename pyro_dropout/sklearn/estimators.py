@@ -37,10 +37,8 @@ from pyro_dropout.sklearn.inputs import (
 )
 from pyro_dropout.sklearn.network import (
     Architecture,
-    Chosen,
     Learned,
     Pair,
-    Plan,
     alone,
     answers,
     best_noise,
@@ -84,14 +82,13 @@ class _Network(BaseEstimator):  # type: ignore[misc]
     compile: bool | Literal["auto"] = "auto"
     verbose: bool = False
 
-    def _train(self, x: Tensor, y: Tensor, outputs: int, classes: bool) -> None:
-        """Train on x, (N, Q), and y, (N, D) or class indices, and set the fitted attributes."""
+    def _train(self, x: Tensor, y: Tensor, outputs: int, classes: tuple[str, ...] = ()) -> None:
+        """Train on x, (N, Q), and y, (N, D) or indices of classes, and set the fitted attributes."""
         if self.guide == "auto":
             self._train_chosen(x, y, outputs, classes)
             return
-        plan, device = self._settled(x.shape[1], outputs, classes), self._device()
-        random = check_random_state(self.random_state)
-        seeds = [int(seed) for seed in random.randint(_SEEDS, size=3)]
+        plan, device = self._settled(), self._device()
+        seeds = [int(seed) for seed in check_random_state(self.random_state).randint(_SEEDS, size=3)]
         tau = None if classes or self.tau == "auto" else torch.full((outputs,), float(self.tau), dtype=torch.float64)
         searching = not classes and tau is None
         mine, held = torch.ones(len(x), dtype=torch.bool), None
@@ -99,19 +96,20 @@ class _Network(BaseEstimator):  # type: ignore[misc]
             held = held_back(len(x), self.validation_fraction, seeds[0], y if classes else None)
             mine = ~held
         with alone(seeds[1], device):
-            pair = plan.pair(x[mine], y[mine], tau)
+            pair = plan.build((x[mine], y[mine]), classes, tau)
             watched = (x[held], y[held]) if held is not None and self.early_stopping else None
             history = self._run(pair, x[mine], y[mine], self.max_steps or _STEPS, watched)
             if searching:
-                tau = best_noise(Learned.of(plan, *pair), x[held], y[held], samples=self.samples, seed=seeds[2])
+                found = Learned.of(plan, x.shape[1], outputs, classes, *pair)
+                tau = best_noise(found, x[held], y[held], samples=self.samples, seed=seeds[2])
                 set_noise(pair[0], tau)
             validation = history.validation
             if held is not None and self.refit:
-                pair = plan.pair(x, y, tau)
+                pair = plan.build((x, y), classes, tau)
                 history = self._run(pair, x, y, history.best_step or history.steps)
-        self._keep(plan, pair, history, validation, seeds[2])
+        self._keep(Learned.of(plan, x.shape[1], outputs, classes, *pair), history, validation, seeds[2])
 
-    def _train_chosen(self, x: Tensor, y: Tensor, outputs: int, classes: bool) -> None:
+    def _train_chosen(self, x: Tensor, y: Tensor, outputs: int, classes: tuple[str, ...]) -> None:
         """Choose what to train on held-back rows, and train it on all."""
         check_estimator_settings(self.get_params())
         check_decided(self.get_params(), type(self))
@@ -125,21 +123,22 @@ class _Network(BaseEstimator):  # type: ignore[misc]
         held = held_back(len(x), self.validation_fraction, seeds[0], y if classes else None)
         asked = {"width": hidden[0], "members": self.members, "steps": steps, "seed": seeds[0], "device": device}
         with alone(seeds[1], device):
-            choice, scale = choose(x, y, held, outputs, classes, **asked)
-            plan = Chosen(x.shape[1], outputs, classes, choice.recipe)
+            choice, scale = choose(x, y, held, classes, **asked)
             mine = torch.ones_like(held) if self.refit else ~held
-            pair, rows = plan.pair(x[mine], y[mine]), batch_for(int(mine.sum()))
+            pair: Any = choice.recipe.build((x[mine], y[mine]), classes)
+            rows = batch_for(int(mine.sum()))
             how = {"lr": LEARNING_RATE, "batch_size": rows, "device": device, "progress": bool(self.verbose)}
             how |= choice.recipe.how(steps) | {"compile": self.compile}
             history = train(pair, x[mine], y[mine], None, steps=steps, **how)
             intervals = conformal(choice.prediction, scale(y[held]).to(choice.prediction.mean.device))
-        self._keep(plan, pair, history, [], seeds[2])
+        found = Learned.of(choice.recipe, x.shape[1], outputs, classes, *pair)
+        self._keep(found, history, [], seeds[2])
         self.choice_ = choice.said
         self.calibration_ = Calibration(int(held.sum()), intervals=intervals)
 
-    def _keep(self, plan: Plan, pair: Pair, history: History, validation: object, seed: int) -> None:
+    def _keep(self, learned: Learned, history: History, validation: object, seed: int) -> None:
         """Set the fitted attributes."""
-        self.learned_: Learned = Learned.of(plan, *pair)
+        self.learned_ = learned
         self.calibration_ = Calibration()
         self.seed_ = seed
         self.n_iter_ = history.steps
@@ -151,12 +150,12 @@ class _Network(BaseEstimator):  # type: ignore[misc]
         tags.input_tags.sparse = True
         return tags
 
-    def _settled(self, inputs: int, outputs: int, classes: bool) -> Architecture:
+    def _settled(self) -> Architecture:
         """Check all settings, and return what they describe."""
         check_estimator_settings(self.get_params())
         hidden = layer_widths(self.hidden_layer_sizes)
         keep, length = kept_rows(self.keep, len(hidden) + 1), float(self.length_scale)
-        return Architecture(inputs, outputs, hidden, self.activation, length, self.guide, keep, classes, self.members)
+        return Architecture(hidden, self.activation, length, self.guide, keep, self.members)
 
     def _device(self) -> torch.device:
         return check_device("device", "cpu" if self.device is None else self.device)
@@ -276,7 +275,7 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
         check_whole_numbers("y", y)
         self._one_column = values.ndim == 1
         targets = _tensor(values.reshape(len(values), -1))
-        self._train(_tensor(x), targets, targets.shape[1], classes=False)
+        self._train(_tensor(x), targets, targets.shape[1])
         found = self.learned_.noise()
         tau = None if found is None else found.numpy()
         self.tau_ = float(tau[0]) if tau is not None and self._one_column else tau
@@ -296,7 +295,7 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
     def predict_interval(self, X: object, level: float = 0.95) -> tuple[Floats, Floats]:
         """Return the ends of the central intervals that contain the targets at X with probability ``level``.
 
-        With guide="auto" they are calibrated on the held-back rows, as those of ``pyro-dropout fit`` are.
+        With guide="auto" they are calibrated on the held-back rows, if these are enough for the level.
         """
         check_level("level", level)
         own = self._calibrated()
@@ -373,7 +372,8 @@ class DropoutClassifier(ClassifierMixin, _Network):  # type: ignore[misc]
         if len(found) < 2:
             raise PyroDropoutError(f"y must have at least two classes; got one class, {found.tolist()[0]!r}.")
         self.classes_ = found
-        self._train(_tensor(x), torch.from_numpy(np.searchsorted(found, values)), len(found), classes=True)
+        names = tuple(map(str, range(len(found))))
+        self._train(_tensor(x), torch.from_numpy(np.searchsorted(found, values)), len(found), names)
         return self
 
     def predict_proba(self, X: object) -> Floats:

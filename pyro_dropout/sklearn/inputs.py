@@ -139,7 +139,7 @@ def check_decided(settings: Record, kind: type) -> None:
 
 
 def choose(
-    x: Tensor, y: Tensor, held: Tensor, outputs: int, classes: bool, **how: Any
+    x: Tensor, y: Tensor, held: Tensor, classes: tuple[str, ...], **how: Any
 ) -> tuple[Choice, Callable[[Tensor], Tensor]]:
     """Choose a recipe for rows x, (N, Q), and y, in float64, of which some are ``held`` back, (N,).
 
@@ -154,6 +154,5 @@ def choose(
     def scale(targets: Tensor) -> Tensor:
         return targets if classes else standard(targets, y) if plain else targets.float()
 
-    names = tuple(map(str, range(outputs))) if classes else ()
     train, test = ((standard(x[rows], x), scale(y[rows])) for rows in (~held, held))
-    return choose_recipe(train, test, names, **how), scale
+    return choose_recipe(train, test, classes, **how), scale
