@@ -69,8 +69,6 @@ class GuideEntry(Listed):
     per_site: bool
 
 
-# The guide of the estimators for a person who chooses none; docs/ensembles.md says how it was chosen, by test scores.
-DEFAULT_GUIDE = "dropout-ensemble"
 _LISTED = {
     "alias": "",
     "order": 100,

@@ -29,7 +29,7 @@ HELP = (
     f" target is treated as a class if it is text, or has only the values 0 and 1. {options.TABLES}"
     + options.examples(
         "compare",
-        "compare houses.csv --target price --missing mean",
+        "compare houses.csv --target price",
         "compare sunspots --guides dropout,mean-field --seeds 5",
         "compare iris.parquet --target species --json > iris.json",
     )
@@ -51,7 +51,6 @@ def compare(
     categorical: options.Categorical = None,
     drop: options.Drop = None,
     keep: options.Keep = None,
-    strict: options.Strict = False,
     decimal: options.DecimalMark = None,
     encoding: options.TextEncoding = None,
     separator: options.Separator = None,
@@ -118,7 +117,7 @@ def compare(
         arviz()  # the results are written with it at the end: a broken installation fails before the work
         kinds, gone, kept = (tuple(options.listed(each)) for each in (categorical, drop, keep))
         split = held_back, seed, decimal, encoding, separator
-        reading = Reading(target, task, missing, kinds, gone, *split, kept, strict)
+        reading = Reading(target, task, missing, kinds, gone, *split, kept)
         found, model, chosen = _data(data, reading, width, scale, noise)
         given += chosen
         is_table = data not in BUNDLED

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import torch
 
     from pyro_dropout.tables.encoding import Dataset
-    from pyro_dropout.tabular.fitted import FittedTable
     from pyro_dropout.tabular.run_folder import Run
 
 FIT_HELP = (
@@ -35,9 +34,10 @@ FIT_HELP = (
     )
 )
 RESUME_HELP = (
-    "Continue an interrupted run as if it had never stopped, or train a finished run for longer."
+    "Continue an interrupted run as if it had never stopped, or train a finished run with a given guide for longer."
     "\n\nThe data file must not have changed since the run started."
-    + options.examples("resume run", "resume run --steps 10000", "resume run --data moved/houses.csv")
+    + options.examples("resume run", "resume run --data moved/houses.csv")
+    + "\n\nA run whose guide was given (fit --guide mean-field) takes more steps: [bold]--steps 10000[/]."
 )
 
 
@@ -50,17 +50,14 @@ def fit(
     categorical: options.Categorical = None,
     drop: options.Drop = None,
     keep: options.Keep = None,
-    strict: options.Strict = False,
     decimal: options.DecimalMark = None,
     encoding: options.TextEncoding = None,
     separator: options.Separator = None,
     held_back: options.HeldBack = 0.2,
     guide: options.ChosenGuide = "auto",
     scale: options.ScaleName = "auto",
-    log_target: options.LogTarget = False,
     noise: options.NoiseName = "auto",
     conformal: options.ConformalSwitch = True,
-    groups: options.Groups = None,
     members: options.Members = None,
     width: options.Width = 50,
     steps: options.OwnSteps = None,
@@ -76,8 +73,6 @@ def fit(
     """Fit one guide to a table and save the run in a folder."""
     guide = guide if guide == "auto" else options.checked_guide("--guide", guide)
     members = members if guide == "auto" else options.checked_members([guide], members)
-    if log_target and scale not in ("auto", "log"):
-        raise options.refusal("--log-target", f"is --scale log; got --scale {scale} as well.")
     where = options.place(device)
     from pyro_dropout.datasets.bundled import BUNDLED
     from pyro_dropout.tables.files import arrived
@@ -91,9 +86,9 @@ def fit(
     data = str(arrived(data))
     kinds, gone, kept = (tuple(options.listed(each)) for each in (categorical, drop, keep))
     split = held_back, seed, decimal, encoding, separator
-    reading = Reading(target, task, missing, kinds, gone, *split, kept, strict)
-    wanted = Wanted(guide, "log" if log_target else scale, noise, width, members)
-    training = wanted.training(steps, lr, batch_size, seed, False if no_compile else "auto", conformal, groups)
+    reading = Reading(target, task, missing, kinds, gone, *split, kept)
+    wanted = Wanted(guide, scale, noise, width, members)
+    training = wanted.training(steps, lr, batch_size, seed, False if no_compile else "auto", conformal)
     with _claimed(out, make=True):
         again = _check_new(out)
         table, path = reading.read(data), Path(data).resolve()
@@ -113,7 +108,9 @@ def resume(
     data: Annotated[Path | None, typer.Option(metavar="FILE", help="The data file, if it has moved.")] = None,
     steps: Annotated[
         int | None,
-        typer.Option(metavar="N", callback=options.count, help="New total number of steps; at least the old one."),
+        typer.Option(
+            metavar="N", callback=options.count, help="New total number of steps, for a run with a given guide."
+        ),
     ] = None,
     device: options.Device = None,
     checkpoint_every: options.Every = None,
@@ -191,7 +188,6 @@ def _train(
     lines = [data.note, *([said] if said else []), f"{run.recipe.guide}: {history.steps} steps, {ended}."]
     if scores:
         lines += _told(scores, len(data.test[0]))
-    lines += _few_rows(fitted)
     lines.append(f"To predict: {PROGRAM} predict {shown} NEW.csv --out predictions.csv --plot predictions.png")
     named = {"folder": str(folder), "about": data.note, "guide": run.recipe.guide, "chosen": said}
     answer({**named, **record, "seconds": round(history.seconds, 2)}, as_json, lines)
@@ -219,15 +215,6 @@ def _told(scores: dict[str, float], rows: int) -> list[str]:
     wrong = off_level(held, rows)
     verdict = f": they are too {wrong}" if wrong else ""
     return [*told, f"Intervals are not calibrated: {before}{verdict}."]
-
-
-def _few_rows(fitted: "FittedTable") -> list[str]:
-    """Return a sentence about the groups that have too few held-back rows for intervals of their own."""
-    few = fitted.calibration.small_groups(0.95)
-    named = ", ".join(f"{name} ({rows})" for name, rows in few.items())
-    where = fitted.calibration.column
-    told = f"Too few held-back rows for 95 % intervals of their own, so they get those of all rows: {where} {named}."
-    return [told] if few else []
 
 
 def heard() -> AbstractContextManager[object]:

@@ -167,10 +167,6 @@ Keep = Annotated[
     list[str] | None,
     table_option(metavar="COLUMNS", help="Columns to use although they look like identifiers or free text: a,b,c."),
 ]
-Strict = Annotated[
-    bool,
-    table_option("--strict", help="Refuse gaps, and columns that cannot be used, instead of filling and leaving out."),
-]
 DecimalMark = Annotated[
     Literal["point", "comma"] | None,
     table_option("--decimal", help="Decimal mark of columns that may be read in two ways: is 1,200 large or small?"),
@@ -210,7 +206,6 @@ ComparedScale = Annotated[
     Literal["auto", "plain", "log", "logit", "count"],
     computing_option("--scale", help="Scale of a numeric target, as in fit; auto goes by the target's values alone."),
 ]
-LogTarget = Annotated[bool, computing_option("--log-target", help="The same as --scale log.")]
 _NOISE = "Noise of a numeric target: the same for all rows, or learned from the inputs."
 NoiseName = Annotated[Literal["auto", "constant", "by-input"], computing_option("--noise", help=_NOISE)]
 GivenNoise = Annotated[Literal["constant", "by-input"], computing_option("--noise", help=_NOISE)]
@@ -220,15 +215,13 @@ ConformalSwitch = Annotated[
         "--conformal/--no-conformal", help="Calibrate intervals, or sets of classes, on the held-back rows."
     ),
 ]
-Groups = Annotated[
-    str | None,
-    computing_option(
-        "--groups", metavar="COLUMN", help="A column of categories, within each of which intervals are to hold."
-    ),
-]
 Members = Annotated[
     int | None,
-    computing_option(metavar="N", callback=count, help="Members of an ensemble; by default 16 or 32."),
+    computing_option(
+        metavar="N",
+        callback=count,
+        help="Members of an ensemble; by default 8 with --guide auto, 32 for ensemble, 16 for others.",
+    ),
 ]
 Seeds = Annotated[int, computing_option(metavar="N", callback=count, help="Training runs per guide.")]
 Width = Annotated[int, computing_option(metavar="N", callback=count, help="Hidden units of the network.")]
@@ -248,7 +241,10 @@ OwnRate = Annotated[
     ),
 ]
 BatchSize = Annotated[
-    int | None, computing_option(metavar="N", callback=count, help="Rows in a mini-batch; by default all.")
+    int | None,
+    computing_option(
+        metavar="N", callback=count, help="Rows in a mini-batch; by default all, up to 2,048, and otherwise 1,024."
+    ),
 ]
 Seed = Annotated[int, computing_option(metavar="N", callback=_seed, help="Seed of all random numbers.")]
 Device = Annotated[

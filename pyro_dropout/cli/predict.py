@@ -2,29 +2,30 @@
 
 import csv
 import itertools
+import math
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pyro_dropout.cli import options
 from pyro_dropout.cli.fit import heard
-from pyro_dropout.cli.noticed import Noticed
 from pyro_dropout.cli.options import output_option, refusal
-from pyro_dropout.cli.safe_text import for_spreadsheet
-from pyro_dropout.cli.terminal import answer
+from pyro_dropout.cli.terminal import answer, figure, for_spreadsheet, percent
 from pyro_dropout.training.checkpoints.atomic_file import whole_file
 
 if TYPE_CHECKING:
     from pyro_dropout.protocols import Figure
-    from pyro_dropout.tables.cells import Cell, Number
+    from pyro_dropout.tables.cells import Cell
+    from pyro_dropout.tables.encoding import Encoding
     from pyro_dropout.tables.table import Table
     from pyro_dropout.tabular.fitted import FittedTable
 
-    Columns = dict[str, list[Cell]]
+    Columns = dict[str, list[Any]]
 
 HELP = (
     "Predict the target for each row of a table with a fitted run, and write a CSV file."
@@ -67,9 +68,6 @@ def predict(
     level: options.Level = 0.95,
     encoding: options.TextEncoding = None,
     separator: options.Separator = None,
-    ignore_extra: Annotated[
-        bool, options.table_option("--ignore-extra", help="Ignore columns that a --strict run did not have.")
-    ] = False,
     seed: options.Seed = 0,
     device: options.Device = None,
     as_json: options.Json = False,
@@ -98,7 +96,7 @@ def predict(
         fitted = FittedTable.load(folder)
     size = max(1, _PIECE // (samples * max(1, len(run.encoding.classes))))
     how = {"text_encoding": encoding, "separator": separator}
-    pieces = read_input_pieces(data, run.encoding, size, ignore_extra=ignore_extra, **how)
+    pieces = read_input_pieces(data, run.encoding, size, **how)
     together = started_together()
     where = local_device(where, where) if together else where
     fitted.model.to(where), fitted.guide.to(where)
@@ -116,7 +114,7 @@ def predict(
         drawings, importance = [], None
         if explain is not None or plot is not None:
             few = min(_PICTURED, max(2, 4 * size))  # less memory for many classes
-            first = next(read_input_pieces(data, run.encoding, few, ignore_extra=ignore_extra, **how))
+            first = next(read_input_pieces(data, run.encoding, few, **how))
             some = "" if count <= few else f" of the first {few:,} rows"
             importance = None if explain is None else fitted.explained(first[1], asked)
             if plot is not None:
@@ -197,7 +195,7 @@ def _check_picture(path: Path | None, over: str | None, inputs: list[str], out: 
         raise refusal("--over", f"{over!r} is not an input of the run; {known}")
 
 
-def _printed(name: str, values: "Sequence[Cell]", centre: "Number") -> "list[Cell]":
+def _printed(name: str, values: "Sequence[Cell]", centre: float) -> "list[Cell]":
     """Return a column of the file: seven digits of what single precision knows, and texts that are no formulas."""
     from pyro_dropout.tabular.fitted import is_shifted
 
@@ -223,7 +221,7 @@ def _header(names: "Iterable[str]") -> list[str]:
     return safe
 
 
-def _write(path: Path, pieces: "Iterator[Columns]", centre: "Number", progress: bool) -> int:
+def _write(path: Path, pieces: "Iterator[Columns]", centre: float, progress: bool) -> int:
     """Write the pieces one after another and return the number of rows; ``centre`` is added to what is predicted."""
     from tqdm.auto import tqdm
 
@@ -259,3 +257,76 @@ def _check_file(option: str, path: Path, data: str, run: Path) -> None:
         raise refusal(option, f"{str(path)!r} is the input table and would be overwritten.")
     if any(own in (path.resolve(), *path.resolve().parents) for own in (run.resolve() / name for name in OWN)):
         raise refusal(option, f"{str(path)!r} is a file of the run and would be overwritten.")
+
+
+class Noticed:
+    """What is noticed about the table: how its file was read, and the rows that are unlike the training rows."""
+
+    def __init__(self, encoding: "Encoding") -> None:
+        self._encoding = encoding
+        self.rows = self.unfamiliar = 0
+        self.compared, self.squares, self.held = 0, 0.0, 0  # rows with a target, errors, and targets that were foreseen
+        self.far: list[int] = []  # rows whose mean is outside its interval
+        self.inputs: Counter[str] = Counter()
+        self.notes: list[str] = []
+
+    def seen(self, columns: "Columns", table: "Table") -> "Columns":
+        """Count more rows, and return their answers."""
+        self.notes = list(table.notes)
+        beyond = [str(names).split("; ") for names in columns["beyond"] if names]
+        self.rows += len(beyond)
+        self.inputs.update(itertools.chain.from_iterable(beyond))
+        self.unfamiliar += sum(map(bool, columns.get("unfamiliar", [])))
+        self._compare(columns, table)
+        if "mean" in columns:
+            parts = (columns[name] for name in ("row", "mean", "lower", "upper"))
+            self.far += [
+                row for row, mean, low, high in zip(*parts, strict=True) if not low <= mean <= high or math.isinf(mean)
+            ]
+        return columns
+
+    def _compare(self, columns: "Columns", table: "Table") -> None:
+        """Compare the answers with the targets, where the table has them and they can be read."""
+        kept, found = self._encoding.known_targets(table)
+        targets = found.flatten().tolist()
+        self.compared += len(kept)
+        if self._encoding.classes:
+            names = [columns["class"][row] for row in kept]
+            self.held += sum(self._encoding.classes[k] == name for k, name in zip(targets, names, strict=True))
+            return
+        means, low, high = ([columns[name][row] for row in kept] for name in ("mean", "lower", "upper"))
+        self.squares += sum((mean - y) ** 2 for mean, y in zip(means, targets, strict=True))
+        self.held += sum(a <= y <= b for a, y, b in zip(low, targets, high, strict=True))
+
+    def scores(self) -> "dict[str, float]":
+        """Return the scores on the rows that have a target; none if there are no such rows."""
+        if not self.compared:
+            return {}
+        share = self.held / self.compared
+        if self._encoding.classes:
+            return {"rows": self.compared, "accuracy": share}
+        return {"rows": self.compared, "rmse": math.sqrt(self.squares / self.compared), "coverage": share}
+
+    def judged(self, level: float, trained: bool) -> list[str]:
+        """Return a sentence about the scores; ``trained`` says that these are the rows of the training table."""
+        scores = self.scores()
+        if not scores:
+            return []
+        good = f"accuracy {percent(scores['accuracy'])}" if "accuracy" in scores else f"rmse {figure(scores['rmse'])}"
+        if "coverage" in scores:
+            good += f", {percent(scores['coverage'])} of them in their {percent(level)} intervals"
+        rows = "which it was trained on" if trained else "which have the target too"
+        return [f"On {self.compared} rows, {rows}: {good}."]
+
+    def said(self, file: str) -> list[str]:
+        """Return a sentence about the file and one about the rows, if there is anything to say."""
+        most = [f"{name} ({rows})" for name, rows in self.inputs.most_common(5)]
+        where = ", ".join(most + ["..."] * (len(self.inputs) > len(most)))
+        told = [f"{file}: {'; '.join(self.notes)}"] if self.notes else []
+        told += [f"rows unlike the training rows (unfamiliar): {self.unfamiliar}"] * bool(self.unfamiliar)
+        what = "rows outside the training range, or with a new category"
+        told += [f"{what}: {self.rows}; inputs concerned: {where}"] * bool(self.rows)
+        if self.far:
+            which = ", ".join(map(str, self.far[:5])) + ", ..." * (len(self.far) > 5)
+            told.append(f"the mean is infinite or outside its own interval in row {which}: do not use it there")
+        return told

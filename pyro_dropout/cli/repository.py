@@ -128,7 +128,7 @@ def _described(collection: ModuleType, name: str) -> tuple[str, str, str]:
 def info(as_json: options.Json = False) -> None:
     """Print the installed versions and the subpackages."""
     facts = {**_versions(), "subpackages": {floor: _modules(floor) for floor in FLOORS}}
-    answer(facts, as_json, [report()])
+    answer(facts, as_json, report().splitlines())
 
 
 def report() -> str:

@@ -5,11 +5,13 @@ standardised internally. A prediction is a mean over functions drawn with a seed
 the same prediction alone and in a batch.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, Self, overload
 
 import numpy as np
+import scipy.sparse
 import torch
 from numpy.random import RandomState
 from numpy.typing import NDArray
@@ -20,10 +22,10 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from torch import Tensor
 
 from pyro_dropout.generative.random_state import seeded
-from pyro_dropout.mathematics.checks import check_count, check_device
+from pyro_dropout.judging.conformal import conformal
+from pyro_dropout.mathematics.checks import check_count, check_device, check_level
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 from pyro_dropout.prediction.prediction import Prediction
-from pyro_dropout.registry import DEFAULT_GUIDE
 from pyro_dropout.sklearn.inputs import (
     check_decided,
     check_estimator_settings,
@@ -35,20 +37,20 @@ from pyro_dropout.sklearn.inputs import (
 )
 from pyro_dropout.sklearn.network import (
     Architecture,
-    Chosen,
     Learned,
     Pair,
-    Plan,
     alone,
     answers,
     best_noise,
     set_noise,
     train,
 )
-from pyro_dropout.tabular.choice import LEARNING_RATE, batch_for
+from pyro_dropout.tabular.calibration import Calibration
+from pyro_dropout.tabular.choice import LEARNING_RATE, STEPS, batch_for
 from pyro_dropout.training.history import History
 
 _SEEDS = 2**31 - 1
+_STEPS = 1000  # of a guide that is named
 
 Array = NDArray[Any]  # of numbers or of classes
 Floats = NDArray[np.float64]
@@ -63,11 +65,11 @@ class _Network(BaseEstimator):  # type: ignore[misc]
     hidden_layer_sizes: int | Sequence[int] | NDArray[np.integer] = (50,)
     _: KW_ONLY
     activation: str = "relu"
-    guide: str = DEFAULT_GUIDE
+    guide: str = "auto"
     keep: float | Sequence[float] | Floats = 0.9
-    members: int = 16
+    members: int | None = None
     length_scale: float = 1.0
-    max_steps: int = 1000
+    max_steps: int | None = None
     batch_size: int = 128
     learning_rate: float = 0.01
     samples: int = 200
@@ -75,87 +77,85 @@ class _Network(BaseEstimator):  # type: ignore[misc]
     validation_fraction: float = 0.2
     patience: int = 10
     refit: bool = True
-    warm_start: bool = False
     random_state: Seed = None
     device: torch.device | str | int | None = None
     compile: bool | Literal["auto"] = "auto"
     verbose: bool = False
 
-    def _train(self, x: Tensor, y: Tensor, outputs: int, classes: bool) -> None:
-        """Train on x, (N, Q), and y, (N, D) or class indices, and set the fitted attributes."""
+    def _train(self, x: Tensor, y: Tensor, outputs: int, classes: tuple[str, ...] = ()) -> None:
+        """Train on x, (N, Q), and y, (N, D) or indices of classes, and set the fitted attributes."""
         if self.guide == "auto":
             self._train_chosen(x, y, outputs, classes)
             return
-        plan, device = self._settled(x.shape[1], outputs, classes), self._device()
-        earlier = None if self._fresh() else self.learned_
-        if earlier is not None and earlier.architecture != plan:
-            raise PyroDropoutError(
-                f"warm_start=True continues with the fitted network, which is {earlier.architecture}; the settings now"
-                f" give {plan}. Set warm_start=False to start afresh."
-            )
-        random = check_random_state(self.random_state)
-        seeds = [int(seed) for seed in random.randint(_SEEDS, size=3)]
+        plan, device = self._settled(), self._device()
+        seeds = [int(seed) for seed in check_random_state(self.random_state).randint(_SEEDS, size=3)]
         tau = None if classes or self.tau == "auto" else torch.full((outputs,), float(self.tau), dtype=torch.float64)
-        searching = not classes and tau is None and earlier is None
+        searching = not classes and tau is None
         mine, held = torch.ones(len(x), dtype=torch.bool), None
         if self.early_stopping or searching:
             held = held_back(len(x), self.validation_fraction, seeds[0], y if classes else None)
             mine = ~held
         with alone(seeds[1], device):
-            pair = plan.pair(x[mine], y[mine], tau) if earlier is None else earlier.continued(tau)
+            pair = plan.build((x[mine], y[mine]), classes, tau)
             watched = (x[held], y[held]) if held is not None and self.early_stopping else None
-            history = self._run(pair, x[mine], y[mine], self.max_steps, watched)
+            history = self._run(pair, x[mine], y[mine], self.max_steps or _STEPS, watched)
             if searching:
-                tau = best_noise(Learned.of(plan, *pair), x[held], y[held], samples=self.samples, seed=seeds[2])
+                found = Learned.of(plan, x.shape[1], outputs, classes, *pair)
+                tau = best_noise(found, x[held], y[held], samples=self.samples, seed=seeds[2])
                 set_noise(pair[0], tau)
             validation = history.validation
-            if held is not None and self.refit and earlier is None:
-                pair = plan.pair(x, y, tau)
+            if held is not None and self.refit:
+                pair = plan.build((x, y), classes, tau)
                 history = self._run(pair, x, y, history.best_step or history.steps)
-        self._keep(plan, pair, history, validation, seeds[2])
+        self._keep(Learned.of(plan, x.shape[1], outputs, classes, *pair), history, validation, seeds[2])
 
-    def _train_chosen(self, x: Tensor, y: Tensor, outputs: int, classes: bool) -> None:
+    def _train_chosen(self, x: Tensor, y: Tensor, outputs: int, classes: tuple[str, ...]) -> None:
         """Choose what to train on held-back rows, and train it on all."""
         check_estimator_settings(self.get_params())
         check_decided(self.get_params(), type(self))
-        check_count("members", self.members)
-        hidden, device = layer_widths(self.hidden_layer_sizes), self._device()
+        hidden, device, steps = layer_widths(self.hidden_layer_sizes), self._device(), self.max_steps or STEPS
         if len(hidden) != 1:
-            raise RangeError(f"guide='auto' has one hidden layer; got hidden_layer_sizes={self.hidden_layer_sizes!r}.")
+            raise RangeError(
+                f"guide='auto' has one hidden layer; got hidden_layer_sizes={self.hidden_layer_sizes!r}. Give one"
+                " width, or name a guide, as in guide='dropout-ensemble'."
+            )
         seeds = [int(seed) for seed in check_random_state(self.random_state).randint(_SEEDS, size=3)]
         held = held_back(len(x), self.validation_fraction, seeds[0], y if classes else None)
-        size = {"width": hidden[0], "members": int(self.members), "steps": int(self.max_steps)}
+        asked = {"width": hidden[0], "members": self.members, "steps": steps, "seed": seeds[0], "device": device}
         with alone(seeds[1], device):
-            choice = choose(x, y, held, outputs, classes, **size, seed=seeds[0] % 2**31)
-            plan = Chosen(x.shape[1], outputs, classes, choice.recipe)
+            choice, scale = choose(x, y, held, classes, **asked)
             mine = torch.ones_like(held) if self.refit else ~held
-            pair, rows = plan.pair(x[mine], y[mine]), batch_for(int(mine.sum()))
+            pair: Any = choice.recipe.build((x[mine], y[mine]), classes)
+            rows = batch_for(int(mine.sum()))
             how = {"lr": LEARNING_RATE, "batch_size": rows, "device": device, "progress": bool(self.verbose)}
-            how |= choice.recipe.how(self.max_steps) | {"compile": self.compile}
-            history = train(pair, x[mine], y[mine], None, steps=self.max_steps, **how)
-        self._keep(plan, pair, history, [], seeds[2])
+            how |= choice.recipe.how(steps) | {"compile": self.compile}
+            history = train(pair, x[mine], y[mine], None, steps=steps, **how)
+            intervals = conformal(choice.prediction, scale(y[held]).to(choice.prediction.mean.device))
+        found = Learned.of(choice.recipe, x.shape[1], outputs, classes, *pair)
+        self._keep(found, history, [], seeds[2])
         self.choice_ = choice.said
+        self.calibration_ = Calibration(int(held.sum()), intervals=intervals)
 
-    def _keep(self, plan: Plan, pair: Pair, history: History, validation: object, seed: int) -> None:
+    def _keep(self, learned: Learned, history: History, validation: object, seed: int) -> None:
         """Set the fitted attributes."""
-        self.learned_: Learned = Learned.of(plan, *pair)
+        self.learned_ = learned
+        self.calibration_ = Calibration()
         self.seed_ = seed
         self.n_iter_ = history.steps
         self.loss_curve_ = history.losses.double().numpy()
         self.validation_curve_ = np.array(validation, dtype=np.float64).reshape(-1, 2)
 
-    def _fresh(self) -> bool:
-        return not (self.warm_start and hasattr(self, "learned_"))
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
 
-    def _settled(self, inputs: int, outputs: int, classes: bool) -> Architecture:
+    def _settled(self) -> Architecture:
         """Check all settings, and return what they describe."""
         check_estimator_settings(self.get_params())
         hidden = layer_widths(self.hidden_layer_sizes)
         keep, length = kept_rows(self.keep, len(hidden) + 1), float(self.length_scale)
-        check_count("members", self.members)
-        return Architecture(
-            inputs, outputs, hidden, self.activation, length, self.guide, keep, classes, int(self.members)
-        )
+        return Architecture(hidden, self.activation, length, self.guide, keep, self.members)
 
     def _device(self) -> torch.device:
         return check_device("device", "cpu" if self.device is None else self.device)
@@ -180,7 +180,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]
     def _answers(self, X: object, samples: int, seed: int, read: Read, functions: bool = False) -> list[Array]:
         """Return what ``read`` finds in the prediction at X, as arrays."""
         check_is_fitted(self)
-        x = _tensor(validate_data(self, X, reset=False, dtype=np.float64)).to(self._device())
+        x = _tensor(validate_data(self, X, reset=False, dtype=np.float64, accept_sparse="csr")).to(self._device())
         check_whole_numbers("X", X)
         found = answers(self.learned_, x, read, samples=samples, seed=seed, functions=functions)
         return [part.cpu().numpy() for part in found]
@@ -210,17 +210,16 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
     Args:
         hidden_layer_sizes: widths of the hidden layers; () for a linear model.
         activation: their non-linearity, "relu" or "tanh".
-        guide: the posterior, by the name of any guide that ``pyro-dropout fit --help`` lists: "dropout-ensemble"
-            (several networks with dropout), "dropout" (one network), "concrete" (dropout that learns
-            ``keep``), "multiplicative" (Gaussian dropout), "mean-field", …. Or "auto": guide, scale of the target and
-            noise are chosen on held-back rows, as ``pyro-dropout fit`` does, in at most the steps of three trainings;
-            the settings that this decides must be left at their defaults.
+        guide: the posterior. By default "auto": guide, scale of the target and noise are chosen on held-back rows, and
+            intervals are calibrated on them, as ``pyro-dropout fit`` does, in at most the steps of three trainings; the
+            settings that this decides must be left at their defaults. Or a guide by its name, as ``pyro-dropout fit
+            --help`` lists them: "dropout-ensemble" (several networks with dropout), "dropout", "mean-field", ….
         keep: probability that an input or hidden unit is kept, for guides with dropout; a number, or one for each
             weight layer, the inputs first. Given a number, an only input is always kept.
-        members: of an ensemble.
+        members: of an ensemble; by default 8 with guide="auto", and else those of the guide.
         length_scale: l of the prior N(0, l⁻²) of the first layer's weights, on standardised inputs.
         tau: precision of the noise, 1/variance in the units of y; "auto" chooses it on held-back data.
-        max_steps: maximum number of training steps.
+        max_steps: maximum number of training steps; by default 1200 with guide="auto", and else 1000.
         batch_size: points per step; all points if there are fewer.
         learning_rate: of Adam.
         samples: number of functions that a prediction averages over.
@@ -230,8 +229,6 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
         patience: number of evaluations without improvement before training stops.
         refit: whether to train again on all rows, with the steps and the noise chosen on the held-back rows. Otherwise
             the held-back rows are never trained on.
-        warm_start: whether ``fit`` continues from the last fit, with its weights, its standardisation and the noise
-            that it chose.
         random_state: makes fit and predictions reproducible; None, an integer or a numpy RandomState.
         device: where to compute, such as "cuda"; None for the CPU.
         compile: as in ``fit``: "auto" compiles trainings that are long enough for it.
@@ -240,6 +237,7 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
     Attributes:
         tau_: the noise precision in the units of y, one for each target; None where the noise is not one number.
         choice_: what was chosen, in a line, with guide="auto".
+        calibration_: what held-back rows say of the intervals, with guide="auto".
         n_iter_: number of steps.
         loss_curve_: -ELBO of the standardised data at each step, (steps,).
         validation_curve_: step and -log p(y | w) per held-back point, (evaluations, 2), with early stopping.
@@ -251,11 +249,13 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
         >>> import numpy as np
         >>> from pyro_dropout.sklearn.estimators import DropoutRegressor
         >>> X = np.linspace(-1, 1, 100)[:, None]
-        >>> regressor = DropoutRegressor((20,), max_steps=200, tau=100.0, random_state=0).fit(X, X[:, 0])
+        >>> regressor = DropoutRegressor((20,), max_steps=200, random_state=0).fit(X, X[:, 0])
         >>> mean, std = regressor.predict([[0.0], [4.0]], return_std=True)
-        >>> mean.shape, bool(std[1] > std[0] > 0.1)
+        >>> mean.shape, bool(std[1] > std[0])
         ((2,), True)
-        >>> lower, upper = regressor.interval([[0.0]], level=0.9)
+        >>> lower, upper = regressor.predict_interval([[0.0]], level=0.9)
+        >>> regressor.predict_quantiles([[0.0]], [0.1, 0.5, 0.9]).shape
+        (1, 3)
         >>> regressor.sample_y([[0.0], [4.0]], n_samples=5, random_state=0).shape
         (2, 5)
     """
@@ -269,14 +269,13 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
 
     def fit(self, X: object, y: object) -> Self:
         """Train on inputs X, (N, Q), and targets y, (N,) or (N, D)."""
-        x, values = validate_data(
-            self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=2, reset=self._fresh()
-        )
+        how = {"dtype": np.float64, "accept_sparse": "csr", "ensure_min_samples": 2}
+        x, values = validate_data(self, X, y, multi_output=True, y_numeric=True, **how)
         check_whole_numbers("X", X)
         check_whole_numbers("y", y)
         self._one_column = values.ndim == 1
         targets = _tensor(values.reshape(len(values), -1))
-        self._train(_tensor(x), targets, targets.shape[1], classes=False)
+        self._train(_tensor(x), targets, targets.shape[1])
         found = self.learned_.noise()
         tau = None if found is None else found.numpy()
         self.tau_ = float(tau[0]) if tau is not None and self._one_column else tau
@@ -293,10 +292,35 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
         mean, std = (self._shaped(part) for part in self._collected(X, lambda answer: (answer.mean, answer.std)))
         return (mean, std) if return_std else mean
 
-    def interval(self, X: object, level: float = 0.95) -> tuple[Floats, Floats]:
-        """Return the ends of the central intervals that contain the targets at X with probability ``level``."""
-        lower, upper = self._collected(X, lambda answer: answer.interval(level))
+    def predict_interval(self, X: object, level: float = 0.95) -> tuple[Floats, Floats]:
+        """Return the ends of the central intervals that contain the targets at X with probability ``level``.
+
+        With guide="auto" they are calibrated on the held-back rows, if these are enough for the level.
+        """
+        check_level("level", level)
+        own = self._calibrated()
+        lower, upper = self._collected(X, lambda answer: own.interval(answer, level) or answer.interval(level))
         return self._shaped(lower), self._shaped(upper)
+
+    def predict_quantiles(self, X: object, quantiles: Sequence[float] = (0.05, 0.5, 0.95)) -> Floats:
+        """Return quantiles of the targets at X, (N, len(quantiles)) or (N, D, len(quantiles)).
+
+        With guide="auto" they are ends of calibrated central intervals: one side alone is not calibrated.
+        """
+        for level in quantiles:
+            check_level("quantiles", level)
+        own = self._calibrated()
+        found = self._collected(X, lambda answer: tuple(own.quantile(answer, level) for level in quantiles))
+        return self._shaped(np.stack(found, -1))
+
+    def interval(self, X: object, level: float = 0.95) -> tuple[Floats, Floats]:
+        """Return what ``predict_interval`` does, which is its name now."""
+        warnings.warn("interval is called predict_interval now; this name will go.", DeprecationWarning, stacklevel=2)
+        return self.predict_interval(X, level)
+
+    def _calibrated(self) -> Calibration:
+        check_is_fitted(self)
+        return self.calibration_
 
     def sample_y(self, X: object, n_samples: int = 1, random_state: Seed = None) -> Floats:
         """Draw targets at X: each sample is one function at all points, and noise; (N, n_samples) or (N, D, n_samples).
@@ -312,8 +336,8 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
 class DropoutClassifier(ClassifierMixin, _Network):  # type: ignore[misc]
     """A Bayesian network for classes, whose probabilities are averaged over its posterior.
 
-    Takes the arguments of ``DropoutRegressor`` except ``tau``: classes have no separate noise. Rows are held back only
-    with ``early_stopping``, and about the same share of every class.
+    Takes the arguments of ``DropoutRegressor`` except ``tau``: classes have no separate noise. With a
+    named guide, rows are held back only for ``early_stopping``, about the same share of every class.
 
     Attributes:
         classes_: the classes, sorted.
@@ -340,22 +364,16 @@ class DropoutClassifier(ClassifierMixin, _Network):  # type: ignore[misc]
 
     def fit(self, X: object, y: object) -> Self:
         """Train on inputs X, (N, Q), and the classes y of its rows, (N,): numbers or strings."""
-        x, values = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2, reset=self._fresh())
+        x, values = validate_data(self, X, y, dtype=np.float64, accept_sparse="csr", ensure_min_samples=2)
         check_whole_numbers("X", X)
         values = column_or_1d(values, warn=True)
         check_classification_targets(values)
         found = np.unique(values)
         if len(found) < 2:
             raise PyroDropoutError(f"y must have at least two classes; got one class, {found.tolist()[0]!r}.")
-        known = found if self._fresh() else self.classes_
-        unknown = np.setdiff1d(found, known)
-        if len(unknown):
-            raise PyroDropoutError(
-                f"warm_start=True continues with the classes of the first fit, {known.tolist()}; y also has"
-                f" {unknown.tolist()[0]!r}. Set warm_start=False to start afresh."
-            )
-        self.classes_ = known
-        self._train(_tensor(x), torch.from_numpy(np.searchsorted(known, values)), len(known), classes=True)
+        self.classes_ = found
+        names = tuple(map(str, range(len(found))))
+        self._train(_tensor(x), torch.from_numpy(np.searchsorted(found, values)), len(found), names)
         return self
 
     def predict_proba(self, X: object) -> Floats:
@@ -377,5 +395,6 @@ class DropoutClassifier(ClassifierMixin, _Network):  # type: ignore[misc]
 
 
 def _tensor(values: object) -> Tensor:
-    """Return a copy in float64; arrays from scikit-learn may be read-only."""
-    return torch.tensor(np.asarray(values, dtype=np.float64))
+    """Return a dense copy in float64; arrays from scikit-learn may be read-only."""
+    dense = values.toarray() if scipy.sparse.issparse(values) else values  # type: ignore[attr-defined]
+    return torch.tensor(np.asarray(dense, dtype=np.float64))

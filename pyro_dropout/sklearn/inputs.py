@@ -1,11 +1,12 @@
 """Inputs of an estimator: checks of its settings, the choice of held-back rows, and of a recipe with guide="auto"."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from numbers import Integral
 from typing import Any
 
 import numpy as np
+import scipy.sparse
 import torch
 from torch import Tensor
 
@@ -24,7 +25,7 @@ from pyro_dropout.sklearn.network import ACTIVATIONS
 from pyro_dropout.tabular.choice import Choice, choose_recipe, natural_scale
 
 # What the choice decides, or has values of its own for.
-_DECIDED = ("activation", "keep", "length_scale", "tau", "learning_rate", "batch_size", "early_stopping", "warm_start")
+_DECIDED = ("activation", "keep", "length_scale", "tau", "learning_rate", "batch_size", "early_stopping")
 _EXACT = 2**53  # from here on, float64 skips whole numbers
 
 
@@ -66,6 +67,7 @@ def check_whole_numbers(name: str, values: Any) -> None:
         ...     print(str(mistake).split(",")[0])
         X holds whole numbers beyond 2**53
     """
+    values = values.tocsr().data if scipy.sparse.issparse(values) else values
     parts = [values[column] for column in values.columns] if hasattr(values, "columns") else [values]
     for array in map(np.asarray, parts):
         if array.dtype.kind not in "iuO":
@@ -110,8 +112,9 @@ def check_estimator_settings(settings: Record) -> None:
     settings = {name: bool(value) if isinstance(value, np.bool_) else value for name, value in settings.items()}
     check_choice("guide", settings["guide"], ("auto", *guide_names()))
     check_choice("activation", settings["activation"], ACTIVATIONS)
-    for name in ("max_steps", "batch_size", "samples", "patience"):
-        check_count(name, settings[name])
+    for name in ("max_steps", "members", "batch_size", "samples", "patience"):
+        if settings[name] is not None or name not in ("max_steps", "members"):
+            check_count(name, settings[name])
     for name in ("learning_rate", "length_scale"):
         check_positive(name, settings[name])
     tau = settings.get("tau", "auto")
@@ -119,7 +122,7 @@ def check_estimator_settings(settings: Record) -> None:
         check_choice("tau", tau, ("auto",), "a positive number, 1/noise variance in the units of y")
     else:
         check_positive("tau", tau)
-    for name in ("early_stopping", "refit", "warm_start"):
+    for name in ("early_stopping", "refit"):
         check_flag(name, settings[name])
     check_level("validation_fraction", settings["validation_fraction"])
     check_choice("compile", settings["compile"], ("auto", True, False))
@@ -136,13 +139,20 @@ def check_decided(settings: Record, kind: type) -> None:
 
 
 def choose(
-    x: Tensor, y: Tensor, held: Tensor, outputs: int, classes: bool, *, width: int, members: int, steps: int, seed: int
-) -> Choice:
-    """Choose a recipe for rows x, (N, Q), and y, in float64, of which some are ``held`` back, (N,)."""
-    names = tuple(map(str, range(outputs))) if classes else ()
-    x = (x - x.mean(0)) / torch.where(x.std(0) > 0, x.std(0), 1.0)  # float32 could not hold large offsets
-    if not classes:
-        plain = natural_scale(y) == "plain"
-        y = ((y - y.mean(0)) / torch.where(y.std(0) > 0, y.std(0), 1.0) if plain else y).float()
-    train, test = ((x[rows].float(), y[rows]) for rows in (~held, held))
-    return choose_recipe(train, test, names, width=width, members=members, steps=steps, seed=seed)
+    x: Tensor, y: Tensor, held: Tensor, classes: tuple[str, ...], **how: Any
+) -> tuple[Choice, Callable[[Tensor], Tensor]]:
+    """Choose a recipe for rows x, (N, Q), and y, in float64, of which some are ``held`` back, (N,).
+
+    Also return what puts targets on the scale of the choice: single precision could not hold large offsets.
+    """
+
+    def standard(values: Tensor, like: Tensor) -> Tensor:
+        return ((values - like.mean(0)) / torch.where(like.std(0) > 0, like.std(0), 1.0)).float()
+
+    plain = not classes and natural_scale(y) == "plain"
+
+    def scale(targets: Tensor) -> Tensor:
+        return targets if classes else standard(targets, y) if plain else targets.float()
+
+    train, test = ((standard(x[rows], x), scale(y[rows])) for rows in (~held, held))
+    return choose_recipe(train, test, classes, **how), scale

@@ -40,47 +40,46 @@ _FIRST_TAU = 10.0  # initial value for standardised targets, if the noise is lea
 
 @dataclass(frozen=True)
 class Architecture:
-    """Everything needed to build a network and its posterior before training; ``classes``: the targets are classes.
+    """Everything needed to build a network and its posterior before training, as a ``Recipe`` is.
 
     Example:
         >>> import torch
         >>> from pyro_dropout.sklearn.network import Architecture
-        >>> plan = Architecture(3, 2, (8,), "relu", 1.0, "dropout", 0.9, classes=False)
-        >>> model, guide = plan.pair(torch.randn(10, 3), torch.randn(10, 2), tau=torch.ones(2))
+        >>> plan = Architecture((8,), "relu", 1.0, "dropout", 0.9)
+        >>> model, guide = plan.build((torch.randn(10, 3), torch.randn(10, 2)), tau=torch.ones(2))
         >>> guide.posterior("2.weight")
         BernoulliMixture(event_shape=(2, 8), components=2, row_dim=1, singular=True)
     """
 
-    inputs: int
-    outputs: int
     hidden: tuple[int, ...]
     activation: str
     length_scale: float
     guide: str
     keep: float | tuple[float, ...]
-    classes: bool
-    members: int = 16
+    members: int | None = None
 
-    def pair(self, x: Tensor, y: Tensor, tau: Tensor | None = None) -> Pair:
+    def build(self, train: Points, classes: tuple[str, ...] = (), tau: Tensor | None = None) -> Pair:
         """Return a model in the units of the data, and its guide, ready to be trained.
 
         Args:
-            x: the training inputs, (N, Q).
-            y: the training targets, (N, D), or class indices, (N,).
+            train: inputs, (N, Q), and targets, (N, D), or class indices, (N,).
+            classes: names of the classes, if targets are classes.
             tau: noise precision of each target, (D,), in the units of y; None to learn it.
         """
-        widths = [self.inputs, *self.hidden]
+        x, y = train
+        outputs = len(classes) or y.shape[1]
+        widths = [x.shape[1], *self.hidden]
         layers: list[nn.Module] = []
         for before, after in itertools.pairwise(widths):
             layers += [nn.Linear(before, after), ACTIVATIONS[self.activation]()]
-        net = nn.Sequential(*layers, nn.Linear(widths[-1], self.outputs))
-        likelihood: Likelihood = Categorical() if self.classes else Gaussian(torch.ones(self.outputs))
+        net = nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
+        likelihood: Likelihood = Categorical() if classes else Gaussian(torch.ones(outputs))
         model = BayesianNet(net, Prior(self.length_scale, width_scaled="all", tempered=True), likelihood)
         whole = Standardised(model, x, y)
-        if not self.classes:
+        if not classes:
             set_noise(whole, tau)
         entry = resolve_guide(self.guide)
-        options = {"members": self.members} if "members" in entry.options else {}
+        options = {"members": self.members} if self.members and "members" in entry.options else {}
         return whole, entry.make(model, self._kept(model), **options)
 
     def _kept(self, model: BayesianNet) -> Callable[[str], float]:
@@ -107,36 +106,7 @@ def _noise(model: Standardised) -> Tensor:
     return model.likelihood.tau
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """The network of a recipe, as an ``Architecture``: what is needed to build it before training.
-
-    Example:
-        >>> import torch
-        >>> from pyro_dropout.tabular.recipe import Recipe
-        >>> plan = Chosen(3, 1, False, Recipe("mean-field", scale="log"))
-        >>> plan.pair(torch.randn(9, 3), torch.rand(9, 1))[0].likelihood.link
-        'log'
-    """
-
-    inputs: int
-    outputs: int
-    classes: bool
-    recipe: Recipe
-
-    @property
-    def guide(self) -> str:
-        """The name of the guide."""
-        return self.recipe.guide
-
-    def pair(self, x: Tensor, y: Tensor, tau: Tensor | None = None) -> Pair:
-        """Return a model in the units of the data, and its guide; the noise is always learned."""
-        names = tuple(map(str, range(self.outputs))) if self.classes else ()
-        made: Pair = self.recipe.build((x, y), names)  # type: ignore[assignment]
-        return made
-
-
-Plan = Architecture | Chosen  # what builds a network and its posterior, before training or for weights that are loaded
+Plan = Architecture | Recipe  # what builds a network and its posterior
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,51 +116,48 @@ class Learned:
     Example:
         >>> import torch
         >>> from pyro_dropout.sklearn.network import Architecture, Learned
-        >>> plan = Architecture(3, 1, (8,), "relu", 1.0, "mean-field", 0.9, classes=False)
-        >>> model, guide = plan.pair(torch.randn(10, 3), torch.randn(10, 1), tau=torch.ones(1))
-        >>> again = Learned.of(plan, model, guide).pair()
+        >>> plan = Architecture((8,), "relu", 1.0, "mean-field", 0.9)
+        >>> model, guide = plan.build((torch.randn(10, 3), torch.randn(10, 1)), tau=torch.ones(1))
+        >>> again = Learned.of(plan, 3, 1, (), model, guide).pair()
         >>> torch.equal(again[1].mean()["0.weight"], guide.mean()["0.weight"].double())
         True
     """
 
-    architecture: Plan
+    plan: Plan
+    inputs: int
+    outputs: int
+    classes: tuple[str, ...]
     model: dict[str, Tensor]
     guide: dict[str, Tensor]
 
     @classmethod
-    def of(cls, architecture: Plan, model: nn.Module, guide: nn.Module) -> "Learned":
-        """Return the state of a model and a guide."""
+    def of(
+        cls, plan: Plan, inputs: int, outputs: int, classes: tuple[str, ...], model: nn.Module, guide: nn.Module
+    ) -> "Learned":
+        """Return the state of a model and a guide, with the numbers of inputs and outputs."""
         states = ({k: v.detach().cpu().clone() for k, v in part.state_dict().items()} for part in (model, guide))
-        return cls(architecture, *states)
+        return cls(plan, inputs, outputs, classes, *states)
 
     def pair(self, device: torch.device | str = "cpu") -> Pair:
         """Return the model and its guide in float64, so that predictions do not depend on how points are batched."""
-        plan = self.architecture
         # Data of the right shape, whose targets have a logarithm and log-odds.
-        x, half = torch.zeros(2, plan.inputs, dtype=torch.float64), torch.full((2, plan.outputs), 0.5).double()
+        x, half = torch.zeros(2, self.inputs, dtype=torch.float64), torch.full((2, self.outputs), 0.5).double()
+        y = torch.zeros(2, dtype=torch.long) if self.classes else half
+        noise: Any = {"tau": torch.ones(self.outputs)} if isinstance(self.plan, Architecture) else {}
         with forked():  # the initial values are overwritten
-            y = torch.zeros(2, dtype=torch.long) if plan.classes else half
-            model, guide = plan.pair(x, y, torch.ones(plan.outputs))
+            model, guide = self.plan.build((x, y), self.classes, **noise)
         for part, state in ((model.double(), self.model), (guide.double(), self.guide)):
             part.load_state_dict(state)
-        return model.to(device), guide.to(device)
+        return model.to(device), guide.to(device)  # type: ignore[return-value]
 
     def noise(self) -> Tensor | None:
         """Return the noise precision of each target of a regression, (D,), in the units of y; None if it has none."""
         likelihood = self.pair()[0].likelihood
-        return likelihood.tau.detach().expand(self.architecture.outputs) if isinstance(likelihood, Gaussian) else None
+        return likelihood.tau.detach().expand(self.outputs) if isinstance(likelihood, Gaussian) else None
 
     def method(self) -> Any:
         """Return how ``predict`` is to use the guide."""
-        return resolve_guide(self.architecture.guide).method
-
-    def continued(self, tau: Tensor | None) -> Pair:
-        """Return the pair as training left it, in float32; ``tau`` replaces its noise if given."""
-        model, guide = self.pair()
-        model.model.float()
-        if tau is not None:
-            set_noise(model, tau)
-        return model, guide.float()
+        return resolve_guide(self.plan.guide).method
 
 
 def train(pair: Pair, x: Tensor, y: Tensor, validation: Points | None, **options: Any) -> History:

@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pyro_dropout.mathematics.errors import RangeError
-from pyro_dropout.tables.cell_columns import Bools, Cells
-from pyro_dropout.tables.cells import Cell, Number, as_text, brief, is_blank
+from pyro_dropout.tables.cells import Bools, Cell, Cells, Floats, as_text, brief, is_blank
 from pyro_dropout.tables.notation import PLAIN, Notation
-from pyro_dropout.tables.precision import Numbers, exact_numbers, rounded
+from pyro_dropout.tables.precision import rounded
 from pyro_dropout.tables.table import Table
 
 Cycle = Literal["day", "week", "year"]
@@ -40,7 +39,7 @@ class Column:
     name: str
     categories: tuple[str, ...] | None = None
     notation: Notation = PLAIN
-    centre: Number = 0
+    centre: float = 0.0
     other: bool = False
     gaps: bool = False
     cycles: tuple[Cycle, ...] = ()
@@ -89,27 +88,25 @@ class Column:
     def _known(self) -> frozenset[str]:
         return frozenset(self.categories or ())
 
-    def measured(self, table: Table) -> Numbers:
-        """Return the column's numbers, exactly, before centring; NaN for missing values."""
+    def measured(self, table: Table) -> Floats:
+        """Return the column's numbers before centring; NaN for missing values."""
         cells = table.column(self.name)
         numbers = cells.numbers if self.notation.plain else None
-        if numbers is not None:
-            return numbers
-        distinct = cells.distinct
-        found = [self.notation.value(cell) for cell in distinct.cells]
-        for row, cell, value in zip(distinct.rows.tolist(), distinct.cells, found, strict=True):
-            if value is None or not -_MOST <= value <= _MOST:
-                raise RangeError(f"{table.where(row, self.name)}: {self._mistake(cell, value)}")
-        return exact_numbers([*found, None])[distinct.codes]
-
-    def _mistake(self, cell: Cell, value: Number | None) -> str:
-        """Return what is wrong with a cell that is not a number of single precision."""
-        if value is None:
-            what = "date" if self.notation.kind == "date" else "number"
-            return f"{brief(cell)} is not a {what} such as {self.notation.example}; write it like that."
-        if not math.isfinite(value):
-            return f"{brief(as_text(cell))} is not finite; a number is needed."
-        return f"{as_text(cell)} is too large; change the unit."
+        if numbers is None:
+            distinct = cells.distinct
+            values = [self.notation.value(cell) for cell in distinct.cells]
+            for row, cell, value in zip(distinct.rows.tolist(), distinct.cells, values, strict=True):
+                if value is None:
+                    what = "date" if self.notation.kind == "date" else "number"
+                    like = f"is not a {what} such as {self.notation.example}; write it like that."
+                    raise RangeError(f"{table.where(row, self.name)}: {brief(cell)} {like}")
+            numbers = np.array([*values, math.nan], np.float64)[distinct.codes]
+        large = np.abs(numbers) > _MOST
+        if large.any():
+            row = int(large.argmax())
+            what = "is too large; change the unit" if np.isfinite(numbers[row]) else "is not finite; a number is needed"
+            raise RangeError(f"{table.where(row, self.name)}: {brief(as_text(cells[row]))} {what}.")
+        return numbers
 
     def numbers(self, table: Table) -> Tensor:
         """Return the column's numbers after centring, (N,); NaN for missing values."""
@@ -141,12 +138,11 @@ class Column:
         return torch.cat([x, missing.to(x)], 1)
 
     def _waves(self, table: Table) -> Tensor:
-        values = self.measured(table)
-        days = np.array(values, np.float64)  # None becomes NaN
+        days = self.measured(table)
         turns = [math.tau * (days % CYCLES[cycle]) / CYCLES[cycle] for cycle in self.cycles]
         angles = [torch.from_numpy(turn).to(torch.get_default_dtype()) for turn in turns]
         waves = [wave(angle).float() for angle in angles for wave in (torch.sin, torch.cos)]
-        return torch.stack([rounded(values, self.centre), *waves], 1)
+        return torch.stack([rounded(days, self.centre), *waves], 1)
 
     def _one_hot(self, table: Table) -> Tensor:
         places = torch.from_numpy(self.places(table)).unsqueeze(-1)

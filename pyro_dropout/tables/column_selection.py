@@ -12,12 +12,11 @@ from typing import Literal
 import numpy as np
 
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
-from pyro_dropout.tables.cell_columns import Cells
-from pyro_dropout.tables.cells import Cell, as_label, as_moment, as_number, as_text, brief, is_blank
+from pyro_dropout.tables.cells import Cell, Cells, Floats, as_label, as_moment, as_number, as_text, brief, is_blank
 from pyro_dropout.tables.column import Column
 from pyro_dropout.tables.encoding import Remarks
-from pyro_dropout.tables.notation import PLAIN, Decimal, Notation, date_forms, is_number
-from pyro_dropout.tables.precision import Numbers, centre_of, exact_numbers, known_numbers, some_different
+from pyro_dropout.tables.notation import PLAIN, Decimal, Notation, is_number
+from pyro_dropout.tables.precision import centre_of, known_numbers, some_different
 from pyro_dropout.tables.recognition import Recognised, marks_in, quoted, recognise, settle
 from pyro_dropout.tables.table import Table
 
@@ -28,7 +27,6 @@ _IDENTIFIER = re.compile(
     r"|rownum(?:ber)?|record|#|unnamed.*",
     re.IGNORECASE,
 )
-_DATE = re.compile(r"[0-9]{1,4}([./-])[0-9]{1,2}\1[0-9]{1,4}(?: [0-9:]+)?")
 _CAMEL = re.compile(r".*[a-z](?:I[dD]|No|Nr|Num|Number)")
 _TIME = re.compile(
     r"(?:.*[\W_])?(?:t|x|time|age|step|second|minute|hour|day|week|month|quarter|year|period)s?(?:[\W_].*)?"
@@ -50,7 +48,6 @@ class Chosen:
         asked: columns that are used because somebody said so.
         left_out: {name: why} of the columns that cannot be used.
         remarks: which words were taken for missing values.
-        strict: whether every column is used, or refused.
     """
 
     table: Table
@@ -59,7 +56,6 @@ class Chosen:
     asked: frozenset[str]
     left_out: dict[str, str]
     remarks: Remarks
-    strict: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -81,12 +77,11 @@ def choose_columns(
     drop: Collection[str] = (),
     keep: Collection[str] = (),
     decimal: Decimal | None = None,
-    strict: bool = False,
 ) -> Chosen:
     """Return the columns that can be used, and why the others cannot.
 
     Columns are left out if they have no values or one value, identify the rows, or hold free text. Those that are named
-    in ``categorical`` or ``keep``, and all if ``strict``, are used or refused.
+    in ``categorical`` or ``keep`` are used or refused.
 
     Args:
         table: all rows, as they stand in the file.
@@ -96,48 +91,50 @@ def choose_columns(
         drop: columns to leave out.
         keep: columns to use although they look useless.
         decimal: the decimal mark, "point" or "comma", of columns that may be read in two ways.
-        strict: whether every column that is not dropped must be used.
     """
-    others = [name for name in (*table.columns, *table.unread) if name not in (target, *drop)]
-    asked = frozenset({*categorical, *keep, *(others if strict else ())})
-    for name in (target, *categorical, *keep, *(name for name in drop if name not in table.unread)):
+    asked = frozenset({*categorical, *keep})
+    for name in (target, *asked, *(name for name in drop if name not in table.unread)):
         table.column(name)
     for name in drop:
         if name == target or name in asked:
             raise PyroDropoutError(
                 f"the column {name!r} cannot be both {'the target' * (name == target) or 'used'} and left out."
             )
-    for name in table.unread if strict else ():
-        if name not in drop:
-            table.column(name)  # raises
     left = {name: f"its type is {kind}" for name, kind in table.unread.items() if name not in drop}
-    names = [name for name in others if name not in table.unread]
-    remarks = Remarks()
-    if not strict:
-        table, remarks = _blanked(table, [name for name in names if name not in categorical])
+    names = [name for name in table.columns if name not in (target, *drop)]
+    table, remarks = _blanked(table, [name for name in names if name not in categorical])
     instead = {name: f"declare the column as categories (--categorical {quoted(name)})" for name in names}
     instead[target] = "predict classes (--task classification)"
-    filled = [name for name in names if not table.column(name).missing.all()]
-    for name in names:
-        if name not in filled and name in asked:
-            raise ShapeError(f"{table.file}, column {name!r}: every value is missing; leave the column out (--drop).")
-    left |= {name: "no values" for name in names if name not in filled}
-    texts = [name for name in filled if name in categorical or (not strict and _mixed(table.column(name)))]
-    texts += [target] if task == "classification" else []
-    found, unknown = _recognised(table, [*filled, target], texts, asked, decimal, instead, strict)
-    left |= unknown
+    found: dict[str, Recognised] = {}
+    for name in (*names, target):
+        cells = table.column(name)
+        given = name in categorical if name != target else task == "classification"
+        if name != target and cells.missing.all():
+            if name in asked:
+                raise ShapeError(f"{table.file}, column {name!r}: every value is missing; leave it out (--drop).")
+            left[name] = "no values"
+            continue
+        as_text = given or (name != target and _mixed(cells))
+        each = Recognised(None) if as_text else recognise(table, name, instead[name])
+        if each.unknown and (name == target or name in asked):
+            raise RangeError(f"{table.where(each.row, name)}: {each.unknown}, or {instead[name]}.")
+        if each.unknown:
+            left[name] = each.unknown
+        else:
+            found[name] = each
+    seen = marks_in(found)
     for name in [name for name in found if name != target and name not in asked]:
         why = _useless(name, table.column(name), found[name].notation)
         if why:
             del found[name]
             left[name] = why
-    settle(table, found, decimal, instead)
+    settle(table, found, seen, decimal, instead)
     counting = [name for name in found if name not in (target, *asked) and _counts_rows(table, name, found[name])]
     for name in counting if len(counting) < len(found.keys() - {target}) else counting[1:]:
         del found[name]
         left[name] = f"counts the rows; --keep {quoted(name)} uses it"
-    chosen = Chosen(table, target, found, asked, left, remarks, strict)
-    if names and not strict:
+    chosen = Chosen(table, target, found, asked, left, remarks)
+    if names:
         outcome_column(table, target, task, found[target].notation)  # raises if there is nothing to predict
     chosen.check_some(chosen.names)
     return chosen
@@ -166,48 +163,8 @@ def _blanked(table: Table, names: Collection[str]) -> tuple[Table, Remarks]:
 def _is_value(cell: Cell) -> bool:
     if not isinstance(cell, str):
         return True
-    written = is_number(cell) or as_moment(cell) is not None or _DATE.fullmatch(cell) is not None
+    written = is_number(cell) or as_moment(cell) is not None
     return written or as_label(cell) in ("true", "false")
-
-
-def _recognised(
-    table: Table,
-    names: Sequence[str],
-    texts: Collection[str],
-    asked: Collection[str],
-    decimal: Decimal | None,
-    instead: dict[str, str],
-    strict: bool,
-) -> tuple[dict[str, Recognised], dict[str, str]]:
-    """Return how columns are written, in their order, and why some cannot be recognised.
-
-    Where 1,200 may be large or small, the marks of the other columns decide; if they do not, the column is refused.
-    """
-    found: dict[str, Recognised] = {}
-    left: dict[str, str] = {}
-    for name in names:
-        each = Recognised(None) if name in texts else recognise(table, name, decimal, instead[name])
-        if each.unknown is not None and not strict and name != names[-1]:
-            cells = table.column(name).distinct.cells
-            forms = date_forms(cells)
-            if len(forms) == 1:
-                each = Recognised(Notation("date", form=forms[0]))
-            elif name not in asked:
-                what = "may begin with the day or the month" if forms else "is a number or a date in an unknown form"
-                left[name] = f"{brief(cells[0])} {what}; write it like 1234.5 or 2024-01-31"
-                continue
-        if each.unknown is not None:
-            raise each.unknown
-        if each.doubt is not None and strict:
-            raise each.doubt
-        found[name] = each
-    points, commas = marks_in(found)
-    for name, each in found.items():
-        if each.doubt is not None:
-            if points == commas:
-                raise each.doubt
-            found[name] = recognise(table, name, "point" if points else "comma", instead[name])
-    return found, left
 
 
 def _mixed(cells: Cells) -> bool:
@@ -245,14 +202,11 @@ def _different(cells: Cells) -> int:
     return len({as_label(cell) for cell in cells.distinct.cells})
 
 
-def _whole(notation: Notation, cells: Cells) -> Numbers:
+def _whole(notation: Notation, cells: Cells) -> Floats:
     """Return the numbers in a column if all are whole and have no unit, else none."""
-    if notation.kind != "number" or notation.unit:
+    if not notation.plain or cells.numbers is None:
         return np.empty(0)
-    if notation.plain and cells.numbers is not None:
-        known = known_numbers(cells.numbers)
-    else:
-        known = exact_numbers(notation.value(cell) for cell in cells if cell is not None)
+    known = known_numbers(cells.numbers)
     with np.errstate(invalid="ignore"):  # infinity has no remainder
         return known if bool((known % 1 == 0).all()) else np.empty(0)
 
@@ -277,7 +231,9 @@ def outcome_column(table: Table, name: str, task: Task, notation: Notation | Non
             " or classes (--task classification)."
         )
     notation = notation or PLAIN
-    if task == "regression" or (kind == "number" and not notation.binary):
+    numbers = table.column(name).numbers
+    binary = kind == "number" and numbers is not None and bool(np.isin(numbers[known], (0, 1)).all())
+    if task == "regression" or (kind == "number" and not binary):
         column = number_column(table, name, notation if kind == "number" else PLAIN)
         count = some_different(column.measured(table))
     else:

@@ -7,15 +7,13 @@ import codecs
 import csv
 import io
 import itertools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, TextIO
 
-import numpy as np
-
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
-from pyro_dropout.tables.cell_columns import Cells
-from pyro_dropout.tables.cells import as_moment
+from pyro_dropout.tables.cells import Cells, as_moment
 from pyro_dropout.tables.notation import is_number
 from pyro_dropout.tables.table import Table, named
 
@@ -28,20 +26,16 @@ _LOOK = 200  # lines that are looked at to tell separators apart
 _SHOWN = 60  # characters of a line in a message
 
 
-def read_csv(
-    path: Path, size: int | None, encoding: str | None, separator: str | None, strict: bool = True
-) -> Iterator[Table]:
+def read_csv(path: Path, size: int | None, encoding: str | None, separator: str | None) -> Iterator[Table]:
     """Yield tables of ``size`` rows; None for all rows at once."""
     encoding = _encoding(path, encoding)
     try:
-        first, mark, said = _start(path, encoding, separator)
         with path.open(encoding=encoding, newline="") as file:
-            line, header = next(_records(path, itertools.islice(file, first - 1, None), first, mark))
-            names, notes = _names(path, header, mark, strict)
-        with path.open(encoding=encoding, newline="") as file:
-            for _ in range(line):
-                file.readline()
-            for columns, rows in _pieces(path, file, line, len(names), mark, size):
+            number, mark, said, head = _start(path, file, separator)
+            lines = itertools.chain(head, file)
+            line, header = next(_records(lines, number, mark))
+            names, notes = _names(path, header, mark)
+            for columns, rows in _pieces(path, lines, line, len(names), mark, size):
                 cells = dict(zip(names, columns, strict=True))
                 yield Table(path.name, cells, rows, notes=(*said, *notes), separator=mark)
     except (UnicodeDecodeError, csv.Error) as cause:
@@ -49,7 +43,7 @@ def read_csv(
         raise ShapeError(f"{path.name}, {cause}.") from None
 
 
-def _names(path: Path, header: list[str], separator: str, strict: bool) -> tuple[list[str], tuple[str, ...]]:
+def _names(path: Path, header: list[str], separator: str) -> tuple[list[str], tuple[str, ...]]:
     """Return the names of the columns, and what there is to say about them; raise if they are a row of data."""
     names = [name.strip() for name in header]
     numbers = [name for name in names if is_number(name) or as_moment(name) is not None]
@@ -59,8 +53,7 @@ def _names(path: Path, header: list[str], separator: str, strict: bool) -> tuple
             f"{path.name} has no header: its first line is {separator.join(names)[:_SHOWN]!r}. Write the columns' names"
             " there; names that are numbers need a letter."
         )
-    notes = (f"columns named by numbers: {', '.join(whole)}",) if whole else ()
-    return named(path.name, names, strict), notes
+    return named(path.name, names), (f"columns named by numbers: {', '.join(whole)}",) if whole else ()
 
 
 def _encoding(path: Path, given: str | None) -> str:
@@ -81,29 +74,29 @@ def _encoding(path: Path, given: str | None) -> str:
 # --- where the table begins -------------------------------------------------------------------------------------------
 
 
-def _start(path: Path, encoding: str, asked: str | None) -> tuple[int, str, list[str]]:
-    """Return the line of the header, the separator, and what there is to say of how a file begins."""
+def _start(path: Path, file: TextIO, asked: str | None) -> tuple[int, str, list[str], list[str]]:
+    """Return the line of the header, the separator, what there is to say of it, and the first lines from the header."""
     if asked is not None and asked not in SEPARATORS:
         raise RangeError(f"separator must be one of {', '.join(SEPARATORS)}; got {asked!r}.")
     comments: list[tuple[int, str]] = []
-    with path.open(encoding=encoding, newline="") as file:
-        lines = enumerate(file, 1)
-        for number, line in lines:
-            if line.startswith("#"):
-                comments.append((number, line))
-            elif line.strip("\r\n"):
-                break
-        else:
-            raise ShapeError(f"{path.name} has no header; its lines are empty or comments.")
-        head = [line, *(line for _, line in itertools.islice(lines, _LOOK))]
+    for number, line in enumerate(file, 1):
+        if line.startswith("#"):
+            comments.append((number, line))
+        elif line.strip("\r\n"):
+            break
+    else:
+        raise ShapeError(f"{path.name} has no header; its lines are empty or comments.")
+    head = [line, *itertools.islice(file, _LOOK)]
     mark = SEPARATORS[asked] if asked else _separator(path, head)
     notes = [f"separated by {name}s" for name, each in SEPARATORS.items() if each == mark != ","]
     if comments and _is_header(path, comments[-1], head, mark):
-        number = comments.pop()[0]
-        notes.append(f"the header is line {number}, which begins with #")
+        first, line = comments.pop()
+        notes.append(f"the header is line {first}, which begins with #")
+        head = [line, *[""] * (number - first - 1), *head]  # empty lines between them
+        number = first
     if comments:
         notes.append(f"{len(comments)} comment line{'s' * (len(comments) > 1)} before the header skipped")
-    return number, mark, notes
+    return number, mark, notes, head
 
 
 def _separator(path: Path, head: list[str]) -> str:
@@ -155,38 +148,33 @@ def _is_header(path: Path, comment: tuple[int, str], head: list[str], mark: str)
 
 
 def _pieces(
-    path: Path, file: TextIO, line: int, width: int, separator: str, size: int | None
+    path: Path, lines: Iterator[str], line: int, width: int, separator: str, size: int | None
 ) -> Iterator[tuple[list[Cells], list[int]]]:
     """Yield the columns after a line, ``size`` rows at a time, and the line of each row."""
-    while text := file.read() if size is None else "".join(itertools.islice(file, size)):
+    while text := "".join(itertools.islice(lines, size)):
         columns = _simple(text, width, separator)
         if columns is None:
-            lines = itertools.chain(io.StringIO(text, newline=""), file)
-            yield from _odd_pieces(path, lines, line, width, separator, size)
-            return
+            break
         rows = len(columns[0])
         yield columns, list(range(line + 1, line + 1 + rows))
         line += rows
+    records = _records(itertools.chain(io.StringIO(text, newline=""), lines), line + 1, separator)
+    while some := list(itertools.islice(records, size)):
+        for number, row in some:
+            if len(row) != width:
+                hint = " Comments may stand before the header only." if row[0].startswith("#") else ""
+                raise ShapeError(f"{path.name}, row {number}: {len(row)} values for {width} columns.{hint}")
+        yield [Cells.of_texts([row[k] for _, row in some]) for k in range(width)], [number for number, _ in some]
 
 
 def _simple(text: str, width: int, separator: str) -> list[Cells] | None:
-    """Return columns that pandas reads; None unless each line is a row, and quotes stand around whole cells."""
-    text = text.rstrip("\r\n")
-    try:
-        raw = text.encode()
-    except UnicodeEncodeError:
-        return None
-    if not raw or b"\0" in raw or (b"\r" in raw and raw.count(b"\r") != raw.count(b"\r\n")):
-        return None
-    view = np.frombuffer(b"\n" + raw + b"\n", np.uint8)
-    ends = np.flatnonzero(view == ord("\n"))
-    lengths = np.diff(ends)
-    if lengths.max() > csv.field_size_limit() or lengths.min() <= 1 + (view[ends[1:] - 1] == ord("\r")).max():
-        return None
-    quotes = np.flatnonzero(view == ord('"'))
-    outside = np.array([*b'\n\r"', ord(separator)], np.uint8)
-    around = np.stack([view[quotes[::2] - 1], view[quotes[1::2] + 1]]) if len(quotes) % 2 == 0 else np.zeros(1)
-    if not np.isin(around, outside).all() or (np.searchsorted(quotes, ends) % 2).any():
+    """Return columns that pyarrow reads; None unless each line is a row, and quotes stand around whole cells."""
+    raw = text.rstrip("\r\n").encode("utf-8", "surrogatepass")
+    raw = raw.replace(b"\r\n", b"\n") if b"\r" in raw else raw
+    mark = re.escape(separator.encode())
+    stray = rb'"(?<=[^\n"%b]")(?=[^\n"%b])' % (mark, mark)  # begins with the quote, which is found fast
+    odd = raw[:1] in (b"", b"\n") or any(each in raw for each in (b"\0", b"\r", b"\n\n"))
+    if odd or raw.count(b'"') % 2 or re.search(stray, raw):
         return None
     try:
         from pyarrow import csv as arrow
@@ -196,26 +184,15 @@ def _simple(text: str, width: int, separator: str) -> list[Cells] | None:
             io.BytesIO(raw),
             arrow.ReadOptions(column_names=names),
             arrow.ParseOptions(delimiter=separator),
-            arrow.ConvertOptions(column_types=dict.fromkeys(names, "large_string"), check_utf8=False),
+            arrow.ConvertOptions(column_types=dict.fromkeys(names, "large_string")),
         )
     except (ImportError, ValueError):  # a row with too many or too few cells
         return None
-    return [Cells.of_texts(column.to_pandas()) for column in table.columns] if len(table) == len(lengths) else None
+    whole = len(table) == raw.count(b"\n") + 1  # no cell has swallowed a line
+    return [Cells.of_texts(column.to_pandas()) for column in table.columns] if whole else None
 
 
-def _odd_pieces(
-    path: Path, lines: Iterator[str], line: int, width: int, separator: str, size: int | None
-) -> Iterator[tuple[list[Cells], list[int]]]:
-    records = _records(path, lines, line + 1, separator)
-    while some := list(itertools.islice(records, size)):
-        for number, row in some:
-            if len(row) != width:
-                hint = " Comments may stand before the header only." if row[0].startswith("#") else ""
-                raise ShapeError(f"{path.name}, row {number}: {len(row)} values for {width} columns.{hint}")
-        yield [Cells.of_texts([row[k] for _, row in some]) for k in range(width)], [number for number, _ in some]
-
-
-def _records(path: Path, lines: Iterator[str], line: int, separator: str) -> Iterator[tuple[int, list[str]]]:
+def _records(lines: Iterator[str], line: int, separator: str) -> Iterator[tuple[int, list[str]]]:
     """Yield the rows in lines, the first of which has this number, with the line on which each ends."""
     reader = csv.reader(lines, delimiter=separator, strict=True)
     while True:

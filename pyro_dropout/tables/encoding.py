@@ -14,8 +14,7 @@ from torch import Tensor
 
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 from pyro_dropout.protocols import Record
-from pyro_dropout.tables.cell_columns import Cells
-from pyro_dropout.tables.cells import Number, brief
+from pyro_dropout.tables.cells import Cells, brief
 from pyro_dropout.tables.column import Column
 from pyro_dropout.tables.notation import PLAIN, Notation
 from pyro_dropout.tables.plain_data import built
@@ -46,22 +45,20 @@ class Encoding:
         inputs: the columns to predict from, in the network's order.
         target: the column to predict.
         classes: the target's values in the order of the network's outputs; () for a number.
-        fill: the number that replaces a missing value, for each feature; None if missing values are an error.
-        ranges: the least and the greatest value of each feature in training; None if unknown.
+        fill: the number that replaces a missing value, for each feature.
+        ranges: the least and the greatest value of each feature in training.
         target_notation: how the target is written.
         target_centre: subtracted from the target before training, and added to predictions.
-        forgiving: whether new tables may have categories, columns and words for missing values that training had not.
         left_out: columns of the training table that are not inputs.
     """
 
     inputs: tuple[Column, ...]
     target: str
     classes: tuple[str, ...] = ()
-    fill: tuple[float, ...] | None = None
-    ranges: tuple[tuple[float, float], ...] | None = None
+    fill: tuple[float, ...] = ()
+    ranges: tuple[tuple[float, float], ...] = ()
     target_notation: Notation = PLAIN
-    target_centre: Number = 0
-    forgiving: bool = False
+    target_centre: float = 0.0
     left_out: tuple[str, ...] = ()
 
     @property
@@ -80,18 +77,6 @@ class Encoding:
         ends = itertools.accumulate((len(column.features) for column in self.inputs), initial=0)
         pairs = zip(self.inputs, itertools.pairwise(ends), strict=True)
         return {column.name: list(range(*span)) for column, span in pairs}
-
-    def groups(self, x: Tensor, name: str) -> list[str]:
-        """Return the category of each encoded row in a column of categories; "" where it is missing."""
-        column = next((each for each in self.inputs if each.name == name), None)
-        if column is None or column.categories is None:
-            known = ", ".join(each.name for each in self.inputs if each.categories is not None) or "none"
-            what = "is not a column of categories among the inputs" if column is None else "holds numbers"
-            raise PyroDropoutError(f"groups: {name!r} {what}; the columns of categories are: {known}.")
-        labels = [*column.categories, *(["(other)"] if column.other else [])]
-        best = x[:, self.places[name][: len(labels)]].max(-1)
-        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        return [labels[place] if value == 1 else "" for place, value in pairs]
 
     @property
     def network_inputs(self) -> tuple[object, ...]:
@@ -114,13 +99,8 @@ class Encoding:
         return [*said, f"{self.target!r} is read as {kind}"]
 
     def cleaned(self, table: Table) -> tuple[Table, Remarks]:
-        """Return a table in which what a forgiving encoding cannot use is missing, and what becomes of it, counted.
-
-        Other encodings change nothing; they raise when the values are used.
-        """
+        """Return a table in which what cannot be used is missing, and what becomes of it, counted."""
         remarks, gaps = Remarks(), Remarks()
-        if not self.forgiving:
-            return table, remarks
         columns = dict(table.columns)
         for column in self.inputs:
             columns[column.name] = cells = self._usable(column, table.column(column.name), remarks)
@@ -138,14 +118,14 @@ class Encoding:
             if column.blank(cell):
                 remarks[f"{brief(cell)} read as missing", column.name] += count
                 gone[place] = True
-            elif column.strange(cell) and (column.other or self.fill is not None):
+            elif column.strange(cell):
                 what = "(other)" if column.other else "missing"
                 remarks[f"rare or not seen in training, read as {what}", column.name] += count
                 gone[place] = not column.other
         return cells.without(distinct.spread(gone))
 
     def inputs_of(self, table: Table) -> Tensor:
-        """Return the inputs of a table, (N, Q); missing values are filled, or NaN without ``fill``."""
+        """Return the inputs of a table, (N, Q); missing values are filled, or NaN if ``fill`` is ()."""
         return self.filled(self.encoded(self.cleaned(table)[0]))
 
     def encoded(self, table: Table) -> Tensor:
@@ -154,7 +134,7 @@ class Encoding:
 
     def filled(self, x: Tensor) -> Tensor:
         """Return inputs with ``fill`` in place of NaN."""
-        return x if self.fill is None else torch.where(x.isnan(), torch.tensor(self.fill, dtype=x.dtype), x)
+        return x if not self.fill else torch.where(x.isnan(), torch.tensor(self.fill, dtype=x.dtype), x)
 
     def seen(self, x: Tensor) -> "Encoding":
         """Return the encoding with the ranges of the training inputs."""
@@ -166,12 +146,12 @@ class Encoding:
         With the table that the inputs are from, also the columns with a category that training did not have.
         """
         found: list[list[str]] = [[] for _ in range(len(x))]
-        if self.ranges is not None:
+        if self.ranges:
             names, (low, high) = self.features, torch.tensor(self.ranges, dtype=x.dtype).T
             for row, feature in ((x < low) | (x > high)).nonzero().tolist():
                 found[row].append(names[feature])
         for column in self.inputs:
-            if table and self.forgiving and not column.other:
+            if table and not column.other:
                 for row in np.flatnonzero(column.strangers(table.column(column.name))).tolist():
                     found[row].append(column.name)
         return found
@@ -206,7 +186,7 @@ class Encoding:
                 raise TypeError("a column or a category that occurs twice")
         if not all(column.notation.known for column in columns):
             raise TypeError("the notation of a column")
-        parts = [each for each in (made.fill, made.ranges) if each is not None]
+        parts = [each for each in (made.fill, made.ranges) if each]
         if not made.inputs or any(len(each) != len(made.features) for each in parts):
             raise TypeError("inputs, and what fills and bounds them, do not fit together")
         return made

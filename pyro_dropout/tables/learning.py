@@ -10,12 +10,12 @@ from dataclasses import replace
 import numpy as np
 
 from pyro_dropout.mathematics.errors import RangeError
-from pyro_dropout.tables.cell_columns import Ints
+from pyro_dropout.tables.cells import Floats, Ints
 from pyro_dropout.tables.column import CYCLES, Column, Cycle
 from pyro_dropout.tables.column_selection import Chosen, Task, labels_in, number_column, outcome_column
 from pyro_dropout.tables.encoding import Encoding
 from pyro_dropout.tables.notation import PLAIN, Notation
-from pyro_dropout.tables.precision import Numbers, known_numbers, some_different
+from pyro_dropout.tables.precision import known_numbers, some_different
 from pyro_dropout.tables.recognition import quoted
 from pyro_dropout.tables.table import Table
 
@@ -23,9 +23,7 @@ _MOST = 50  # categories of a column; with more, it probably identifies rows
 _RARE, _SHARE = 10, 0.01  # what fewer rows have, and a smaller share of them, is rare
 
 
-def learn(
-    chosen: Chosen, table: Table, train: Ints, task: Task, fills: bool, indicates: bool
-) -> tuple[Encoding, dict[str, str]]:
+def learn(chosen: Chosen, table: Table, train: Ints, task: Task, indicates: bool) -> tuple[Encoding, dict[str, str]]:
     """Return the encoding of chosen columns, and why some of them are left out after all.
 
     Args:
@@ -33,26 +31,23 @@ def learn(
         table: the rows that are used.
         train: which of them are for training; rare categories and gaps are counted there.
         task: "regression" or "classification"; "auto" infers it from the target's values.
-        fills: whether gaps are filled in; if not, all categories stay, because they cannot become gaps.
         indicates: whether gaps get a feature of their own.
     """
-    every, training = chosen.strict or not fills, table.only(train)
-    least = min(_RARE, math.ceil(_SHARE * len(train)))
+    training, least = table.only(train), min(_RARE, math.ceil(_SHARE * len(train)))
     left: dict[str, str] = {}
     inputs: list[Column] = []
     for name in chosen.names:
         notation = chosen.found[name].notation
         if notation is None or notation.kind == "boolean":
-            column = _categories(table, table if every else training, name, notation or PLAIN, 1 if every else least)
+            column = _categories(table, training, name, notation or PLAIN, least)
         else:
             column = number_column(table, name, notation)
-        if not chosen.strict:
-            cells = training.column(name)
-            missing = int(cells.missing.sum()) + (0 if column.other else int(column.strangers(cells).sum()))
-            column = replace(column, gaps=indicates and missing >= least)
-            if notation is not None and notation.kind == "date":
+            if notation.kind == "date":
                 column = replace(column, cycles=_cycles(known_numbers(column.measured(training))))
-        why = _unlearned(column, training, chosen.strict)
+        cells = training.column(name)
+        missing = int(cells.missing.sum()) + (0 if column.other else int(column.strangers(cells).sum()))
+        column = replace(column, gaps=indicates and missing >= least)
+        why = _unlearned(column, training)
         if why and name in chosen.asked:
             raise RangeError(f"{table.file}, column {name!r}: {why}; leave the column out (--drop {quoted(name)}).")
         if why:
@@ -61,15 +56,8 @@ def learn(
             inputs.append(column)
     replace(chosen, left_out=chosen.left_out | left).check_some(inputs)
     outcome = outcome_column(table, chosen.target, task, chosen.found[chosen.target].notation)
-    made = Encoding(
-        tuple(inputs),
-        chosen.target,
-        outcome.categories or (),
-        target_notation=outcome.notation,
-        target_centre=outcome.centre,
-        forgiving=not chosen.strict,
-    )
-    return made, left
+    classes, written = outcome.categories or (), outcome.notation
+    return Encoding(tuple(inputs), chosen.target, classes, (), (), written, outcome.centre), left
 
 
 def _categories(table: Table, counted: Table, name: str, notation: Notation, least: int) -> Column:
@@ -84,22 +72,20 @@ def _categories(table: Table, counted: Table, name: str, notation: Notation, lea
     return Column(name, common, notation, other=rest >= least)
 
 
-def _cycles(found: Numbers) -> tuple[Cycle, ...]:
+def _cycles(found: Floats) -> tuple[Cycle, ...]:
     """Return the cycles that dates go through at least twice, and of which they see more than one part."""
-    days = np.unique(np.array(found, np.float64)).tolist()
+    days = np.unique(found).tolist()
     if not days:
         return ()
     whole = {cycle: each for cycle, each in CYCLES.items() if days[-1] - days[0] >= 2 * each}
     return tuple(cycle for cycle, each in whole.items() if len({round(day % each, 4) for day in days}) > 1)
 
 
-def _unlearned(column: Column, training: Table, strict: bool) -> str:
-    """Return why a network can learn nothing from a column; "" if it can, or if ``strict`` and it does no harm."""
+def _unlearned(column: Column, training: Table) -> str:
+    """Return why a network can learn nothing from a column; "" if it can."""
     count = len(column.categories or ())
     if count > _MOST:
         return f"{count} different texts are too many for categories (at most {_MOST})"
-    if strict:
-        return ""
     different = some_different(column.measured(training)) if column.categories is None else count + column.other
     if column.categories is None and not different:
         return "no values in the training rows"

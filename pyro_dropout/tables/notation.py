@@ -7,22 +7,15 @@ import datetime
 import functools
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from pyro_dropout.tables.cells import Cell, Number, as_label, as_moment, as_number
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from pyro_dropout.tables.cells import Cell, as_label, as_moment, as_number
 
 Kind = Literal["number", "date", "boolean"]
 Decimal = Literal["point", "comma"]
 
 # (decimal mark, mark of thousands), the plain one first.
 MARKS = ((".", ""), (".", ","), (",", ""), (",", "."), (".", " "), (",", " "), (".", "'"), (",", "'"))
-
-# How dates are written other than in ISO 8601; each may have a time of day.
-DAYS = ("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d", "%Y.%m.%d")
-FORMS = tuple(day + clock for day in DAYS for clock in ("", " %H:%M", " %H:%M:%S"))
 
 _NAMES = {".": "point", ",": "comma", " ": "space", "'": "apostrophe"}
 _CURRENCY = "[A-Z]{0,3}[$¢£¤¥֏؋৳฿₠-₿]"
@@ -49,9 +42,7 @@ class Notation:
         thousands: the mark between thousands; "" for none.
         unit: the currency or percent sign of every number, or its unit, such as "km"; "" for none.
         zoned: whether dates have a time zone.
-        binary: whether all numbers are 0 or 1, so that false and true mean the same.
         padded: whether some whole numbers begin with a zero, as codes do.
-        form: of dates, one of ``FORMS``; "" for ISO 8601.
 
     Example:
         >>> price = Notation(decimal=",", thousands=".", unit="€")
@@ -64,18 +55,14 @@ class Notation:
     thousands: str = ""
     unit: str = ""
     zoned: bool = False
-    binary: bool = False
     padded: bool = False
-    form: str = ""
 
-    def value(self, cell: Cell) -> Number | None:
+    def value(self, cell: Cell) -> float | None:
         """Return a cell as a number, a date as days since 1970-01-01; None if it is not written in this way."""
         if self.kind == "date":
-            return self._days(as_moment(cell) if not self.form or not isinstance(cell, str) else _read(cell, self.form))
+            return self._days(as_moment(cell))
         if not self.unit and (self.plain or not isinstance(cell, str)) and (number := as_number(cell)) is not None:
             return number
-        if self.binary and as_label(cell) in ("false", "true"):
-            return int(as_label(cell) == "true")
         unit, digits = ((split(cell) or measured(cell)) if isinstance(cell, str) else None) or ("", "")
         if unit != self.unit or not fits(digits, self.decimal, self.thousands):
             return None
@@ -103,8 +90,6 @@ class Notation:
     @property
     def example(self) -> str:
         """A value that is written in this way."""
-        if self.form:
-            return datetime.datetime(2024, 1, 31, 12).strftime(self.form)
         if self.kind == "date":
             return "2024-01-31T12:00Z" if self.zoned else "2024-01-31"
         number = f"1{self.thousands}234{self.decimal}5"
@@ -118,7 +103,7 @@ class Notation:
     def described(self) -> str:
         """The notation in words; "" for plain numbers."""
         if self.kind == "date":
-            return "dates, in days" + (", UTC" if self.zoned else "") + (f", like {self.example}" if self.form else "")
+            return "dates, in days" + (", UTC" if self.zoned else "")
         words = [f"decimal {_NAMES[self.decimal]}"] if self.decimal != "." else []
         words += [f"thousands {_NAMES[self.thousands]}"] if self.thousands else []
         words += [f"12{self.unit} is 12" if self.unit in "%‰" else self.unit] if self.unit else []
@@ -128,28 +113,10 @@ class Notation:
     @property
     def known(self) -> bool:
         """Whether this is one of the notations that are recognised; one in a file may be another."""
-        return (self.decimal, self.thousands) in MARKS and self.form in ("", *FORMS)
+        return (self.decimal, self.thousands) in MARKS
 
 
 PLAIN = Notation()
-
-
-def date_forms(cells: "Sequence[Cell]") -> list[str]:
-    """Return the ``FORMS`` in which all cells are dates.
-
-    Example:
-        >>> date_forms(["31/01/2024", "1/2/2024"]), date_forms(["3/4/2024"]), date_forms(["oak"])
-        (['%d/%m/%Y'], ['%d/%m/%Y', '%m/%d/%Y'], [])
-    """
-    return [form for form in FORMS if all(isinstance(cell, str) and _read(cell, form) for cell in cells)]
-
-
-@functools.lru_cache(2**16)  # columns of dates have few of them
-def _read(text: str, form: str) -> datetime.datetime | None:
-    try:
-        return datetime.datetime.strptime(text, form)
-    except ValueError:
-        return None
 
 
 def split(text: str) -> tuple[str, str] | None:

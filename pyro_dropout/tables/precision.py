@@ -1,54 +1,33 @@
 """Numbers of a column in single precision, without losing the differences between them.
 
-A clock that counts seconds since 1970 needs ten digits, and float32 has seven. Such a column is centred first, in exact
-arithmetic, and only then rounded.
+A clock that counts seconds since 1970 needs ten digits, and float32 has seven. Such a column is centred first, in
+float64, and only then rounded.
 """
-
-import math
-from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pyro_dropout.mathematics.errors import RangeError
-from pyro_dropout.tables.cells import EXACT, Number
-
-Numbers = NDArray[Any]  # NaN is missing; float64, or objects of Python if whole numbers of 2**53 or more are among them
+from pyro_dropout.tables.cells import Floats
 
 _ROUNDING = torch.finfo(torch.float32).eps / 2
 _FINE = 1e-4  # of a standard deviation: errors of rounding that are not worth centring for
 _FEW = 0.01  # of the values may become equal to another by rounding
 
 
-def exact_numbers(values: Iterable[Number | None]) -> Numbers:
-    """Return numbers as an array that keeps all their digits.
-
-    Example:
-        >>> exact_numbers([1, 2.5, None]), exact_numbers([2**53 + 1, 2.0**60])
-        (array([1. , 2.5, nan]), array([9007199254740993, 1152921504606846976], dtype=object))
-    """
-    found = [math.nan if value is None else value for value in values]
-    if not any(abs(value) >= EXACT for value in found):
-        return np.array(found, np.float64)
-    return np.array([int(each) if isinstance(each, float) and each.is_integer() else each for each in found], object)
-
-
-def known_numbers(values: Numbers) -> Numbers:
+def known_numbers(values: Floats) -> Floats:
     """Return the numbers that are not missing."""
-    gaps = np.asarray(values != values, np.bool_)
-    return values[~gaps] if gaps.any() else values
+    return values[~np.isnan(values)]
 
 
-def some_different(values: Numbers) -> int:
+def some_different(values: Floats) -> int:
     """Return how many different numbers there are: 0, 1, or 2 for more than one."""
     found = known_numbers(values)
     return 0 if not len(found) else 1 + bool(found.min() < found.max())
 
 
-def centre_of(values: Numbers, where: str = "the column") -> Number:
+def centre_of(values: Floats, where: str = "the column") -> float:
     """Return the number to subtract from a column before rounding: its median if that is needed, else 0.
 
     Raise if rounding makes most of the different values of the column equal to another even then.
@@ -60,7 +39,7 @@ def centre_of(values: Numbers, where: str = "the column") -> Number:
     if not len(values):
         return 0
     ordered = np.sort(values)
-    middle: Number = ordered[len(ordered) // 2 :][:1].tolist()[0]
+    middle = float(ordered[len(ordered) // 2])
     plain, centred = _centred(ordered, 0), _centred(ordered, middle)
     spread = float(centred.std(correction=0)) or 1.0  # a constant is not scaled
     distinct, rounds = _distinct(centred), _distinct(plain.float())
@@ -79,15 +58,14 @@ def centre_of(values: Numbers, where: str = "the column") -> Number:
     return centre
 
 
-def rounded(values: Numbers, centre: Number) -> Tensor:
+def rounded(values: Floats, centre: float) -> Tensor:
     """Return numbers minus the centre, (N,), in float32; NaN for missing values."""
     return _centred(values, centre).float()
 
 
-def _centred(values: Numbers, centre: Number) -> Tensor:
-    """Return numbers minus the centre, in float64; whole numbers that float64 cannot hold are subtracted exactly."""
-    exact = values if abs(centre) < EXACT or values.dtype == object else exact_numbers([*values.tolist(), EXACT])[:-1]
-    return torch.from_numpy(np.asarray(exact - centre, np.float64))
+def _centred(values: Floats, centre: float) -> Tensor:
+    """Return numbers minus the centre, in float64."""
+    return torch.from_numpy(values - centre)
 
 
 def _distinct(values: Tensor) -> int:
@@ -103,7 +81,7 @@ _CODES = {-1.0, 0.0, *(sign * (10.0**k - 1) for k in range(2, 10) for sign in (-
 _FAR, _NEAR = 2.0, 0.5  # spreads between a number and the next one: of any number, and of one that is often a code
 
 
-def stand_in(numbers: NDArray[np.float64]) -> tuple[float, int] | None:
+def stand_in(numbers: Floats) -> tuple[float, int] | None:
     """Return a number that may stand for a missing value, and in how many rows it is; None if there is none.
 
     It is repeated, at one end, and far from the others, as -999, 9999 or 0 may be.

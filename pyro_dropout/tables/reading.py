@@ -2,18 +2,16 @@
 
 import csv
 import io
-import math
-from collections.abc import Collection, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
-from pyro_dropout.protocols import Record
 from pyro_dropout.tables.column_selection import Task, choose_columns
 from pyro_dropout.tables.csv_file import Separator
 from pyro_dropout.tables.encoding import Dataset, Encoding, Remarks, told
@@ -30,58 +28,92 @@ _FEWEST = 10
 
 @dataclass(frozen=True)
 class Reading:
-    """How a table was read: the arguments of ``read_table``."""
+    """How a table is read.
 
-    target: str | None
+    Attributes:
+        target: the name of the column to predict; None for the last one.
+        task: "regression", "classification", or "auto": a class if the target is text or 0 and 1.
+        missing: "refuse" missing values, "drop" their rows, or fill in the "mean" of the training rows; for categories
+            that is the share of each. "auto" fills in the mean too, with a feature that says where. Rows without a
+            target are left out, or refused.
+        categorical: numeric columns to treat as categories.
+        drop: columns to leave out.
+        held_back: the share of rows, chosen at random, that is kept for testing; 0 for none.
+        seed: of that choice.
+        decimal: the decimal mark, "point" or "comma", of columns that may be read in two ways, such as 1,200.
+        encoding: of a CSV file, if it is neither UTF-8 nor declared by the file's first bytes.
+        separator: of a CSV file, "comma", "semicolon", "tab" or "pipe"; by default the one that splits the header.
+        keep: columns to use although they look like identifiers, free text or constants.
+    """
+
+    target: str | None = None
     task: Task = "auto"
     missing: Missing = "auto"
     categorical: tuple[str, ...] = ()
     drop: tuple[str, ...] = ()
-    held_back: float = 0.0
+    held_back: float = 0.2
     seed: int = 0
     decimal: Decimal | None = None
     encoding: str | None = None
     separator: Separator | None = None
     keep: tuple[str, ...] = ()
-    strict: bool = False
-
-    def read(self, file: str | Path | Table) -> Dataset:
-        """Return the data in a file, or in a table that was read from one."""
-        return read_table(file, **asdict(self))
 
     def flags(self) -> list[str]:
         """Return the options of the command line that read a table in this way; not its target and its split.
 
         Example:
-            >>> Reading("price", drop=("id", "a,b"), decimal="comma", strict=True).flags()
-            ['--drop', 'id,"a,b"', '--decimal', 'comma', '--strict']
+            >>> Reading("price", drop=("id", "a,b"), decimal="comma").flags()
+            ['--drop', 'id,"a,b"', '--decimal', 'comma']
         """
         lists = {"categorical": self.categorical, "drop": self.drop, "keep": self.keep}
         given: dict[str, str | None] = {"task": self.task, "missing": self.missing}
         given |= {name: _joined(names) for name, names in lists.items()}
         given |= {"decimal": self.decimal, "encoding": self.encoding, "separator": self.separator}
         named = {name: value for name, value in given.items() if value not in ("auto", "", None)}
-        return [part for name, value in named.items() for part in (f"--{name}", str(value))] + [
-            "--strict"
-        ] * self.strict
+        return [part for name, value in named.items() for part in (f"--{name}", str(value))]
+
+    def read(self, path: str | Path | Table) -> Dataset:
+        """Return the data in a file, or in a table that was read from one."""
+        if not 0 <= self.held_back < 1:
+            raise RangeError(f"held_back must lie in [0, 1); got {self.held_back!r}.")
+        how = {"encoding": self.encoding, "separator": self.separator}
+        table = path if isinstance(path, Table) else read_file(path, **how)
+        target = list(table.columns)[-1] if self.target is None else self.target
+        named = self.categorical, self.drop, self.keep
+        chosen = choose_columns(table, target, self.task, *named, self.decimal)
+        table, said = _complete(chosen.table, target, self.missing, list(chosen.found))
+        if len(table) < _FEWEST:
+            raise ShapeError(f"{table.file} has {len(table)} rows{said}; at least {_FEWEST} are needed.")
+        test, train = _split(table, self.held_back, self.seed)
+        learned, left = learn(chosen, table, train.numpy(), self.task, indicates=self.missing == "auto")
+        left = chosen.left_out | left
+        learned = replace(learned, left_out=(*self.drop, *left))
+        remarks = Remarks({(what, name): cells for (what, name), cells in chosen.remarks.items() if name not in left})
+        clean, done = learned.cleaned(table)
+        x, y = learned.encoded(clean), learned.targets_of(table)
+        learned = replace(learned, fill=_means(table, learned, x.index_select(0, train)))
+        shown, hidden = (learned.filled(x.index_select(0, rows)) for rows in (train, test))
+        learned = learned.seen(shown)
+        remarks.update(done)
+        remarks.update(_stand_ins(table, learned))
+        rows = (
+            f"{len(train)} training rows"
+            + (f" and {len(test)} test rows, chosen at random" if len(test) else "")
+            + said
+        )
+        without = ["left out: " + ", ".join(f"{name} ({why})" for name, why in left.items())] if left else []
+        return Dataset(
+            Path(table.file).stem,
+            (shown, y[train]),
+            (hidden, y[test]),
+            ", ".join(column.axis for column in learned.inputs),
+            learned.outcome.axis,
+            f"{table.file}: " + "; ".join([*table.notes, rows, *without, *told(remarks), *learned.remarks]) + ".",
+            learned,
+        )
 
 
-def read_table(
-    path: str | Path | Table,
-    *,
-    target: str | None = None,
-    task: Task = "auto",
-    missing: Missing = "auto",
-    categorical: Collection[str] = (),
-    drop: Collection[str] = (),
-    decimal: Decimal | None = None,
-    encoding: str | None = None,
-    separator: str | None = None,
-    held_back: float = 0.2,
-    seed: int = 0,
-    keep: Collection[str] = (),
-    strict: bool = False,
-) -> Dataset:
+def read_table(path: str | Path | Table, **how: Any) -> Dataset:
     r"""Return a file as data for regression or classification.
 
     Columns that cannot be used (identifiers, free text, constants) are left out, and gaps are filled in. What was done
@@ -89,20 +121,7 @@ def read_table(
 
     Args:
         path: the file, or its table.
-        target: the name of the column to predict; the last one by default.
-        task: "regression", "classification", or "auto": a class if the target is text or 0 and 1.
-        missing: "refuse" missing values, "drop" their rows, or fill in the "mean" of the training rows; for categories
-            that is the share of each. "auto" fills in the mean too, with a feature that says where, and leaves out
-            rows without a target; with ``strict``, it refuses. A missing target is never filled in.
-        categorical: numeric columns to treat as categories.
-        drop: columns to leave out.
-        decimal: the decimal mark, "point" or "comma", of columns that may be read in two ways, such as 1,200.
-        encoding: of a CSV file, if it is neither UTF-8 nor declared by the file's first bytes.
-        separator: of a CSV file, "comma", "semicolon", "tab" or "pipe"; by default the one that splits the header.
-        held_back: the share of rows, chosen at random, that is kept for testing; 0 for none.
-        seed: of that choice.
-        keep: columns to use although they look like identifiers, free text or constants.
-        strict: whether every column must be used, or named in ``drop``.
+        how: the attributes of ``Reading``, such as target="price", drop=["id"] or held_back=0.0.
 
     Example:
         >>> import pathlib, tempfile
@@ -115,49 +134,7 @@ def read_table(
         >>> data.note.split("; ")[1]
         'missing values filled in, with an indicator: age (10)'
     """
-    if not 0 <= held_back < 1:
-        raise RangeError(f"held_back must lie in [0, 1); got {held_back!r}.")
-    if strict and keep:
-        raise PyroDropoutError("with strict, every column is used; keep has no effect. Give one of them.")
-    table = path if isinstance(path, Table) else read_file(path, encoding=encoding, separator=separator, strict=strict)
-    target = list(table.columns)[-1] if target is None else target
-    table.column(target)
-    if strict:
-        missing = "refuse" if missing == "auto" else missing
-        table, said = _complete(table, target, missing, drop)
-    chosen = choose_columns(table, target, task, categorical, drop, keep, decimal, strict)
-    if not strict:
-        table, said = _complete(chosen.table, target, missing, set(table.columns) - {*chosen.found})
-    if len(table) < _FEWEST:
-        raise ShapeError(f"{table.file} has {len(table)} rows{said}; at least {_FEWEST} are needed.")
-    test, train = _split(table, held_back, seed)
-    fills = missing in ("mean", "auto")
-    learned, left = learn(chosen, table, train.numpy(), task, fills, indicates=missing == "auto")
-    left = chosen.left_out | left
-    learned = learned if strict else replace(learned, left_out=(*drop, *left))
-    remarks = Remarks({(what, name): cells for (what, name), cells in chosen.remarks.items() if name not in left})
-    if fills:
-        learned = replace(learned, fill=(math.nan,) * len(learned.features))  # what cannot be used may become a gap
-    clean, done = learned.cleaned(table)
-    x, y = learned.encoded(clean), learned.targets_of(table)
-    shown, hidden = x.index_select(0, train), x.index_select(0, test)
-    if fills:
-        learned = replace(learned, fill=_means(table, learned, shown))
-    shown, hidden = learned.filled(shown), learned.filled(hidden)
-    learned = learned.seen(shown)
-    remarks.update(done)
-    remarks.update(_stand_ins(table, learned))
-    rows = f"{len(train)} training rows" + (f" and {len(test)} test rows, chosen at random" if len(test) else "") + said
-    without = ["left out: " + ", ".join(f"{name} ({why})" for name, why in left.items())] if left else []
-    return Dataset(
-        Path(table.file).stem,
-        (shown, y[train]),
-        (hidden, y[test]),
-        ", ".join(column.axis for column in learned.inputs),
-        learned.outcome.axis,
-        f"{table.file}: " + "; ".join([*table.notes, rows, *without, *told(remarks), *learned.remarks]) + ".",
-        learned,
-    )
+    return Reading(**how).read(path)
 
 
 def _stand_ins(table: Table, learned: Encoding) -> Remarks:
@@ -190,54 +167,46 @@ def read_input_pieces(
     encoding: Encoding,
     size: int | None,
     *,
-    ignore_extra: bool = False,
     text_encoding: str | None = None,
     separator: str | None = None,
 ) -> Iterator[tuple[Table, Tensor]]:
     """Yield new data read with an encoding learned from the training data: tables, and inputs (N, Q).
 
-    Columns may be in any order. The target and the columns that training left out may be among them, and are ignored; a
-    forgiving encoding ignores all other columns as well, and says so in the notes of the tables. Those count what was
-    filled in or read as something else, up to and including the piece.
+    Columns may be in any order. The target and the columns that training left out may be among them, and are ignored;
+    all other columns as well, and the notes of the tables say so. Those count what was filled in or read as something
+    else, up to and including the piece.
 
     Args:
         path: a file, or a table.
         encoding: of the data that a network was trained on.
         size: rows in a piece, for files larger than memory; None for all at once.
-        ignore_extra: whether columns that were not in the training data are ignored instead of an error.
         text_encoding: of a CSV file, as for ``read_table``.
         separator: of a CSV file, as for ``read_table``.
     """
     known = [column.name for column in encoding.inputs]
     remarks = Remarks()
-    strict = not encoding.forgiving
-    how: Record = {"encoding": text_encoding, "separator": separator, "strict": strict, "least": 2 if strict else 1}
-    for table in [path] if isinstance(path, Table) else read_pieces(path, size, **how):
+    pieces = (
+        read_pieces(path, size, encoding=text_encoding, separator=separator) if not isinstance(path, Table) else [path]
+    )
+    for table in pieces:
         absent = [name for name in known if name not in table.columns]
         if absent and absent[0] in table.unread:
             table.column(absent[0])
         if absent:
             which = f"column {absent[0]!r}" if len(absent) == 1 else f"columns {', '.join(map(repr, absent))}"
-            empty = "" if encoding.fill is None else f" Cells of {'it' if len(absent) == 1 else 'them'} may be empty."
             raise PyroDropoutError(
                 f"{table.file} has no {which}, which the run was trained with; its columns are"
-                f" {', '.join(table.columns)}.{empty}"
+                f" {', '.join(table.columns)}. Cells of {'it' if len(absent) == 1 else 'them'} may be empty."
             )
         usual = {*known, encoding.target, *encoding.left_out}
         extra = [name for name in (*table.columns, *table.unread) if name not in usual]
-        if extra and strict and not ignore_extra:
-            raise PyroDropoutError(
-                f"{table.file}: the column {extra[0]!r} was not in the training data. Remove it, or use --ignore-extra."
-            )
-        if encoding.fill is None:
-            _refuse(table, known, "The run was trained on complete rows; fit it with --missing mean to fill gaps.")
         clean, done = encoding.cleaned(table)
-        x, notes = encoding.filled(encoding.encoded(clean)), table.notes
-        if encoding.forgiving:
-            remarks.update(done)
-            ignored = (f"columns that training did not have, ignored: {', '.join(extra)}",) if extra else ()
-            notes = (*notes, *ignored, *told(remarks))
-        yield replace(table, notes=notes), x
+        remarks.update(done)
+        ignored = (f"columns that training did not have, ignored: {', '.join(extra)}",) if extra else ()
+        yield (
+            replace(table, notes=(*table.notes, *ignored, *told(remarks))),
+            encoding.filled(encoding.encoded(clean)),
+        )
 
 
 def _joined(names: tuple[str, ...]) -> str:
@@ -247,29 +216,19 @@ def _joined(names: tuple[str, ...]) -> str:
     return line.getvalue()
 
 
-def _complete(table: Table, target: str, missing: Missing, drop: Collection[str]) -> tuple[Table, str]:
-    """Return the table with missing values handled as ``missing`` says, and what was done in words."""
-    names = [name for name in table.columns if name not in drop]
-    if missing in ("auto", "drop"):
-        asked, why = (
-            ([target], f"without {target!r} left out") if missing == "auto" else (names, "with missing values dropped")
-        )
-        lost = np.any([table.column(name).missing for name in asked], axis=0)
-        return (table.only(np.flatnonzero(~lost)), f" ({lost.sum()} {why})") if lost.any() else (table, "")
-    if missing == "mean":
-        _refuse(table, [target], "A target is not filled in; use --missing drop.")
-        gaps = sum(int(table.column(name).missing.sum()) for name in names)
-        return table, f" ({gaps} missing values filled in)" if gaps else ""
-    _refuse(table, names, "Drop such rows with --missing drop, or fill in means with --missing mean.")
-    return table, ""
-
-
-def _refuse(table: Table, names: Collection[str], remedy: str) -> None:
+def _complete(table: Table, target: str, missing: Missing, names: list[str]) -> tuple[Table, str]:
+    """Return the table without the rows that ``missing`` leaves out, and what was done in words."""
     gaps = {name: table.column(name).missing for name in names}
     first = {name: int(gap.argmax()) for name, gap in gaps.items() if gap.any()}
-    if first:
+    if missing == "refuse" and first:
         name = min(first, key=lambda name: first[name])  # of one row, the first column
-        raise RangeError(f"{table.where(first[name], name)}: the value is missing. {remedy}")
+        raise RangeError(
+            f"{table.where(first[name], name)}: the value is missing. Drop such rows with --missing drop, or fill in"
+            " means with --missing auto."
+        )
+    lost = np.any(list(gaps.values()), axis=0) if missing == "drop" else gaps[target]
+    why = "with missing values dropped" if missing == "drop" else f"without {target!r} left out"
+    return (table.only(np.flatnonzero(~lost)), f" ({lost.sum()} {why})") if lost.any() else (table, "")
 
 
 def _means(table: Table, encoding: Encoding, x: Tensor) -> tuple[float, ...]:

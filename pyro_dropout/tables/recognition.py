@@ -1,20 +1,17 @@
 """Recognise from a whole column how its values are written; stop where two readings are possible."""
 
-import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
-import pandas
 
 from pyro_dropout.mathematics.errors import RangeError
-from pyro_dropout.tables.cell_columns import Cells, Distinct
-from pyro_dropout.tables.cells import as_label, as_moment, as_number, brief
+from pyro_dropout.tables.cells import Cells, Distinct, as_label, as_moment, brief
 from pyro_dropout.tables.notation import MARKS, Decimal, Notation, fits, is_number, measured, split
+from pyro_dropout.tables.precision import known_numbers
 from pyro_dropout.tables.table import Table
 
-_FORTRAN = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[dD][-+]?[0-9]{1,3}")  # 1.5D+03 is 1500
 _POWERS = frozenset({"k", "K", "m", "M", "B", "b", "bn", "G", "T", "Mio", "Mrd"})
 _FEW = 20  # cells that are looked at before all of them
 _PADDED = "[-+]?0[0-9]+"
@@ -26,68 +23,76 @@ class Recognised:
 
     Attributes:
         notation: of its numbers, dates or booleans; None for text.
-        thousands: the row of a value such as 1.200, if all points of the column may separate thousands.
+        comma: how it is written if its commas are decimal marks, where that is possible too and means other numbers.
+        row: where the two readings first differ, or what is unknown stands.
         points: whether points are the decimal marks of the column beyond doubt.
-        doubt: what to say if the column may be read with a decimal point or with a decimal comma.
-        unknown: what to say if all its values look like numbers or dates, in a form that is not recognised.
+        unknown: why its values cannot be read, though they look like numbers or dates; "" if they can.
     """
 
     notation: Notation | None
-    thousands: int | None = None
+    comma: Notation | None = None
+    row: int = 0
     points: bool = False
-    doubt: RangeError | None = None
-    unknown: RangeError | None = None
+    unknown: str = ""
 
 
-def recognise(table: Table, name: str, decimal: Decimal | None, instead: str) -> Recognised:
+def recognise(table: Table, name: str, instead: str) -> Recognised:
     """Return how a column is written; raise if its values do not agree.
 
     Args:
         table: the training table.
         name: the column's.
-        decimal: the decimal mark of columns that may be read in two ways.
         instead: how to read the column as text, for messages.
     """
     cells = table.column(name)
     if cells.numbers is not None:
-        known = cells.numbers[~cells.missing]
-        binary = bool(((known == 0) | (known == 1)).all())
-        return Recognised(Notation(binary=binary)) if cells.texts is None else _plain(cells, binary=binary)
-    column = _Column(table, name, instead, cells.distinct)
-    if all(as_number(text) is not None for text in column.texts):  # some of them are beyond 2^53
         return _plain(cells)
+    column = _Column(table, name, instead, cells.distinct)
     if all(as_label(text) in ("true", "false", "0", "1") for text in column.texts):
         return Recognised(Notation("boolean"))
     dates = [as_moment(text) is not None for text in column.texts]
     if any(dates):
         return _dates(column, dates)
     numbers = list(map(is_number, column.texts))
-    if any(numbers):
-        return _numbers(column, numbers, decimal)
-    return _texts(column, decimal)
+    return _numbers(column, numbers) if any(numbers) else _texts(column)
 
 
-def settle(table: Table, found: dict[str, Recognised], decimal: Decimal | None, instead: dict[str, str]) -> None:
-    """Decide, in place, what 1.200 means in columns where a point may separate thousands.
+def settle(
+    table: Table,
+    found: dict[str, Recognised],
+    seen: tuple[bool, bool],
+    decimal: Decimal | None,
+    instead: dict[str, str],
+) -> None:
+    """Decide, in place, what 1,200 and 1.200 mean.
 
-    It is a decimal point, as in every CSV file, unless another column has decimal commas, or nothing in a file with
-    semicolons, which programs write where commas are decimal marks, shows otherwise.
+    Where 1,200 may be large or small, the marks of other columns decide; if they do not, it is refused. 1.200 has a
+    decimal point, as in every CSV file, unless another column has decimal commas, or nothing in a file with semicolons,
+    which programs write where commas are decimal marks, shows otherwise.
+
+    Args:
+        table: the training table.
+        found: how its columns are written.
+        seen: what ``marks_in`` finds in all its columns.
+        decimal: the decimal mark that was given.
+        instead: how to read each column as text, for messages.
     """
-    points, commas = marks_in(found)
+    points, commas = seen
     for name, each in found.items():
-        if each.thousands is None or each.notation is None or decimal == "point":
+        if each.comma is None or each.notation is None:
             continue
-        if decimal == "comma":
-            found[name] = Recognised(replace(each.notation, decimal=",", thousands="."))
-        elif commas or (table.separator == ";" and not points):
-            comma = replace(each.notation, decimal=",", thousands=".")
-            raise _two_readings(table, each.thousands, name, (each.notation, comma), instead[name])
+        large = bool(each.notation.thousands)  # 1,200; else 1.200
+        unclear = points == commas if large else commas or (table.separator == ";" and not points)
+        if decimal is None and unclear:
+            raise _two_readings(table, each, name, instead[name])
+        by_comma = decimal == "comma" or (decimal is None and large and commas)
+        found[name] = Recognised(each.comma if by_comma else each.notation)
 
 
 def marks_in(found: dict[str, Recognised]) -> tuple[bool, bool]:
     """Return whether some columns have decimal points beyond doubt, and whether some have decimal commas."""
-    written = [each.notation for each in found.values() if each.notation is not None]
-    commas = any(each.decimal == "," or each.thousands == "." for each in written)
+    sure = [each.notation for each in found.values() if each.notation is not None and each.comma is None]
+    commas = any(each.decimal == "," or each.thousands == "." for each in sure)
     return any(each.points for each in found.values()), commas
 
 
@@ -123,6 +128,30 @@ class _Column:
         )
 
 
+def _plain(cells: Cells) -> Recognised:
+    """Return numbers with a decimal point, or without any mark."""
+    assert cells.numbers is not None
+    known = known_numbers(cells.numbers)
+    fractions = known != np.floor(known)
+    if cells.texts is None:
+        return Recognised(Notation(), points=bool(fractions.any()))
+    row = cells.unheld()
+    if row is not None:
+        many = f"{brief(cells[row])} has more digits than a number here; subtract a constant"
+        return Recognised(None, row=row, unknown=many)
+    texts = cells.texts[~cells.missing] if cells.missing.any() else cells.texts
+    # pandas is slow where columns are many
+    padded = not fractions.all() and bool(texts[~fractions].str.fullmatch(_PADDED).any())
+    notation = Notation(padded=padded)
+    first = next((row for row, cell in enumerate(cells[:_FEW]) if "." in str(cell)), None)
+    if first is None:
+        points = cells.texts.str.contains(".", regex=False, na=False).to_numpy(bool)
+        first = int(points.argmax()) if points.any() else None
+    if first is None or not all(fits(text, ",", ".") for text in texts):  # ends with the first that does not
+        return Recognised(notation, points=first is not None)
+    return Recognised(notation, Notation(decimal=",", thousands="."), first)
+
+
 def _dates(column: _Column, dates: list[bool]) -> Recognised:
     if not all(dates):
         raise column.misfit(dates, f"a date such as {Notation('date').example}")
@@ -132,73 +161,49 @@ def _dates(column: _Column, dates: list[bool]) -> Recognised:
     return Recognised(Notation("date", zoned=all(zones)))
 
 
-def _numbers(column: _Column, numbers: list[bool], decimal: Decimal | None) -> Recognised:
+def _numbers(column: _Column, numbers: list[bool]) -> Recognised:
     if not all(numbers):
         raise column.misfit(numbers, "a number")
     units, digits = zip(*((split(text) or ("", "")) for text in column.texts), strict=True)
     unit = max(dict.fromkeys(units), key=lambda unit: column.count([each == unit for each in units]))
     if len(set(units)) > 1:
         raise column.misfit([each == unit for each in units], f"in {unit}" if unit else "a number without a unit")
-    return _marked(column, unit, digits, decimal)
+    return _marked(column, unit, digits)
 
 
-def _marked(column: _Column, unit: str, digits: Sequence[str], decimal: Decimal | None) -> Recognised:
+def _marked(column: _Column, unit: str, digits: Sequence[str]) -> Recognised:
     """Return the marks of numbers that have one unit, or none."""
     possible = [Notation("number", *marks, unit) for marks in MARKS if all(fits(each, *marks) for each in digits)]
     if not possible:
         best = max(MARKS, key=lambda marks: column.count([fits(each, *marks) for each in digits]))
         like = Notation("number", *best, unit).example
         raise column.misfit([fits(each, *best) for each in digits], f"a number such as {like}")
-    rows = column.distinct.rows
-    if possible[0].decimal + possible[0].thousands == ".":
-        found = _plain(Cells(pandas.Series(digits, dtype="str")), unit)
-        return found if found.thousands is None else replace(found, thousands=int(rows[found.thousands]))
     point, comma = (next((each for each in possible if each.decimal == mark), possible[0]) for mark in ".,")
-    apart = [row for row, text in zip(rows, column.texts, strict=True) if point.value(text) != comma.value(text)]
-    if apart and decimal is None:
-        doubt = _two_readings(column.table, int(apart[0]), column.name, (point, comma), column.instead)
-        return Recognised(None, doubt=doubt)
-    notation = comma if decimal == "comma" else point
-    return Recognised(notation, points=notation.decimal == "." and bool(notation.thousands))
+    apart = [k for k, text in enumerate(column.texts) if point.value(text) != comma.value(text)]
+    if apart:
+        return Recognised(point, comma, int(column.distinct.rows[apart[0]]))
+    return Recognised(point, points=point.decimal == "." and (bool(point.thousands) or "." in "".join(digits)))
 
 
-def _plain(cells: Cells, unit: str = "", binary: bool = False) -> Recognised:
-    """Return numbers with a decimal point, or without any mark."""
-    texts, whole = cells.texts[~cells.missing], slice(None)
-    if cells.numbers is not None:
-        numbers = cells.numbers[~cells.missing]
-        whole = numbers == np.floor(numbers)
-    notation = Notation(unit=unit, binary=binary, padded=bool(texts[whole].str.fullmatch(_PADDED).any()))
-    first = next((row for row, cell in enumerate(cells[:_FEW]) if "." in str(cell)), None)
-    if first is None:
-        points = cells.texts.str.contains(".", regex=False, na=False).to_numpy(bool)
-        first = int(points.argmax()) if points.any() else None
-    pointed = first is not None and all(fits(text, ",", ".") for text in texts)  # ends with the first that does not
-    return Recognised(notation, first if pointed else None, first is not None and not pointed)
-
-
-def _texts(column: _Column, decimal: Decimal | None) -> Recognised:
+def _texts(column: _Column) -> Recognised:
     """Return text, or numbers with one unit."""
     parts = [part for part in map(measured, column.texts) if part is not None]
     units, digits = {unit for unit, _ in parts}, [each for _, each in parts]
     several = len(parts) == len(column.texts) and len(set(digits)) > 2
     if several and len(units) == 1 and not units <= _POWERS:
-        return _marked(column, units.pop(), digits, decimal)
-    powers = (several and units <= _POWERS) or all(map(_FORTRAN.fullmatch, column.texts))
-    if powers or all(any(map(str.isdigit, text)) and not any(map(str.isalpha, text)) for text in column.texts):
-        where = column.table.where(int(column.distinct.rows[0]), column.name)
-        unknown = RangeError(
-            f"{where}: {brief(column.texts[0])} looks like a number or a date, in a form that is not recognised."
-            f" Write it like 1234.5 or 2024-01-31, or {column.instead}."
-        )
-        return Recognised(None, unknown=unknown)
+        return _marked(column, units.pop(), digits)
+    written = all(any(map(str.isdigit, text)) and not any(map(str.isalpha, text)) for text in column.texts)
+    if written or (several and units <= _POWERS):
+        what = f"{brief(column.texts[0])} is a number or a date in an unknown form; write it like 1234.5 or 2024-01-31"
+        return Recognised(None, row=int(column.distinct.rows[0]), unknown=what)
     return Recognised(None)
 
 
-def _two_readings(table: Table, row: int, name: str, readings: tuple[Notation, ...], instead: str) -> RangeError:
-    cell = table.columns[name][row]
-    point, comma = (f"{each.value(cell):g}" for each in readings)
+def _two_readings(table: Table, found: Recognised, name: str, instead: str) -> RangeError:
+    cell = table.columns[name][found.row]
+    point, comma = (f"{each.value(cell):g}" for each in (found.notation, found.comma) if each is not None)
     return RangeError(
-        f"{table.where(row, name)}: {brief(cell)} may mean {point} or {comma}, and so may the whole column. Say which:"
-        f' --decimal point for {point}, --decimal comma for {comma} (in Python decimal="comma"); or {instead}.'
+        f"{table.where(found.row, name)}: {brief(cell)} may mean {point} or {comma}, and so may the whole column. Say"
+        f" which: --decimal point for {point}, --decimal comma for {comma} (in Python decimal='point' or"
+        f" decimal='comma'); or {instead}."
     )

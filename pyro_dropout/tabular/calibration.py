@@ -1,7 +1,7 @@
 """What held-back rows say about a posterior: how far its intervals must reach to hold their level, and its scores."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -31,29 +31,21 @@ class Calibration:
         rows: how many there were.
         scores: on them, by name.
         intervals: calibrated on all of them; None if they are not to be.
-        by_group: the same within each group of rows.
-        column: whose values are the groups.
         support: tells rows that are like those of the table from others.
     """
 
     rows: int = 0
     scores: dict[str, float] = field(default_factory=dict)
     intervals: Conformal | None = None
-    by_group: Conformal | None = None
-    column: str | None = None
     support: Support | None = None
 
-    def interval(self, prediction: Prediction, level: float, groups: Sequence[str] | None = None) -> Ends | None:
-        """Return calibrated ends, each (N, D), of a group's own rows where these are enough; None if too few are."""
+    def interval(self, prediction: Prediction, level: float) -> Ends | None:
+        """Return calibrated ends, each (N, D); None if too few rows were held back for this level."""
         if self.intervals is None or not _supports(self.intervals, level):
             return None
-        low, high = self.intervals.interval(prediction, level)
-        for found, labels, known in self._own(groups, level):
-            apart, known = found.interval(prediction, level, labels), known.to(low.device)
-            low, high = torch.where(known, apart[0], low), torch.where(known, apart[1], high)
-        return low, high
+        return self.intervals.interval(prediction, level)
 
-    def quantile(self, prediction: Prediction, level: float, groups: Sequence[str] | None = None) -> Tensor:
+    def quantile(self, prediction: Prediction, level: float) -> Tensor:
         """Return the quantile of each row, (N, D): an end of the calibrated interval that has as much beyond it.
 
         Levels further out than the held-back rows support are the posterior's own, and not inside those that are.
@@ -62,15 +54,13 @@ class Calibration:
         if self.intervals is None or central == 0:
             return own
         rows = sum(self.intervals.counts.values())
-        ends = self.interval(prediction, min(central, rows / (rows + 1)), groups)
+        ends = self.interval(prediction, min(central, rows / (rows + 1)))
         assert ends is not None
         if _supports(self.intervals, central):
             return ends[level > 0.5]
         return torch.maximum(own, ends[1]) if level > 0.5 else torch.minimum(own, ends[0])
 
-    def probability_above(
-        self, prediction: Prediction, threshold: float, groups: Sequence[str] | None = None
-    ) -> Tensor:
+    def probability_above(self, prediction: Prediction, threshold: float) -> Tensor:
         """Return P(y > threshold) of each row, (N, D), from the calibrated central intervals; one side alone is not.
 
         That of whole numbers is the posterior's own: their intervals hold more than their level.
@@ -81,53 +71,29 @@ class Calibration:
         below, above = prediction.log_tails(torch.full_like(own, threshold, dtype=_F64))
         outer = torch.minimum(below, above)
         found = _calibrated(outer, next(iter(self.intervals.scores.values())))
-        for apart, labels, known in self._own(groups, _LEVEL):
-            for label in set(labels):
-                here = torch.tensor([each == label for each in labels]).unsqueeze(-1) & known
-                found = torch.where(here.to(found.device), _calibrated(outer, apart.scores[label]), found)
         return torch.where(above > below, 1 - found, found).to(own)
 
-    def sets(self, prediction: Prediction, level: float, groups: Sequence[str] | None = None) -> Tensor | None:
+    def sets(self, prediction: Prediction, level: float) -> Tensor | None:
         """Return which classes are in the calibrated set of each row, (N, C); None if there are too few rows."""
         if self.intervals is None or not _supports(self.intervals, level):
             return None
         found: Tensor = self.intervals.sets(prediction, level)
-        for apart, labels, known in self._own(groups, level):
-            found = torch.where(known.to(found.device), apart.sets(prediction, level, labels), found)
         return found
-
-    def _own(self, groups: Sequence[str] | None, level: float) -> Iterator[tuple[Conformal, list[str], Tensor]]:
-        """Yield the groups, each row's label, and whether it has rows enough, (N, 1); nothing if no group has."""
-        if self.by_group is None or groups is None:
-            return
-        enough = [label for label, count in self.by_group.counts.items() if _enough(count, level)]
-        if enough:
-            known = [label in enough for label in groups]
-            labels = [label if fine else enough[0] for label, fine in zip(groups, known, strict=True)]
-            yield self.by_group, labels, torch.tensor(known).unsqueeze(-1)
-
-    def small_groups(self, level: float) -> dict[str, int]:
-        """Return the groups with too few rows for intervals of their own, and how many rows they have."""
-        counts = {} if self.by_group is None else self.by_group.counts
-        return {label: count for label, count in counts.items() if not _enough(count, level)}
 
     def as_json(self) -> Record:
         """Return the argument of ``from_json``: all but the support, which the rows themselves give."""
-        parts = {"intervals": self.intervals, "by_group": self.by_group}
-        told: Record = {name: None if part is None else part.as_json() for name, part in parts.items()}
-        return {"rows": self.rows, "scores": self.scores, "column": self.column, **told}
+        intervals = None if self.intervals is None else self.intervals.as_json()
+        return {"rows": self.rows, "scores": self.scores, "intervals": intervals}
 
     @classmethod
     def from_json(cls, found: Record, support: Support | None = None) -> "Calibration":
         """Return what ``as_json`` was made from; raise ``KeyError`` or ``TypeError`` for anything else."""
-        rows, scores, column = found["rows"], found["scores"], found["column"]
+        rows, scores, intervals = found["rows"], found["scores"], found["intervals"]
         if not isinstance(scores, dict) or not all(isinstance(each, int | float) for each in scores.values()):
             raise TypeError("the scores on held-back rows")
-        if not isinstance(rows, int) or not (column is None or isinstance(column, str)):
+        if not isinstance(rows, int):
             raise TypeError("what is known of held-back rows")
-        told = {name: found[name] for name in ("intervals", "by_group")}
-        parts = {name: None if each is None else Conformal.from_json(each) for name, each in told.items()}
-        return cls(rows, scores, column=column, support=support, **parts)
+        return cls(rows, scores, None if intervals is None else Conformal.from_json(intervals), support)
 
 
 def calibrate(
@@ -137,8 +103,6 @@ def calibrate(
     classes: Sequence[str],
     *,
     intervals: bool = True,
-    column: str | None = None,
-    groups: Sequence[str] | None = None,
 ) -> Calibration:
     """Return what held-back rows say about a posterior that was trained without them.
 
@@ -148,8 +112,6 @@ def calibrate(
         train: those of the other rows.
         classes: names of the classes; () for numbers.
         intervals: whether to calibrate intervals or sets.
-        column: whose values are groups of rows, each calibrated by itself too.
-        groups: these values, one for each held-back row.
     """
     x, y = held
     y = y.to(answer.mean.device)
@@ -163,23 +125,20 @@ def calibrate(
         own = _scored(answer.interval(_LEVEL), y)
         scores |= {"rmse": rmse(answer, y), "rmse_of_mean": plainly, "coverage_95": own[0], "interval_score_95": own[1]}
     whole = conformal(answer, y) if intervals and len(x) <= _MOST else None
-    by_group = conformal(answer, y, groups) if whole is not None and groups is not None else None
-    found = Calibration(len(x), scores, whole, by_group, column)
+    found = Calibration(len(x), scores, whole)
     if whole is not None and _supports(whole, _LEVEL):
-        scores |= _after(found, answer, y, bool(classes), groups)
+        scores |= _after(found, answer, y, bool(classes))
     return found
 
 
-def _after(
-    found: Calibration, answer: Prediction, y: Tensor, classes: bool, groups: Sequence[str] | None
-) -> dict[str, float]:
+def _after(found: Calibration, answer: Prediction, y: Tensor, classes: bool) -> dict[str, float]:
     """Return the scores of calibrated intervals or sets, on the rows that they are calibrated on."""
     if classes:
-        sets = found.sets(answer, _LEVEL, groups)
+        sets = found.sets(answer, _LEVEL)
         assert sets is not None
         held = sets.gather(-1, y.long().unsqueeze(-1)).double().mean()
         return {"set_coverage_95": float(held), "set_size_95": float(sets.sum(-1).double().mean())}
-    ends = found.interval(answer, _LEVEL, groups)
+    ends = found.interval(answer, _LEVEL)
     assert ends is not None
     covered, score = _scored(ends, y)
     return {"calibrated_coverage_95": covered, "calibrated_interval_score_95": score}
@@ -213,11 +172,8 @@ def _calibrated(log_tail: Tensor, scores: Tensor) -> Tensor:
     return found
 
 
-def _enough(count: int, level: float) -> bool:
-    return level <= count / (count + 1)
-
-
 def _supports(found: Conformal, level: float) -> bool:
     if not 0 < level < 1:
         raise RangeError(f"level must lie strictly between 0 and 1; got {level!r}.")
-    return _enough(sum(found.counts.values()), level)
+    rows = sum(found.counts.values())
+    return level <= rows / (rows + 1)

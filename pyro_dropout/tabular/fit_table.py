@@ -10,9 +10,9 @@ import torch
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.protocols import Record
-from pyro_dropout.tables.encoding import Dataset, Encoding
+from pyro_dropout.tables.encoding import Dataset
 from pyro_dropout.tables.reading import Reading
-from pyro_dropout.tables.table import Table
+from pyro_dropout.tables.table import Table, table_of
 from pyro_dropout.tabular.calibration import calibrate
 from pyro_dropout.tabular.choice import (
     LEARNING_RATE,
@@ -39,7 +39,6 @@ def fit_table(
     noise: str = "auto",
     held_back: float = 0.2,
     conformal: bool = True,
-    groups: str | None = None,
     width: int = 50,
     members: int | None = None,
     steps: int | None = None,
@@ -64,7 +63,6 @@ def fit_table(
         noise: of a numeric target: "constant", "by-input", or "auto".
         held_back: the share of rows that is not trained on; 0 chooses and calibrates nothing.
         conformal: whether intervals are calibrated on the held-back rows.
-        groups: a column of categories, within each of which intervals are to hold.
         width: hidden units.
         members: of an ensemble.
         steps: of training; by default 1200, and 2000 for a guide that is given.
@@ -74,7 +72,7 @@ def fit_table(
         device: where to compute.
         compile: as in ``fit``.
         progress: whether to show a bar.
-        reading: further arguments of ``read_table``, such as drop=["id"] or strict=True.
+        reading: further arguments of ``read_table``, such as drop=["id"].
 
     Example:
         >>> import pandas, pyro_dropout as pd
@@ -88,7 +86,7 @@ def fit_table(
     table, file, digest = _opened(data, how)
     dataset = how.read(table)
     wanted = Wanted(guide, scale, noise, width, members)
-    training = wanted.training(steps, lr, batch_size, seed, compile, conformal, groups)
+    training = wanted.training(steps, lr, batch_size, seed, compile, conformal)
     run, said, held = plan_table(dataset, file, digest, how, training, wanted, device=device, progress=progress)
     model, posterior = run.build(dataset)
     options = run.training.options() | run.recipe.how(run.training.steps)
@@ -122,13 +120,12 @@ class Wanted:
         seed: int,
         compile: bool | Literal["auto"],
         conformal: bool,
-        groups: str | None,
     ) -> Training:
         """Return how to train; steps and rate that are not given are those that suit the guide."""
         auto = self.guide == "auto"
         steps = (STEPS if auto else 2000) if steps is None else steps
         lr = (LEARNING_RATE if auto else 0.01) if lr is None else lr
-        return Training(steps, lr, batch_size, seed, compile, conformal, groups)
+        return Training(steps, lr, batch_size, seed, compile, conformal)
 
 
 def plan_table(
@@ -158,8 +155,6 @@ def plan_table(
     x = data.rows[0]
     training = replace(training, batch_size=batch_for(len(x), training.batch_size))
     encoding = data.encoding.seen(x)
-    if training.groups is not None:
-        encoding.groups(x[:1], training.groups)  # raises before the work, and not after it
     if encoding.target_centre:
         if wanted.scale not in ("auto", "plain"):
             raise PyroDropoutError(
@@ -168,14 +163,12 @@ def plan_table(
             )
         wanted = replace(wanted, scale="plain")
     if not len(data.test[0]):
-        if training.groups is not None:
-            raise PyroDropoutError("groups are for held-back rows, and none are held back.")
         first = first_recipe(data.train[1], bool(data.classes), **asdict(wanted))
         return Run.of(file, digest, reading, encoding, first, training), "", None
     how = {"steps": training.steps, "lr": training.lr, "batch_size": training.batch_size, "seed": training.seed}
     settings: Any = asdict(wanted) | how | {"device": device, "progress": progress}
     choice = choose_recipe(data.train, data.test, data.classes, **settings)
-    held = _held_back(choice.prediction, data, encoding, training)
+    held = _held_back(choice.prediction, data, training)
     run = Run.of(file, digest, reading, encoding, choice.recipe, training, held)
     return run, choice.said, choice.prediction
 
@@ -190,14 +183,12 @@ def held_back_after(
     how: Any = {"lr": run.training.lr, "batch_size": batch, "steps": steps, "progress": progress}
     how |= {"seed": run.training.seed, "device": device}
     found = held_back_prediction(run.recipe, data.train, data.test, data.classes, **how)
-    return _held_back(found, data, run.encoding, run.training)
+    return _held_back(found, data, run.training)
 
 
-def _held_back(prediction: Prediction, data: Dataset, encoding: Encoding, training: Training) -> Record:
+def _held_back(prediction: Prediction, data: Dataset, training: Training) -> Record:
     """Return scores and calibration by the held-back rows, as JSON."""
-    labels = None if training.groups is None else encoding.groups(data.test[0], training.groups)
-    split: Any = {"intervals": training.conformal, "column": training.groups, "groups": labels}
-    return calibrate(prediction, data.test, data.train, data.classes, **split).as_json()
+    return calibrate(prediction, data.test, data.train, data.classes, intervals=training.conformal).as_json()
 
 
 def _frozen(value: Any) -> Any:
@@ -207,7 +198,6 @@ def _frozen(value: Any) -> Any:
 def _opened(data: object, how: Reading) -> tuple[Table, str, str]:
     """Return a table, the path of its file and its SHA-256."""
     from pyro_dropout.tables.files import read_file
-    from pyro_dropout.tables.frame import table_of
 
     if isinstance(data, str | Path):
         table = read_file(data, encoding=how.encoding, separator=how.separator)

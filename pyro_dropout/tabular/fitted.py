@@ -17,11 +17,10 @@ from pyro_dropout.prediction.predict import predict
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.protocols import Figure, Record
 from pyro_dropout.registry import resolve_guide
-from pyro_dropout.tables.cells import Cell, Number
+from pyro_dropout.tables.cells import Cell
 from pyro_dropout.tables.encoding import Dataset, Encoding
-from pyro_dropout.tables.frame import table_of
 from pyro_dropout.tables.reading import read_input_pieces
-from pyro_dropout.tables.table import Table
+from pyro_dropout.tables.table import Table, table_of
 from pyro_dropout.tabular.calibration import Calibration
 from pyro_dropout.tabular.explain import Importance, explain
 from pyro_dropout.tabular.pictures import picture
@@ -173,24 +172,23 @@ class FittedTable:
         """
         classes = self.encoding.classes
         found = self.prediction(x, asked, **options)
-        groups = self.groups(x)
         columns: Columns = {"row": [*table.rows]}
         if classes:
             best = found.probs.max(-1)
             columns |= {"class": [classes[k] for k in best.indices.tolist()], "probability": best.values.tolist()}
             columns |= {"entropy": found.entropy.tolist(), "mutual_information": found.mutual_information.tolist()}
             columns |= {f"p={name}": found.probs[:, k].tolist() for k, name in enumerate(classes)}
-            sets = self.calibration.sets(found, asked.level, groups)
+            sets = self.calibration.sets(found, asked.level)
             if sets is not None:
                 named = [[name for name, held in zip(classes, row, strict=True) if held] for row in sets.tolist()]
                 columns["set"] = ["; ".join(names) for names in named]
         else:
-            ends = self.calibration.interval(found, asked.level, groups) or found.interval(asked.level)
+            ends = self._ends(found, asked.level)
             parts = {"mean": found.mean, "std": found.std, "epistemic_std": found.epistemic.sqrt()}
             parts |= {"lower": ends[0], "upper": ends[1]}
             known, centre = self.calibration, float(self.encoding.target_centre)
-            parts |= {f"q={level:g}": known.quantile(found, level, groups) for level in asked.quantiles}
-            parts |= {f"p>{t:.12g}": known.probability_above(found, t - centre, groups) for t in asked.above}
+            parts |= {f"q={level:g}": known.quantile(found, level) for level in asked.quantiles}
+            parts |= {f"p>{t:.12g}": known.probability_above(found, t - centre) for t in asked.above}
             columns |= {name: part[:, 0].tolist() for name, part in parts.items()}
         if self.calibration.support is not None:
             columns |= self._unfamiliar(self.calibration.support, x.cpu())
@@ -210,10 +208,6 @@ class FittedTable:
         """Return whether intervals or sets of this level are calibrated on held-back rows."""
         held = self.calibration.intervals
         return held is not None and level <= held.highest_level
-
-    def groups(self, x: Tensor) -> list[str] | None:
-        """Return the group of each encoded row; None if rows are not grouped."""
-        return None if self.calibration.column is None else self.encoding.groups(x, self.calibration.column)
 
     def predict(
         self,
@@ -310,14 +304,14 @@ class FittedTable:
         how = "calibrated on held-back rows" if calibrates else "the posterior's own"
         title = f"{self.encoding.target}: {len(x)} rows" + ("" if self.encoding.classes else f"; intervals are {how}")
         title += f"; {left} more left out: a number outside its training range" if left else ""
-        ask, found, own = self._asking(asked), self.prediction(x, asked), self.groups(x)
+        ask, found = self._asking(asked), self.prediction(x, asked)
         return picture(
             lambda points: found if points is x else ask(points),
             self.encoding,
             x,
             y,
             level=asked.level,
-            interval=(lambda one: self._ends(one, asked.level, own if one is found else None)) if calibrates else None,
+            interval=(lambda one: self._ends(one, asked.level)) if calibrates else None,
             importance=importance,
             unfamiliar=None if self.calibration.support is None else self.calibration.support.flag(x.cpu()),
             rows="rows",
@@ -330,8 +324,8 @@ class FittedTable:
         near = torch.tensor([not names for names in self.encoding.beyond(x.cpu())], device=x.device)
         return near if near.sum() > 1 else torch.ones_like(near)
 
-    def _ends(self, found: Prediction, level: float, groups: list[str] | None) -> tuple[Tensor, Tensor]:
-        return self.calibration.interval(found, level, groups) or found.interval(level)
+    def _ends(self, found: Prediction, level: float) -> tuple[Tensor, Tensor]:
+        return self.calibration.interval(found, level) or found.interval(level)
 
     def _asking(self, asked: Question) -> Callable[[Tensor], Prediction]:
         device, few = next(self.guide.parameters()).device, min(asked.samples, _SAMPLES)
@@ -385,7 +379,7 @@ def _unpacked(found: Record) -> Tensor:
     return torch.frombuffer(raw, dtype=_TYPES[found["type"]]).reshape(found["shape"]).clone()
 
 
-def uncentred(name: str, values: list[Cell], centre: Number) -> list[Cell]:
+def uncentred(name: str, values: list[Cell], centre: float) -> list[Cell]:
     """Return a column of answers with the centre of the target added, if it is in the units of the target."""
     if not centre or not is_shifted(name):
         return values

@@ -3,8 +3,8 @@
 A recipe is made of JSON values; it is the section "model" of a run's record. ``build`` makes the model and its guide.
 """
 
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, Self
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +21,6 @@ from pyro_dropout.generative.likelihoods import (
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.priors import Prior
 from pyro_dropout.generative.standardised import Standardised
-from pyro_dropout.protocols import Record
-from pyro_dropout.tables.plain_data import built
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.loss.temperature import warm_up
 from pyro_dropout.training.optimisers import cosine_decay
@@ -47,7 +45,7 @@ class Recipe:
             for whole numbers from 0. Classes have none.
         activation: of the hidden units: "relu", or "silu", which is smooth.
         prior: "default", that of ``BayesianNet``; "fixed", the paper's
-            ``Prior()``, as in records of earlier versions; or "learned": the prior of the first layer has a width for
+            ``Prior()``; or "learned": the prior of the first layer has a width for
             each input, and that of the last layer one, learned with the guide, so that inputs which say nothing are
             left out of account. For guides that have a density, such as "mean-field".
         temperature: factor on the KL; below 1 the posterior is narrower than Bayes' rule makes it.
@@ -59,8 +57,6 @@ class Recipe:
         >>> model, guide = Recipe("mean-field", width=20, noise="by-input").build((x, x[:, :1].exp()))
         >>> model.model.net[-1].out_features
         2
-        >>> Recipe.from_json(Recipe("mean-field").as_json()) == Recipe("mean-field")
-        True
     """
 
     guide: str
@@ -121,19 +117,6 @@ class Recipe:
             return None if self.temperature == 1 else ELBO(per_example="auto", temperature=self.temperature)
         rise, highest = warm_up(max(1, steps // 2)), self.temperature
         return ELBO(per_example="auto", temperature=lambda done: highest * rise(done))
-
-    def as_json(self) -> Record:
-        """Return the settings as they are recorded; those at their defaults that earlier versions lacked are left out.
-
-        So a record of an earlier version keeps its identity.
-        """
-        plain = {field: value for field, value in asdict(Recipe("", 0)).items() if field not in ("guide", "width")}
-        return {field: value for field, value in asdict(self).items() if field not in plain or value != plain[field]}
-
-    @classmethod
-    def from_json(cls, record: Record) -> Self:
-        """Return the recipe that was recorded."""
-        return built(cls, record)
 
 
 def table_model(

@@ -161,8 +161,8 @@ class Run:
             "made by": f"pyro-dropout {version('pyro-dropout')}",
             "data": {"file": self.file, "sha256": self.sha256, **asdict(self.reading)},
             "encoding": self.encoding.as_json(),
-            "model": self.recipe.as_json(),
-            "training": self.training.as_json(),
+            "model": asdict(self.recipe),
+            "training": asdict(self.training),
         }
         record |= {"held back": self.held_back} if self.held_back else {}
         record |= {LATER: self.later} if self.later else {}

@@ -22,13 +22,12 @@ from pyro_dropout.tabular.limits import LARGEST, SEEDS
 from pyro_dropout.tabular.recipe import Recipe
 from pyro_dropout.training.checkpoints.regular_file import check_regular
 
-FORMAT = 2
+FORMAT = 3
 LATER = "held back, later"  # what the held-back rows said after more steps; not part of the identity
 _SECTIONS = ("data", "encoding", "model", "training")
 _FREE = {"data": "file", "training": "steps"}  # what is not part of the identity
 _LONGEST = 2**26  # bytes
 _LONGEST_PATH = 4096  # characters
-_CALIBRATED = ("conformal", "groups")
 _RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("width", "members", "steps", "batch_size"), (1, LARGEST)),
     "seed": (0, SEEDS - 1),
@@ -49,7 +48,6 @@ class Training:
         seed: of all random numbers.
         compile: whether steps are compiled.
         conformal: whether intervals are calibrated on the held-back rows.
-        groups: a column of categories within each of which they are to hold.
     """
 
     steps: int
@@ -58,16 +56,10 @@ class Training:
     seed: int
     compile: bool | Literal["auto"] = "auto"
     conformal: bool = True
-    groups: str | None = None
 
     def options(self) -> Record:
         """Return the arguments of ``fit``."""
-        return {k: v for k, v in asdict(self).items() if k not in _CALIBRATED}
-
-    def as_json(self) -> Record:
-        """Return what is recorded; what earlier versions lacked is left out where it is as they had it."""
-        plain = {"conformal": True, "groups": None}
-        return {k: v for k, v in asdict(self).items() if k not in plain or v != plain[k]}
+        return {k: v for k, v in asdict(self).items() if k != "conformal"}
 
 
 def identity_of(record: Record) -> str:

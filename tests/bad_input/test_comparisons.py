@@ -45,7 +45,7 @@ def regressor(**settings: Any) -> Any:
 
 def classifier(y: Any = None, **settings: Any) -> Any:
     labels = LABELS.numpy() if y is None else y
-    return pd.DropoutClassifier(**{"max_steps": 2, "samples": 3, **settings}).fit(X.numpy(), labels)
+    return pd.DropoutClassifier(**{"max_steps": 2, "samples": 3, "guide": "dropout", **settings}).fit(X.numpy(), labels)
 
 
 ROWS = [

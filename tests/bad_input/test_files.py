@@ -77,7 +77,7 @@ def table(text: str | bytes, name: str = "table.csv", **options: Any) -> Any:
     def call(folder: Path) -> None:
         path = folder / name
         path.write_bytes(text.encode() if isinstance(text, str) else text)
-        read_table(path, strict=True, **options)
+        read_table(path, **options)
 
     return call
 
@@ -89,7 +89,7 @@ def parquet(columns: Any, **options: Any) -> Any:
         names = [name for name, _ in columns]
         arrays = [pyarrow.array(values) for _, values in columns]
         pyarrow.parquet.write_table(pyarrow.Table.from_arrays(arrays, names=names), folder / "table.parquet")
-        read_table(folder / "table.parquet", strict=True, **options)
+        read_table(folder / "table.parquet", **options)
 
     return call
 
@@ -139,12 +139,9 @@ ROWS = [
     Row("read_table", table("a,b\n"), SHAPE, "table.csv", "no rows", "a header and no rows"),
     Row("read_table", table("a\n1\n"), SHAPE, "at least two columns", "'a'", "separated by commas"),
     Row("read_table", table("a,b,a\n1,2,3\n"), SHAPE, "two columns", "'a'", "names must be unique"),
-    Row("read_table", table("a,,b\n1,2,3\n"), SHAPE, "table.csv", "column 2 of 3", "has no name in the header"),
     Row("read_table", table(GOOD + "1\n"), SHAPE, "table.csv, row 14", "1 values", "for 2 columns"),
     Row("read_table", table(GOOD + '1,"2\n'), SHAPE, "table.csv, row 14", "unexpected end of data", "row"),
     Row("read_table", table(GOOD + '"1"x,2\n'), SHAPE, "table.csv, row 14", "expected after", "','"),
-    Row("read_table", table(GOOD + "x" * 200_000 + ",2\n"),
-        SHAPE, "table.csv, row 14", "field larger", "limit (131072)"),
     Row("read_table", table(GOOD.encode("utf-16-le")), OTHER, "table.csv", "binary data", "--encoding utf-16-le"),
     Row("read_table", table(GOOD.encode("utf-16")[:-1]), OTHER, "table.csv", "not utf-16 text", "Name its encoding"),
     Row("read_table", table("a,é\n1,2\n".encode("latin-1")),
@@ -155,15 +152,13 @@ ROWS = [
     Row("read_table", table(GOOD.replace("0,0", '"1,200",0').replace("\n1,", '\n"1,250",')),
         RANGE, "row 2, column 'a'", "'1,200'", "(--categorical a)"),
     Row("read_table", table("a,b\n\0,2\n"), OTHER, "table.csv", "binary data", "Give a CSV or a Parquet file"),
-    Row("read_table", table("a,b\n1,2\n"), SHAPE, "table.csv", "has 1 rows", "at least 10 are needed"),
     Row("read_table", table(GOOD + "1,x\n"), RANGE, "row 14, column 'b'", "'x'", "is not a number"),
-    Row("read_table", table(GOOD + "nan,1\n"), RANGE, "row 14, column 'a'", "missing", "with --missing drop"),
-    Row("read_table", table(GOOD + "1,\n", missing="mean"),
-        RANGE, "row 14, column 'b'", "missing", "use --missing drop"),
+    Row("read_table", table(GOOD + "nan,1\n", missing="refuse"),
+        RANGE, "row 14, column 'a'", "missing", "with --missing drop"),
     Row("read_table", table(GOOD + "inf,1\n"),
         RANGE, "row 14, column 'a'", "'inf' is not finite", "a number is needed"),
     Row("read_table", table(GOOD + "9" * 400 + ",1\n"), RANGE, "row 14, column 'a'", "(400 characters)", "not finite"),
-    Row("read_table", table(GOOD + "1e39,1\n"), RANGE, "row 14, column 'a'", "1e39 is too large", "change the unit"),
+    Row("read_table", table(GOOD + "1e39,1\n"), RANGE, "row 14, column 'a'", "'1e39' is too large", "change the unit"),
     Row("read_table", table("a,b\n" + "1,x\n" * 12), RANGE, "column 'b'", "only one value, 'x'", "nothing to predict"),
     Row("read_table", table(GOOD, target="z"), OTHER, "table.csv", "no column 'z'", "its columns are a, b"),
     Row("read_table", table(GOOD, drop=["b"]), OTHER, "'b'", "left out", "cannot be both"),
@@ -174,10 +169,7 @@ ROWS = [
     Row("read_table", table("a,b\n" + "".join(f"{10**k + j},{k}\n" for k in range(9, 15) for j in range(3))),
         RANGE, "column 'a'", "so far apart", "take logarithms"),
     Row("read_table", table("PAR1 and so on", "t.parquet"), OTHER, "t.parquet", "not a valid Parquet file", "Parquet"),
-    Row("read_table", parquet([]), SHAPE, "table.parquet", "its header is empty", "at least two columns"),
-    Row("read_table", parquet([("a", [[1.0]] * 12), ("b", TWO)]),
-        RANGE, "column 'a'", "list<", "numbers, text, booleans and dates"),
-    Row("read_table", parquet([("a", [*TWO[:-1], None]), ("b", TWO)]),
+    Row("read_table", parquet([("a", [*TWO[:-1], None]), ("b", TWO)], missing="refuse"),
         RANGE, "row 12, column 'a'", "missing", "--missing"),
     Row("read_table", parquet([("a", [*TWO[:-1], 1e300]), ("b", TWO)]),
         RANGE, "row 12, column 'a'", "too large", "unit"),

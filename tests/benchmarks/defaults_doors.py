@@ -17,7 +17,7 @@ _SAMPLES = 100
 
 def _estimator(rows: Rows, depth: int, width: int, seed: int) -> Tensor:
     kind = pd.DropoutClassifier if rows.classes else pd.DropoutRegressor
-    found = kind((width,) * depth, random_state=seed)
+    found = kind((width,) * depth, guide="dropout-ensemble", random_state=seed)
     found.fit(rows.train[0].numpy(), rows.train[1].reshape(-1).numpy())
     x, y = rows.test
     answer = pd.predict(*found.model_and_guide(), x.double(), samples=_SAMPLES, shared=True, seed=0)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 import pyro_dropout as pd
-from pyro_dropout.tables.frame import table_of
 from pyro_dropout.tables.reading import read_table
+from pyro_dropout.tables.table import table_of
 from tests.benchmarks.first_hour_tables import TARGET, tables
 
 _ENOUGH = 400  # rows held back, over all repeats

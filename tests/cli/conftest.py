@@ -16,11 +16,9 @@ def _no_fsync() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with runs on houses and trees, a strict run on houses, and both tables; not to be written to."""
+    """A folder with runs on houses and trees, and both tables; not to be written to."""
     folder = tmp_path_factory.mktemp("fitted")
     for name, text, guide in (("houses", houses(), "dropout-ensemble"), ("trees", trees(), "mean-field")):
         done = run("fit", written(folder, text, f"{name}.csv"), "--out", folder / name, "--guide", guide, *FEW)
         assert done.exit_code == 0, done.stderr
-    done = run("fit", folder / "houses.csv", "--out", folder / "strict", "--strict", "--guide", "dropout", *FEW)
-    assert done.exit_code == 0, done.stderr
     return folder

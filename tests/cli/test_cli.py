@@ -1,39 +1,21 @@
 """The command line: what it writes, what it says to people and to machines, and what it says of mistakes."""
 
-import errno
-import hashlib
-import io
 import json
-import math
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Literal
 from unittest import mock
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 import torch
-from experiments import download
-from experiments.collection import UCI_NAMES, VARIABLE
-from experiments.download import Item
-from typer.testing import CliRunner
 
 import pyro_dropout as pd
-from pyro_dropout.cli import options as cli_options
 from pyro_dropout.cli import predict as cli_predict
-from pyro_dropout.cli import repository as cli_data
-from pyro_dropout.cli.main import app, main
-from pyro_dropout.mathematics import checks
 from pyro_dropout.tabular import run_folder as runs_on_disk
 from pyro_dropout.tabular.fitted import FittedTable
-from pyro_dropout.training.checkpoints import posterior_file
 from pyro_dropout.training.checkpoints.training_checkpoint import Keeper
-from pyro_dropout.training.runner import TrainingRun
-from tests.cli.command import FEW, contents, houses, run, table_of, written
+from tests.cli.command import contents, houses, run, table_of, written
 
 ROOT = Path(__file__).parents[2]
 
@@ -158,81 +140,6 @@ def test_a_run_that_is_taken_up_again_ends_as_one_that_never_stopped(
     assert done.stderr.strip().startswith(f"pyro-dropout: {data} has changed since the run started")
 
 
-@pytest.mark.deep
-def test_a_full_disk_at_the_end_says_how_to_continue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    data, out = written(tmp_path, houses()), tmp_path / "run"
-    with monkeypatch.context() as changed:
-        changed.setattr(posterior_file, "write_tensors", full)
-        done = run("fit", data, "--out", out, *FEW)
-    assert done.exit_code == 2
-    assert done.stderr.strip().endswith(
-        "No space left on device. Free some space, or save to another disk; to continue from the last checkpoint:"
-        f" pyro-dropout resume {out}"
-    )
-    assert run("resume", out, "--quiet").exit_code == 0
-
-
-def test_a_run_that_diverges_leaves_nothing(tmp_path: Path) -> None:
-    data = written(tmp_path, houses())
-    before = contents(tmp_path)
-    done = run("fit", data, "--out", tmp_path / "a" / "run", "--lr", 1e30, *FEW)
-    assert done.exit_code == 1
-    (said,) = done.stderr.strip().splitlines()
-    assert said.startswith("pyro-dropout: the l")  # the loss, or a learned width
-    assert "not finite" in said or "the loss is" in said
-    assert contents(tmp_path) == before
-
-
-@pytest.mark.deep
-def test_a_run_that_diverges_later_keeps_what_was_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data, out = written(tmp_path, houses()), tmp_path / "run"
-    out.mkdir()
-    advance = TrainingRun.advance
-
-    def spoiled(self: TrainingRun, steps: int) -> torch.Tensor:
-        losses = advance(self, steps)
-        return torch.full_like(losses, math.nan) if int(self.t) > 61 else losses
-
-    monkeypatch.setattr(TrainingRun, "advance", spoiled)
-    few = ["--steps", 100, "--width", 5, "--no-compile", "--quiet", "--checkpoint-every", 20]
-    done = run("fit", data, "--out", out, *few)
-    assert done.exit_code == 1
-    said = " ".join(done.stderr.split())
-    assert "the loss is nan at step" in said
-    assert "The last good checkpoint is kept in" in said
-    assert [int(path.stem.removeprefix("step-")) for path in sorted((out / "checkpoints").iterdir())][-1] == 60
-
-
-def test_a_posterior_that_is_behind_its_run_says_so(fitted: Path, tmp_path: Path) -> None:
-    shutil.copytree(fitted / "houses", tmp_path / "run")
-    record = json.loads((tmp_path / "run" / "run.json").read_text("utf-8"))
-    record["training"]["steps"] = 50
-    (tmp_path / "run" / "run.json").write_text(json.dumps(record), "utf-8")
-    done = run("predict", tmp_path / "run", fitted / "houses.csv", "--out", tmp_path / "p.csv", "--samples", 5, "-q")
-    assert done.exit_code == 0
-    assert "was trained for 3 of the 50 requested steps" in " ".join(done.stderr.split())
-
-
-def test_predictions_go_through_a_link(fitted: Path, tmp_path: Path) -> None:
-    (tmp_path / "link.csv").symlink_to(tmp_path / "real.csv")
-    done = run("predict", fitted / "houses", fitted / "houses.csv", "--out", tmp_path / "link.csv", "--samples", 5)
-    assert done.exit_code == 0
-    assert (tmp_path / "link.csv").is_symlink()
-    assert len(table_of(tmp_path / "real.csv")) == 30
-
-
-def test_large_whole_numbers_of_a_table_are_copied_as_they_are(fitted: Path, tmp_path: Path) -> None:
-    table = {"id": [1234567890, 1234567891], "area": [31.123456789, 40.0], "town": ["a", "b"]}
-    pyarrow.parquet.write_table(pyarrow.table(table), tmp_path / "new.parquet")
-    asked = ["predict", fitted / "houses", tmp_path / "new.parquet", "--out", tmp_path / "p.csv", "--samples", 5]
-    assert run(*asked, "--with-inputs", "--ignore-extra").exit_code == 0
-    rows = table_of(tmp_path / "p.csv")
-    assert [(row["id"], row["area"]) for row in rows] == [("1234567890", "31.123456789"), ("1234567891", "40")]
-
-
 # --- the rest of the face ---------------------------------------------------------------------------------------------
 
 
@@ -253,36 +160,12 @@ def test_help_has_examples_and_needs_no_torch() -> None:
     assert "--checkpoint-every" in done.stdout
 
 
-def test_a_shell_can_ask_for_completions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("_PYRO_DROPOUT_COMPLETE", "complete_bash")
-    monkeypatch.setenv("COMP_WORDS", "pyro-dropout fit data.csv --guide mean")
-    monkeypatch.setenv("COMP_CWORD", "4")
-    done = CliRunner().invoke(app, [], prog_name="pyro-dropout", complete_var="_PYRO_DROPOUT_COMPLETE")
-    assert done.stdout.split() == ["mean-field", "mean-field-ensemble"]
-
-
-@pytest.mark.deep
 def test_what_is_installed_is_told() -> None:
     facts = json.loads(run("info", "--json").stdout)
     assert facts["pyro_dropout"] == pd.__version__
     assert facts["threads"] == torch.get_num_threads()
     assert "compare" in facts["subpackages"]["comparison"]
-    assert f"torch         {torch.__version__}" in run("info").stdout
-    done = subprocess.run(
-        [sys.executable, "-m", "pyro_dropout", "fit", "no.csv", "--out", "x"], capture_output=True, text=True
-    )
-    assert (done.returncode, done.stderr) == (2, "pyro-dropout: there is no file 'no.csv'.\n")
-
-
-@pytest.mark.parametrize("gpu", [False, True])
-@pytest.mark.parametrize("asked", [None, "auto"])
-def test_a_gpu_is_taken_where_there_is_one(monkeypatch: pytest.MonkeyPatch, gpu: bool, asked: str | None) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda place: "a card")
-    monkeypatch.setattr(checks, "check_device", lambda name, value: torch.device(value))
-    assert cli_options.place(asked) == torch.device("cuda" if gpu else "cpu")
-    assert cli_options.place("cpu") == torch.device("cpu")
-    assert cli_data._device().startswith("cuda (a card)" if gpu else "cpu")
+    assert f"torch         {torch.__version__}" in run("info").stdout.splitlines()
 
 
 def test_rows_beyond_the_training_table_are_named(fitted: Path, tmp_path: Path) -> None:
@@ -308,71 +191,13 @@ def test_predictions_come_with_the_columns_of_their_table_when_asked(fitted: Pat
     assert whole == [{**one, **row} for one, row in zip(plain, table, strict=True)]
     clash = tmp_path / "clash.csv"
     clash.write_text((fitted / "houses.csv").read_text("utf-8").replace("price", "mean", 1), "utf-8")
-    done = run("predict", fitted / "houses", clash, "--out", tmp_path / "no.csv", "--with-inputs", "--ignore-extra")
+    done = run("predict", fitted / "houses", clash, "--out", tmp_path / "no.csv", "--with-inputs")
     assert done.exit_code == 2
     assert "the column 'mean' has the name of one of the predictions" in " ".join(done.stderr.split())
     assert not (tmp_path / "no.csv").exists()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
-def test_what_was_fitted_on_a_gpu_predicts_without_one(tmp_path: Path) -> None:
-    data = written(tmp_path, houses())
-    done = run("fit", data, "--out", tmp_path / "run", "--device", "cuda", *FEW)
-    assert done.exit_code == 0, done.stderr
-    command = [sys.executable, "-m", "pyro_dropout", "predict", tmp_path / "run", data, "--out", tmp_path / "new.csv"]
-    alone = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    told = subprocess.run([str(part) for part in command], env=alone, capture_output=True, text=True)
-    assert told.returncode == 0, told.stderr
-    assert len(table_of(tmp_path / "new.csv")) == 30
-
-
-def test_threads_that_wait_do_not_spin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    main(["info", "--json"])
-    assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
-    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")  # what a person has chosen stays
-    main(["info", "--json"])
-    assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
-
-
-def test_memory_that_runs_out_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def hungry() -> str:
-        raise MemoryError
-
-    monkeypatch.setattr(cli_data, "report", hungry)
-    assert main(["info"]) == 1
-    assert capsys.readouterr().err.startswith("pyro-dropout: out of memory; use fewer --samples")
-
-
 # --- the experiments and their data -----------------------------------------------------------------------------------
-
-
-def test_the_data_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, str(tmp_path))  # an empty folder: each line says what is not there
-    found = json.loads(run("datasets", "--json").stdout)["datasets"]
-    assert [row["name"] for row in found] == ["co2", "solar", *UCI_NAMES, "mnist"]
-    assert all("there is no file" in row["found"] for row in found)
-
-
-def test_the_data_are_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def opened(url: str) -> io.BytesIO:
-        asked.append(url)
-        raise ConnectionError("no network here")
-
-    monkeypatch.setattr(download, "_open", opened)
-    done = run("datasets", "--download", tmp_path / "data", "--only", "yacht", "--quiet")
-    assert done.exit_code == 2
-    assert done.stderr.startswith(f"pyro-dropout: {asked[0]} could not be downloaded: no network here.")
-    assert len(asked) == 1
-    made = Item("uci/yacht/data.txt", "https://example.org/data.txt", hashlib.sha256(b"1 2\n").hexdigest())
-    monkeypatch.setattr(download, "manifest", lambda names: [made])
-    monkeypatch.setattr(download, "_open", lambda url: io.BytesIO(b"1 2\n"))
-    said = run("datasets", "--download", tmp_path / "data", "--quiet").stdout
-    assert f"1 files downloaded; the rest already exist. To use them: export {VARIABLE}={tmp_path / 'data'}" in said
-    assert "co2 and solar are not fetched" in said
-    assert (tmp_path / "data" / made.file).read_bytes() == b"1 2\n"
 
 
 def test_a_run_that_follows_a_plan_for_its_steps_is_not_trained_for_longer(tmp_path: Path) -> None:
@@ -384,14 +209,6 @@ def test_a_run_that_follows_a_plan_for_its_steps_is_not_trained_for_longer(tmp_p
     assert "Fit it again with --steps 9" in " ".join(done.stderr.replace("│", " ").split())
     assert contents(tmp_path / "run") == before
     assert run("resume", tmp_path / "run", "--steps", 4, "--quiet").exit_code == 0
-
-
-def test_groups_with_too_few_rows_are_named(tmp_path: Path) -> None:
-    few = ["--steps", 3, "--width", 5, "--guide", "dropout", "--groups", "town", "--quiet"]
-    done = run("fit", written(tmp_path, houses(60)), "--out", tmp_path / "run", *few)
-    assert done.exit_code == 0, done.stderr
-    assert "Too few held-back rows for 95 % intervals of their own" in done.stdout
-    assert "town a (" in done.stdout
 
 
 def test_a_mean_that_is_absurd_is_pointed_out(tmp_path: Path, fitted: Path) -> None:

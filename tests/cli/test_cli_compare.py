@@ -1,10 +1,11 @@
 """``pyro-dropout compare``: the folder it writes, what it says, and the series and guides that it offers."""
 
-import itertools
 import json
 import math
 import os
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from pyro_dropout.cli import options as cli_options
 from pyro_dropout.comparison import compare as comparison
 from pyro_dropout.comparison import folder as folder_module
 from pyro_dropout.comparison.standard_models import GUIDES
-from pyro_dropout.datasets.bundled import BUNDLED
 from pyro_dropout.training.checkpoints.folder_claim import claimed
 from tests.cli.command import FEW, contents, houses, run, table_of, trees, written
 
@@ -107,27 +107,6 @@ def test_classes_are_compared_for_machines_and_an_older_comparison_makes_room(
     assert "figures/bands.png" not in new
     assert b"old" not in new.values()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "trees.parquet"]
-
-
-def test_co2_has_a_rhythm_of_a_year() -> None:
-    data = pd.co2()
-    x, y = data.train
-    assert abs(y.mean()) < 1e-3  # the trend is taken out
-    assert not ((x > 1968) & (x < 1971)).any()
-    assert ((data.test[0] > 1968) & (data.test[0] < 1984)).all()
-    # the months of one year look like those of the next
-    january = [float(y[(x.squeeze() > k) & (x.squeeze() < k + 0.08)].mean()) for k in range(1959, 1967)]
-    june = [float(y[(x.squeeze() > k + 0.42) & (x.squeeze() < k + 0.5)].mean()) for k in range(1959, 1967)]
-    assert all(a < b for a, b in zip(january, june, strict=True))
-
-
-def test_sunspots_are_held_back_in_five_gaps() -> None:
-    data = BUNDLED["sunspots"]()
-    year = data.test[0].squeeze()
-    assert len(data.train[0]) + len(year) == 309
-    starts = [float(year[0]), *(float(b) for a, b in itertools.pairwise(year) if b > a + 1)]
-    assert len(starts) == 5
-    assert float(data.train[1][data.train[0] == 1957]) == pytest.approx(190.2)  # the highest of the record
 
 
 def test_where_nothing_can_be_computed_the_code_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,3 +222,17 @@ def test_guides_are_compared_on_the_scale_and_with_the_noise_asked_for(tmp_path:
         assert (done.exit_code, complaint in done.stderr) == (2, True), done.stderr
     done = run("compare", "co2", "--noise", "by-input", *few)
     assert (done.exit_code, "has a model of its own" in done.stderr) == (2, True)
+
+
+@pytest.mark.deep
+def test_the_same_seed_gives_the_same_table_in_two_processes(tmp_path: Path) -> None:
+    data, times = written(tmp_path, houses()), {"us", "us_error", "seconds", "seconds_error"}
+    how = ["--target", "price", "--guides", "dropout", "--seeds", 2, "--steps", 20, "--samples", 30, "--quiet"]
+    assert run("compare", data, *how, "--out", tmp_path / "one").exit_code == 0
+    words = ["compare", data, *how, "--out", tmp_path / "two"]
+    subprocess.run([sys.executable, "-m", "pyro_dropout", *map(str, words)], check=True, capture_output=True)
+    one, two = (
+        [{k: v for k, v in row.items() if k not in times} for row in table_of(tmp_path / name / "table.csv")]
+        for name in ("one", "two")
+    )
+    assert one == two != []

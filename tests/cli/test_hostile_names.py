@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyro_dropout.cli.safe_text import for_json, for_spreadsheet, for_terminal
+from pyro_dropout.cli.terminal import for_json, for_spreadsheet, for_terminal
 from tests.cli.command import FEW, run, table_of, written
 
 ESCAPE = "\x1b[2J\x1b]0;mine\x07"

@@ -1,7 +1,6 @@
 """The picture of predictions: every row is in it, numbers and classes, and it says what the file says."""
 
 import csv
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +8,6 @@ import pytest
 
 from pyro_dropout.cli import predict
 from tests.cli.command import run
-
-
-@pytest.mark.parametrize("name", ["houses", "trees"])
-def test_the_command_writes_it(fitted: Path, tmp_path: Path, name: str) -> None:
-    asked = ["predict", fitted / name, fitted / f"{name}.csv", "--out", tmp_path / "p.csv", "--samples", 20]
-    done = run(*asked, "--plot", tmp_path / "p.png", "--quiet", "--json")
-    assert done.exit_code == 0, done.stderr
-    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
-    assert json.loads(done.stdout)["plot"].endswith("p.png")
 
 
 @pytest.mark.parametrize("name", ["houses", "trees"])
@@ -53,23 +43,6 @@ def test_picture_file_and_chart_show_the_same_numbers(
     assert left in picture._suptitle.get_text()
     for title in (picture.axes[1].get_title(), chart._suptitle.get_text()):
         assert f"{len(rows) - 1} rows within the training range, each column shuffled 3 times" in title
-
-
-def test_a_column_that_is_asked_for_is_drawn(fitted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    figures: list[Any] = []
-    monkeypatch.setattr(predict, "_save", lambda figure, path: figures.append(figure))
-    asked = [
-        "predict",
-        fitted / "houses",
-        fitted / "houses.csv",
-        "--out",
-        tmp_path / "p.csv",
-        "--plot",
-        tmp_path / "p.png",
-    ]
-    for over in ("area", "town"):
-        assert run(*asked, "--over", over, "--quiet").exit_code == 0
-        assert figures[-1].axes[2].get_xlabel() == over
 
 
 def test_bad_wishes_are_refused_and_nothing_is_written(fitted: Path, tmp_path: Path) -> None:

@@ -93,10 +93,10 @@ def test_training_and_fleets_scale_with_the_unit(unit: float) -> None:
 def test_estimators_scale_with_the_unit(unit: float, tau: Any) -> None:
     def found(unit: float) -> list[np.ndarray[Any, Any]]:
         noise = tau if tau == "auto" else tau / unit**2
-        made = pd.DropoutRegressor((5,), max_steps=5, samples=20, tau=noise, random_state=0)
+        made = pd.DropoutRegressor((5,), guide="dropout-ensemble", max_steps=5, samples=20, tau=noise, random_state=0)
         made.fit(X.numpy() / unit, Y[:, 0].double().numpy() * unit)
         x = X.numpy() / unit
-        parts = [*made.predict(x, return_std=True), *made.interval(x), made.sample_y(x, 2, random_state=0)]
+        parts = [*made.predict(x, return_std=True), *made.predict_interval(x), made.sample_y(x, 2, random_state=0)]
         return [part / unit for part in parts] + [np.sqrt(made.tau_) * unit]
 
     for value, expected in zip(found(unit), found(1.0), strict=True):

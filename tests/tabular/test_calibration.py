@@ -13,7 +13,7 @@ from pyro_dropout.tabular.calibration import Calibration, calibrate
 ROWS = 199
 
 
-def told(likelihood: Any, y: Tensor, groups: list[str] | None = None) -> tuple[Calibration, pd.Prediction]:
+def told(likelihood: Any, y: Tensor) -> tuple[Calibration, pd.Prediction]:
     """Return what held-back targets say of a posterior that does not depend on x, and a prediction of four rows."""
     torch.manual_seed(0)
     model = pd.BayesianNet(torch.nn.Linear(2, 1), likelihood=likelihood)
@@ -23,7 +23,7 @@ def told(likelihood: Any, y: Tensor, groups: list[str] | None = None) -> tuple[C
         return pd.predict(model, guide, torch.zeros(rows, 2), samples=50, seed=0)
 
     data = (torch.zeros(len(y), 2), y), (torch.zeros(3, 2), y[:3])
-    return calibrate(ask(len(y)), *data, (), column=groups and "town", groups=groups), ask(4)
+    return calibrate(ask(len(y)), *data, ()), ask(4)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def normal() -> tuple[Calibration, pd.Prediction]:
     return told(pd.Gaussian(tau=100.0), torch.randn(ROWS, 1, generator=torch.Generator().manual_seed(1)))
 
 
-@pytest.mark.parametrize("level", [0.5, 0.8, 0.9, 0.95])
+@pytest.mark.parametrize("level", [0.5, 0.95])
 def test_quantiles_are_the_ends_of_intervals(normal: Any, level: float) -> None:
     known, found = normal
     low, high = known.interval(found, level)
@@ -50,7 +50,7 @@ def test_quantiles_rise_also_beyond_what_rows_support(normal: Any) -> None:
     assert torch.equal(known.quantile(found, 0.5), found.quantile(0.5))
 
 
-@pytest.mark.parametrize("level", [0.005, 0.1, 0.3, 0.5, 0.7, 0.95, 0.995])
+@pytest.mark.parametrize("level", [0.005, 0.3, 0.5, 0.95])
 def test_a_quantile_has_its_probability_above_it(normal: Any, level: float) -> None:
     known, found = normal
     above = known.probability_above(found, known.quantile(found, level)[0].item())
@@ -66,15 +66,6 @@ def test_probabilities_fall_from_one_to_nothing(normal: Any) -> None:
     exact = 0.5 * math.erfc(1 / math.sqrt(2))
     assert known.probability_above(found, 1.0)[0].item() == pytest.approx(exact, abs=0.05)  # the posterior says 1e-23
     assert found.probability_above(1.0)[0].item() < 1e-20
-
-
-def test_groups_have_probabilities_of_their_own() -> None:
-    groups = ["a", "b"] * 100
-    y = torch.randn(200, 1) * torch.tensor([0.1, 1.0]).repeat(100).unsqueeze(-1)
-    known, found = told(pd.Gaussian(tau=100.0), y, groups)
-    above = known.probability_above(found, 0.3, ["a", "b", "a", "b"]).flatten()
-    assert above[::2].max() < 0.02
-    assert above[1::2].min() > 0.25
 
 
 def test_whole_numbers() -> None:

@@ -1,15 +1,12 @@
 """The importance of columns: against what is known of linear functions, and what cannot be asked."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 import pyro_dropout as pd
-from pyro_dropout.tables.column import Column
-from pyro_dropout.tables.encoding import Encoding
 from pyro_dropout.tabular.explain import explain
 from tests.oracles.made_predictions import made
 
@@ -56,11 +53,6 @@ def test_what_moves_between_classes_is_their_probability() -> None:
     assert found.mean[1:].tolist() == [0, 0]
 
 
-def test_the_columns_of_an_encoding_have_their_features() -> None:
-    encoding = Encoding((Column("size"), Column("kind", ("a", "b", "c")), Column("noise", gaps=True)), "price")
-    assert encoding.places == {"size": [0], "kind": [1, 2, 3], "noise": [4, 5]}
-
-
 def test_other_draws_at_each_call_are_refused() -> None:
     with pytest.raises(pd.PyroDropoutError, match="same draws at each call; give it a seed"):
         explain(lambda x: made(torch.randn(3, len(x), 1), pd.Gaussian(1.0)), table(20), COLUMNS)
@@ -76,13 +68,3 @@ def test_the_chart_has_a_bar_for_each_column_and_the_record_a_row() -> None:
     assert right.get_xlabel() == "change of the standard deviation of price"
     assert [bar.get_width() for bar in left.patches] == found.mean.tolist()
     assert [row["column"] for row in found.as_json()] == list(found.names)
-
-
-def test_the_chart_says_what_it_is_based_on_and_what_its_whiskers_are() -> None:
-    figure = explain(numbers, table(30), COLUMNS).plot("price")
-    assert figure._suptitle.get_text().endswith("\n30 rows, each column shuffled 3 times")
-    legends = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
-    assert legends == ["±2 standard errors"]
-    some = explain(numbers, table(30), COLUMNS, rows=20, repeats=1)
-    assert some.basis == "20 of 30 rows, each column shuffled once"
-    assert replace(some, within=True).basis == "20 of 30 rows within the training range, each column shuffled once"

@@ -1,10 +1,7 @@
 """The figure about a table: what its titles say is so, and every kind of table and target has one."""
 
 import io
-from typing import Any
 
-import numpy as np
-import pandas
 import pytest
 import torch
 from torch import Tensor
@@ -30,14 +27,6 @@ def table(rows: int) -> Tensor:
 def numbers(x: Tensor) -> pd.Prediction:
     mean = 2 * x[:, :1] + (x[:, 1:4] @ torch.tensor([[0.0], [1.0], [9.0]]) if x.shape[1] > 1 else 0)
     return made(torch.stack([mean - 0.5, mean + 0.5]), pd.Gaussian(4.0))
-
-
-def prices(x: Tensor) -> pd.Prediction:
-    return made(torch.stack([3 * x[:, :1], 3 * x[:, :1] + 0.2]), pd.Transformed(pd.Gaussian(4.0), "log"))
-
-
-def counts(x: Tensor) -> pd.Prediction:
-    return made(x[None, :, :1], pd.Poisson())
 
 
 def classes(x: Tensor) -> pd.Prediction:
@@ -117,44 +106,6 @@ def test_classes_have_a_confusion_and_no_intervals() -> None:
     assert sum(int(text.get_text()) for text in figure.axes[0].texts) == 60
     assert "interval" not in " ".join(titles)
     assert drawn(picture(classes, CLASSES, x))[0] == "How sure the predicted classes of 60 rows are"
-
-
-def test_positive_numbers_have_pictures_on_a_logarithmic_scale() -> None:
-    x = table(60)
-    figure = picture(prices, WIDE, x, (3 * x[:, :1]).exp())
-    assert len(drawn(figure)) == len(drawn(picture(prices, WIDE, x))) == 4
-    assert {figure.axes[0].get_xscale(), figure.axes[0].get_yscale()} == {"log"}
-
-
-@pytest.mark.deep
-def test_a_picture_has_the_intervals_of_groups_that_the_predictions_have() -> None:
-    dice = np.random.default_rng(0)
-    frame = pandas.DataFrame({"area": dice.normal(50, 9, 200), "town": dice.choice(["north", "south"], 200)})
-    frame["price"] = frame["area"] + np.where(frame["town"] == "north", 30, 1) * dice.normal(size=200)
-    options: Any = {"guide": "mean-field", "noise": "constant", "steps": 40, "progress": False}
-    fitted = pd.fit_table(frame, target="price", groups="town", **options)
-    new = frame.drop(columns="price")[5:30]
-    said = fitted.predict(new, level=0.8).sort_values("mean", kind="stable")
-    said = said[said["beyond"] == ""]
-    panel = fitted.plot(new, level=0.8).axes[0]
-    ends = np.array([segment[:, 1] for segment in panel.collections[0].get_segments()])
-    np.testing.assert_allclose(ends, said[["lower", "upper"]], rtol=1e-4)
-
-
-def test_the_band_of_the_mean_ends_where_the_interval_does() -> None:
-    def narrow(found: pd.Prediction) -> tuple[Tensor, Tensor]:
-        return found.mean - 0.1, found.mean + 9
-
-    figure = picture(numbers, WIDE, table(60), interval=narrow)  # the epistemic standard deviation is 0.5
-    (panel,) = [ax for ax in figure.axes if ax.get_title().startswith("Prediction by size")]
-    (curve,) = [line for line in panel.lines if line.get_label() == "mean prediction"]
-    cut = "±2 epistemic std, cut at the interval"
-    (band,) = [each for each in panel.collections if each.get_label() == cut]
-    lowest, highest = band.get_paths()[0].vertices[:, 1].min(), band.get_paths()[0].vertices[:, 1].max()
-    assert lowest == pytest.approx(curve.get_ydata().min() - 0.1, rel=1e-5)
-    assert highest == pytest.approx(curve.get_ydata().max() + 1, rel=1e-5)
-    labels = [each.get_label() for ax in picture(numbers, WIDE, table(60)).axes for each in ax.collections]
-    assert "±2 epistemic std: doubt about the mean" in labels
 
 
 def test_partial_dependence_is_that_of_a_sum() -> None:

@@ -1,12 +1,9 @@
-"""Recipes: what they build, and how they are recorded."""
-
-import json
+"""Recipes: what they build."""
 
 import pytest
 import torch
 
 from pyro_dropout.generative.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
-from pyro_dropout.tabular.choice import given_recipe
 from pyro_dropout.tabular.recipe import Recipe
 
 X = torch.linspace(-1, 1, 12).reshape(6, 2)
@@ -28,29 +25,9 @@ def test_a_recipe_builds_its_model(recipe: Recipe, classes: tuple[str, ...], lik
     assert model.model.net[0].out_features == 4
 
 
-@pytest.mark.parametrize("recipe", [Recipe("dropout", 20), Recipe("dropout-ensemble", 7, 5, "by-input")])
-def test_a_record_gives_the_recipe_back(recipe: Recipe) -> None:
-    assert Recipe.from_json(json.loads(json.dumps(recipe.as_json()))) == recipe
-
-
-def test_a_plain_recipe_is_recorded_as_before() -> None:
-    assert Recipe("dropout", 20).as_json() == {"guide": "dropout", "width": 20}
-    assert Recipe("dropout-ensemble", 20, 4).as_json() == {"guide": "dropout-ensemble", "width": 20, "members": 4}
-
-
 def test_a_cold_loss_rises_to_its_temperature() -> None:
     loss = Recipe("mean-field", prior="learned", temperature=0.3).how(10)["loss"]
     assert loss is not None
     found = [float(loss.temperature(torch.tensor(float(step)))) for step in (0, 4, 9)]  # type: ignore[operator]
     assert found == pytest.approx([0.06, 0.3, 0.3])
     assert Recipe("mean-field").how(10) == {"loss": None, "schedule": None}
-
-
-def test_a_guide_by_name_has_the_default_prior_and_old_records_the_papers() -> None:
-    """With the paper's prior a wide network ignores its inputs; a run that was recorded with it stays what it is."""
-    widths = {}
-    for recipe in (given_recipe("dropout"), Recipe.from_json({"guide": "dropout", "width": 50})):
-        model, _ = recipe.build((X, X[:, :1]))
-        widths[recipe.prior] = model.model.prior.tempered
-        assert Recipe.from_json(json.loads(json.dumps(recipe.as_json()))) == recipe
-    assert widths == {"default": True, "fixed": False}
