@@ -150,11 +150,6 @@ class Program:
             casts[:] = found[count:]
         return [*inputs[: self.writes], *found[:count]]
 
-    @property
-    def shapes(self) -> list[Tensor]:
-        """What it computes, in order, without values."""
-        return [node.meta["val"] for node in self.graph.graph.nodes if isinstance(node.meta.get("val"), Tensor)]
-
     def casts(self, inputs: list[Tensor]) -> list[Tensor]:
         """Return the copies that a first call needs, of the leaves of its inputs."""
         return cast(inputs, self.carried)

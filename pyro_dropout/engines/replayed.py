@@ -11,7 +11,6 @@ from torch import Tensor
 
 from pyro_dropout.engines.engine import Direct, Loop, Row, Step, Taken
 from pyro_dropout.engines.inductor import Captured, whole_on_gpu
-from pyro_dropout.engines.malloc_threshold import keep_freed_memory
 from pyro_dropout.engines.program import Program
 from pyro_dropout.engines.tape import NoTapeError, Tape
 from pyro_dropout.engines.torch_internals import tree_leaves
@@ -36,12 +35,10 @@ class Replayed:
             if on_gpu:
                 return whole_on_gpu(step, compile=False, name=self.name)
             program = step.recorded
-            keep_freed_memory(program.shapes)
             taped = self._taped(program, step.changed, [step.lr, *tree_leaves(step.inputs)], step.row)
             return Captured(step, program, self.name) if taped is None else OnTape(step, *taped)
         given = (step.values, step.t, *step.inputs, *step.row)
         program = Program(step.gradient, *given, compile=False, fake=step.large)
-        keep_freed_memory([*step.values, *program.shapes])
         taped = None
         if not step.guarded and not on_gpu:
             taped = self._taped(program, [*step.values, step.t], tree_leaves(step.inputs), step.row)

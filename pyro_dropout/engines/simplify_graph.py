@@ -10,7 +10,6 @@ import operator
 import torch
 from torch import Tensor, fx
 
-from pyro_dropout.engines.constant_folding import Literals, single
 from pyro_dropout.engines.torch_internals import OpOverload
 
 _aten = torch.ops.aten
@@ -41,22 +40,12 @@ def simplify_graph(graph: fx.Graph) -> None:
     kept = written | {owner(node) for node in output.all_input_nodes}  # two outputs stay two tensors
     ones: set[fx.Node] = set()
     known: dict[object, fx.Node] = {}
-    literals = Literals()
     for node in nodes:
         if (node.target in _ONES and node not in written) or (node.target in _VIEWS and node.args[0] in ones):
             ones.add(node)
         same = _original(node) if node.target in _VIEWS else None
         if same is None and owner(node) not in kept and not is_random(node):
-            if _only_slice(node, written):
-                _show(node)
-            whole = single(node)
-            if whole is not None and owner(whole) not in written:
-                node.target, node.args = _aten.view.default, (whole, list(node.meta["val"].shape))
-                same = _original(node)
-            if not any(owner(each) in written for each in node.all_input_nodes):
-                literals.note(node)
-                same = same or literals.same(node)
-            same = same or _factor(node, ones, written) or _itself(node, written) or _said_before(node, known, written)
+            same = _factor(node, ones, written) or _itself(node, written) or _said_before(node, known, written)
         if same is not None and same is not node:
             node.replace_all_uses_with(same)
             graph.erase_node(node)
@@ -130,24 +119,6 @@ def _itself(node: fx.Node, written: set[fx.Node]) -> fx.Node | None:
     if not isinstance(value, fx.Node) or isinstance(one, fx.Node) or one != 1 or _layout(value) != _layout(node):
         return None
     return None if owner(value) in written else value
-
-
-def _only_slice(node: fx.Node, written: set[fx.Node]) -> bool:
-    """Whether this writes a tensor into the only slice of another, of which it could be a view instead."""
-    if node.target is not _aten.select_backward.default or len(node.args) != 4:
-        return False
-    slope, sizes, place, _ = node.args
-    if not isinstance(slope, fx.Node) or not isinstance(sizes, list | tuple) or not isinstance(place, int):
-        return False
-    val = slope.meta.get("val")
-    only = sizes[place] == 1 and owner(slope) not in written
-    return bool(only) and isinstance(val, Tensor) and val.is_contiguous()
-
-
-def _show(node: fx.Node) -> None:
-    """Make the gradient of an only slice a view of the slice's gradient."""
-    slope, sizes, *_ = node.args
-    node.target, node.args = _aten.view.default, (slope, sizes)
 
 
 def _said_before(node: fx.Node, known: dict[object, fx.Node], written: set[fx.Node]) -> fx.Node | None:

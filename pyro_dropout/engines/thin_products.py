@@ -3,11 +3,8 @@
 A matrix library is made for products that reuse what they read. A product with one term, or with a side of a dozen,
 is bound by memory; written as multiplications it joins the kernel that reads or writes its operands anyway. So is the
 R×R matrix AᵀA of a tall A: the library reads A at a fraction of the memory's speed, and much faster when several rows
-of A are laid side by side. Where a GPU needs A·η, the squares of A and AᵀA, all three come from one pass.
+of A are laid side by side.
 """
-
-import operator
-from typing import Any, cast
 
 import torch
 from torch import fx
@@ -24,7 +21,6 @@ aten = torch.ops.aten
 
 def rewrite_skinny_products(graph: fx.Graph) -> None:
     """Replace skinny ``mm`` and ``bmm`` in a graph of tensor operations; what they compute stays the same."""
-    join_passes(graph)
     for target in (aten.mm.default, aten.bmm.default, aten.addmm.default):
         for node in graph.find_nodes(op="call_function", target=target):
             *added, left, right = node.args
@@ -82,48 +78,6 @@ def _whole_on(side: fx.Node, device: str) -> bool:
     return bool(val.device.type == device and val.dtype in (torch.float32, torch.float64))
 
 
-def join_passes(graph: fx.Graph, device: str = "cuda") -> None:
-    """Compute A·η, Σ A² along rows and AᵀA in one pass, for each input A on ``device`` that needs all three."""
-    products = graph.find_nodes(op="call_function", target=aten.mm.default)
-    for node in products:
-        left, right = node.args
-        a = _transposed(right)
-        if a is None or left.meta["val"].shape[0] != 1 or not _fits(a.meta["val"], device):
-            continue
-        squares = _sum_of_squares(right)
-        gram = next((m for m in products if _transposed(m.args[0]) is a and _source(m.args[1]) is a), None)
-        if squares is None or gram is None:
-            continue
-        call = graph.call_function
-        with graph.inserting_before(node):
-            eta = call(aten.select.int, (left, 0, 0))
-            whole = call(torch.ops.pyro_dropout.one_pass.default, (a, eta))
-            outputs = [call(operator.getitem, (whole, i)) for i in range(3)]
-            new = call(aten.unsqueeze.default, (outputs[0], 0))
-            total = call(aten.sum.dim_IntList, (outputs[2], [0]))
-        for old, by in ((node, new), (squares, outputs[1]), (gram, total)):
-            old.replace_all_uses_with(by)
-            graph.erase_node(old)
-
-
-def _fits(a: torch.Tensor, device: str) -> bool:
-    """Whether the one-pass kernel supports a matrix."""
-    if a.device.type != device or a.dtype != torch.float32 or not a.is_contiguous() or a.shape[0] < _LONG:
-        return False
-    from pyro_dropout.engines import tall_products as tall  # registers the kernel, which takes a while
-
-    return a.shape[1] <= tall.MOST_COLUMNS
-
-
-def _transposed(node: object) -> fx.Node | None:
-    """Return the input A of the graph where a node is Aᵀ."""
-    turned = _source(node)
-    if turned is None or turned.target not in (aten.t.default, aten.permute.default, aten.transpose.int):
-        return None
-    whole = _source(turned.args[0])
-    return whole if whole is not None and whole.op == "placeholder" and whole.meta["val"].dim() == 2 else None
-
-
 def _written_out(graph: fx.Graph, left: fx.Node, right: fx.Node, terms: int) -> fx.Node:
     """Return Σ_s left[:, s] right[s, :]."""
     total: fx.Node | None = None
@@ -137,41 +91,10 @@ def _written_out(graph: fx.Graph, left: fx.Node, right: fx.Node, terms: int) -> 
 
 
 def _along_rows(graph: fx.Graph, left: fx.Node, right: fx.Node) -> fx.Node:
-    """Return left @ right for one row on the left and a right side that is stored by columns, as sums along memory.
-
-    Where the squares of the same matrix are summed along its rows too, both sums are computed in one pass over it.
-    Otherwise inductor fuses that second sum into the kernel that updates the matrix, where a reduction is slow.
-    """
+    """Return left @ right for one row on the left and a right side that is stored by columns, as sums along memory."""
     call = graph.call_function
-    turned = call(aten.transpose.int, (right, -2, -1))
-    product = call(aten.mul.Tensor, (turned, left))
-    squares = _sum_of_squares(right)
-    if squares is None:
-        return call(aten.unsqueeze.default, (call(aten.sum.dim_IntList, (product, [-1])), -2))
-    pair = call(aten.stack.default, ([product, call(aten.mul.Tensor, (turned, turned))], 1))
-    sums = call(aten.sum.dim_IntList, (pair, [-1]))
-    squares.replace_all_uses_with(call(aten.select.int, (sums, 1, 1)))
-    graph.erase_node(squares)
-    return call(aten.unsqueeze.default, (call(aten.select.int, (sums, 1, 0)), -2))
-
-
-def _sum_of_squares(turned: fx.Node) -> fx.Node | None:
-    """Return the node Σ_r A² along the rows of A, where ``turned`` is Aᵀ and A is one of the graph's inputs."""
-    whole = _transposed(turned)
-    if whole is None:
-        return None
-    for node in turned.graph.find_nodes(op="call_function", target=aten.sum.dim_IntList):
-        power, dims, *keep = cast(Any, node.args)
-        if power.target is aten.pow.Tensor_Scalar and power.args[1] == 2 and _source(power.args[0]) is whole:
-            return node if list(dims) in ([-1], [1]) and not keep else None
-    return None
-
-
-def _source(node: object) -> fx.Node | None:
-    """Return the node that a node is an alias of."""
-    while isinstance(node, fx.Node) and node.target is aten.detach.default:
-        node = node.args[0]
-    return node if isinstance(node, fx.Node) else None
+    product = call(aten.mul.Tensor, (call(aten.transpose.int, (right, -2, -1)), left))
+    return call(aten.unsqueeze.default, (call(aten.sum.dim_IntList, (product, [-1])), -2))
 
 
 def _chunk(left: fx.Node, right: fx.Node) -> int:

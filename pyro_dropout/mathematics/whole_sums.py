@@ -4,8 +4,6 @@ Autograd would keep the squares and logarithms of all weights, and go over them 
 steps need none of this: the compiler fuses what is written out.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -26,49 +24,6 @@ def runs_on_cpu(value: Tensor) -> bool:
     return value.device.type == "cpu" and not is_traced() and torch._C._functorch.peek_interpreter_stack() is None
 
 
-class Decays:
-    """Multiples c·w of parameters w that are left out of their gradients, for an optimiser that adds them itself.
-
-    Attributes:
-        found: c by the number of the parameter.
-    """
-
-    def __init__(self, parameters: list[Tensor]) -> None:
-        self._places = {(w.data_ptr(), w.numel()): (k, w) for k, w in enumerate(parameters) if w.numel()}
-        self.found: dict[int, float] = {}
-
-    def take(self, values: Tensor, factor: Tensor) -> bool:
-        """Note factor·values, if these are all elements of a parameter; return whether they are."""
-        number, own = self._places.get((values.data_ptr(), values.numel()), (-1, None))
-        if own is None or not (own.is_contiguous() and values.is_contiguous()):
-            return False
-        self.found[number] = self.found.get(number, 0.0) + float(factor)
-        return True
-
-
-_decays: list[Decays] = []  # those of the backward pass that runs now
-
-
-@contextmanager
-def decays_apart(parameters: list[Tensor]) -> Iterator[Decays]:
-    """Leave multiples of parameters out of gradients that are taken within the context, and note them.
-
-    Example:
-        >>> import torch
-        >>> from pyro_dropout.mathematics.whole_sums import decays_apart, sum_of_squares
-        >>> w = torch.tensor([3.0, 4.0], requires_grad=True)
-        >>> with decays_apart([w]) as decays:
-        ...     (w.sum() + 5 * sum_of_squares(w)).backward()
-        >>> w.grad, decays.found  # the rest of the gradient is 10·w
-        (tensor([1., 1.]), {0: 10.0})
-    """
-    _decays.append(Decays(parameters))
-    try:
-        yield _decays[-1]
-    finally:
-        _decays.pop()
-
-
 class _SumOfSquares(torch.autograd.Function):
     generate_vmap_rule = True
 
@@ -82,10 +37,8 @@ class _SumOfSquares(torch.autograd.Function):
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx: Context, slope: Tensor) -> Tensor | None:
+    def backward(ctx: Context, slope: Tensor) -> Tensor:
         (values,) = ctx.saved_tensors
-        if _decays and _decays[-1].take(values, 2 * slope):
-            return None
         found: Tensor = values * (2 * slope)
         return found
 

@@ -13,7 +13,7 @@ from pyro_dropout.engines.torch_internals import tree_leaves
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Record, Tree
 from pyro_dropout.training.batches import Source
-from pyro_dropout.training.compile.functional import Gradients, Parameters, StepInPlace, make_step, numbered
+from pyro_dropout.training.compile.functional import Gradients, Parameters, make_step, numbered
 from pyro_dropout.training.optimisers import Update, clock, plain
 from pyro_dropout.training.runner import TrainingRun
 from pyro_dropout.training.torch_optimisers import held_by
@@ -62,7 +62,6 @@ def make_run(
     compile: HowCompiled,
     before: Sequence[Engine] = (),
     guarded: bool = True,
-    decays: bool = False,
 ) -> TrainingRun:
     """Return the training run of one guide, whose own tensors steps change.
 
@@ -76,12 +75,11 @@ def make_run(
         before: engines that are tried first.
         guarded: whether steps of a large network are left out if their loss or gradient is not finite; others are taken
             back, by a copy of the parameters.
-        decays: that of ``StepInPlace``.
     """
     how: Any = {"batches": batches, "compile": compile, "before": before}
     if update.beside:
         return TorchOptimiserRun(gradients_of, parameters, update, inputs, **how)
-    in_place = StepInPlace(gradients_of, parameters, update, decays=decays)
+    gradient_of = numbered(gradients_of)
     values, write = parameters.values, None
     if not apart_in_memory(
         [*values, *tree_leaves(inputs)], len(values)
@@ -91,14 +89,22 @@ def make_run(
     t, lr = around["t"], around["lr"]
     guarded = guarded and is_large(values)
 
-    def take(row: Row, gradient: Gradient | None) -> Taken:
-        loss, taken = in_place(guarded, values, state, t, lr, *inputs, *row, recorded=gradient)
-        if taken:
-            t.add_(1)
-        return loss, taken
+    def used(gradients: list[Tensor]) -> tuple[list[Tensor], list[Tensor], list[list[Tensor]]]:
+        some = [k for k in range(len(values)) if k not in parameters.unused]
+        return [values[k] for k in some], [gradients[k] for k in some], [state[k] for k in some]
+
+    def take(row: Row, recorded: Gradient | None) -> Taken:
+        loss, gradients = (recorded or gradient_of)(values, t, *inputs, *row)
+        if guarded:
+            sizes = torch.stack([loss.to(t), *(size.to(t) for size in torch._foreach_norm(gradients))])
+            if not bool(torch.isfinite(sizes).all()):
+                return loss, False
+        update.step_in_place(*used(gradients), t, lr)
+        t.add_(1)
+        return loss, True
 
     def bind(gradients: list[Tensor]) -> Callable[[], None]:
-        move = in_place.bound(values, gradients, state)
+        move = update.bound(*used(gradients))
 
         def moved() -> None:
             move(t, lr)
@@ -107,7 +113,7 @@ def make_run(
         return moved
 
     whole = make_step(gradients_of, parameters, update)
-    step = Step(whole, values, state, gradient=numbered(gradients_of), take=take, bind=bind, guarded=guarded, **around)
+    step = Step(whole, values, state, gradient=gradient_of, take=take, bind=bind, guarded=guarded, **around)
     return TrainingRun(step, write=write, **how)
 
 

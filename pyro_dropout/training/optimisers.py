@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.adam import adam as adam_of_torch
 
 from pyro_dropout.engines.torch_internals import fused_adam
 from pyro_dropout.mathematics.checks import check_count, check_non_negative, check_positive
@@ -20,7 +19,6 @@ from pyro_dropout.protocols import Record
 
 Schedule = Callable[[Tensor], Tensor]
 Bound = Callable[[list[Tensor], list[Tensor], list[list[Tensor]]], Callable[[Tensor, Tensor], None]]
-InPlace = Callable[[list[Tensor], list[Tensor], list[list[Tensor]], Tensor, Tensor, list[float]], None]
 
 
 @dataclass(frozen=True)
@@ -38,10 +36,8 @@ class Update:
         clip_each: whether ``clip_norm`` is the largest norm of each parameter's gradient, as in Pyro's optimisers.
         options: the settings of ``apply`` except the learning rate, so that two updates can be compared.
         schedule: multiplies ``lr``; a function of the number of steps done, as a tensor.
-        in_place: (parameters, gradients, state, lr, t, decays) changes all of them at once, for eager steps, which
-            otherwise copy what ``apply`` returns; ``decays`` times the parameters belongs to the gradients.
-        bind: (parameters, gradients, state) -> a function of (lr, t) that does the same for always these tensors, which
-            are contiguous.
+        bind: (parameters, gradients, state) -> a function of (lr, t) that changes all of these tensors at once, for
+            steps in place, which otherwise copy what ``apply`` returns.
         optimiser: torch's, of which this is a reading, or which runs itself, beside the step.
 
     Example:
@@ -61,7 +57,6 @@ class Update:
     schedule: Schedule | None = None
     clip_each: bool = False
     options: tuple[tuple[str, object], ...] = ()
-    in_place: InPlace | None = None
     bind: Bound | None = None
     optimiser: torch.optim.Optimizer | None = None
 
@@ -96,27 +91,13 @@ class Update:
         ]
         return [new.to(old.dtype) for (new, _), old in zip(done, parameters, strict=True)], [s for _, s in done]
 
-    def takes_decays(self, parameters: list[Tensor]) -> bool:
-        """Whether ``step_in_place`` can be given multiples of the parameters that the gradients lack."""
-        clips = self.clip_norm is not None or self.clip_value is not None
-        return not clips and self._all_at_once(parameters)
-
-    def _all_at_once(self, parameters: list[Tensor]) -> bool:
-        return self.in_place is not None and all(_counted(p) == p.dtype and _is_dense(p) for p in parameters)
-
     def step_in_place(
-        self,
-        parameters: list[Tensor],
-        gradients: list[Tensor],
-        state: list[list[Tensor]],
-        t: Tensor,
-        lr: Tensor,
-        decays: list[float] | None = None,
+        self, parameters: list[Tensor], gradients: list[Tensor], state: list[list[Tensor]], t: Tensor, lr: Tensor
     ) -> None:
         """Change parameters and state as ``step`` does, without a second copy of them."""
         gradients, lr = self.prepared(gradients, t, lr)
-        if self.in_place is not None and self._all_at_once(parameters):
-            self.in_place(parameters, gradients, state, lr, t, decays or [0.0] * len(parameters))
+        if self.bind is not None and _can_be_bound(parameters):
+            self.bind(parameters, gradients, state)(lr, t)
             return
         numbers = _stored(self.numbers(lr, t))
         for p, g, own in zip(parameters, gradients, state, strict=True):
@@ -129,8 +110,8 @@ class Update:
     ) -> Callable[[Tensor, Tensor], None]:
         """Return a function of (t, lr) that does what ``step_in_place`` does, for always these tensors."""
         every = [*parameters, *gradients, *(slot for own in state for slot in own)]
-        plain = self.bind is not None and self.takes_decays(parameters) and all(each.is_contiguous() for each in every)
-        if self.bind is None or not plain or not parameters:
+        copied = self.clip_norm is not None or self.clip_value is not None or not all(e.is_contiguous() for e in every)
+        if self.bind is None or copied or not _can_be_bound(parameters):
             return lambda t, lr: self.step_in_place(parameters, gradients, state, t, lr)
         update = self.bind(parameters, gradients, state)
         return lambda t, lr: update(self.prepared([], t, lr)[1], t)
@@ -154,17 +135,20 @@ def _counted(value: Tensor) -> torch.dtype:
     return torch.float32 if torch.finfo(value.dtype).bits < 32 else value.dtype
 
 
-def _is_dense(value: Tensor) -> bool:
-    """Whether a tensor's elements fill a stretch of memory, in any order, each once."""
-    return torch.empty_like(value, device="meta").stride() == value.stride()
+def _can_be_bound(parameters: list[Tensor]) -> bool:
+    """Whether torch's fused kernels can change these: their elements fill memory, in any order, each once."""
+    dense = (torch.empty_like(p, device="meta").stride() == p.stride() for p in parameters)
+    return bool(parameters) and all(dense) and all(_counted(p) == p.dtype for p in parameters)
 
 
 def _in_memory(parameter: Tensor, value: Tensor) -> Tensor:
     """Return a tensor in the parameter's order in memory, which is the order of torch's fused kernels.
 
     All tensors of a parameter have the same shape: on a GPU torch refuses others. If the parameter is not contiguous,
-    that of a vector.
+    that of a vector. Complex numbers are pairs.
     """
+    if parameter.is_complex():
+        parameter, value = torch.view_as_real(parameter), torch.view_as_real(value.resolve_conj())
     if parameter.is_contiguous():
         return value.contiguous()
     if value.stride() != parameter.stride():
@@ -207,59 +191,31 @@ def adam(
         square = beta2 * state[1] + (1 - beta2) * g * g
         return p - rate * mean / (square.sqrt() * unbias + eps), [mean, square]
 
-    def in_place(
-        parameters: list[Tensor],
-        gradients: list[Tensor],
-        state: list[list[Tensor]],
-        lr: Tensor,
-        t: Tensor,
-        decays: list[float],
-    ) -> None:
-        done = t.to(torch.float32) - 1  # torch counts by itself
-        for decay in dict.fromkeys(decays):
-            own = [k for k, each in enumerate(decays) if each == decay]
-            weights = [_in_memory(parameters[k], parameters[k]) for k in own]
-            slopes = [_in_memory(parameters[k], gradients[k]) for k in own]
-            if decay and decoupled:
-                slopes = [torch.add(g, w, alpha=decay) for g, w in zip(slopes, weights, strict=True)]
-            adam_of_torch(
-                weights,
-                slopes,
-                [_in_memory(parameters[k], state[k][0]) for k in own],
-                [_in_memory(parameters[k], state[k][1]) for k in own],
-                [],
-                [done.clone() for _ in own],
-                fused=not any(parameters[k].is_complex() for k in own),
-                amsgrad=False,
-                beta1=beta1,
-                beta2=beta2,
-                lr=float(lr),
-                weight_decay=weight_decay if decoupled else weight_decay + decay,
-                eps=eps,
-                maximize=False,
-                decoupled_weight_decay=decoupled,
-            )
-
     def bind(
         parameters: list[Tensor], gradients: list[Tensor], state: list[list[Tensor]]
     ) -> Callable[[Tensor, Tensor], None]:
-        if len({p.dtype for p in parameters}) != 1 or any(p.is_complex() for p in parameters):
-            return lambda lr, t: in_place(parameters, gradients, state, lr, t, [0.0] * len(parameters))
         done = torch.zeros((), dtype=torch.float32, device=parameters[0].device)
-        moments = [own[0] for own in state], [own[1] for own in state]
-        lists: tuple[list[Tensor], ...] = (parameters, gradients, *moments, [], [done] * len(state))
-        fused = fused_adam(decoupled)
+        fused, kinds = fused_adam(decoupled), dict.fromkeys(p.dtype for p in parameters)
         settings: Any = {"beta1": beta1, "beta2": beta2, "weight_decay": weight_decay, "eps": eps}
+        calls = []
+        for kind in kinds:
+            own = [
+                [_in_memory(p, value) for value in (p, g, *slots)]
+                for p, g, slots in zip(parameters, gradients, state, strict=True)
+                if p.dtype == kind
+            ]
+            calls.append([*(list(column) for column in zip(*own, strict=True)), [], [done] * len(own)])
 
         def update(lr: Tensor, t: Tensor) -> None:
             done.copy_(t)
-            fused(*lists, lr=float(lr), amsgrad=False, maximize=False, **settings)
+            for lists in calls:
+                fused(*lists, lr=float(lr), amsgrad=False, maximize=False, **settings)
 
         return update
 
     name = "adamw" if decoupled else "adam"
     options = (("betas", betas), ("eps", eps), ("weight_decay", weight_decay))
-    return Update(name, lr, 2, apply, numbers, options=options, in_place=in_place, bind=bind)
+    return Update(name, lr, 2, apply, numbers, options=options, bind=bind)
 
 
 def sgd(lr: float = 1e-2, momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False) -> Update:

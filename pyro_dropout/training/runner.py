@@ -13,7 +13,6 @@ from torch import Tensor
 
 from pyro_dropout.engines.choose import HowCompiled, chosen
 from pyro_dropout.engines.engine import CHAIN, Direct, Eager, Engine, Loop, Step, copy_into
-from pyro_dropout.engines.malloc_threshold import keep_freed_memory
 from pyro_dropout.generative.precision import precision_now, products_in
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.protocols import Record
@@ -69,8 +68,6 @@ class TrainingRun:
         self._loop, self.why = chosen(compile, self._step, **how)
         if self.compiled:
             self.compile_seconds = time.perf_counter() - start
-        else:
-            keep_freed_memory(self._step.values)
 
     def run_eagerly(self) -> None:
         """Take all steps as they are written."""

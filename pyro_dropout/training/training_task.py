@@ -96,7 +96,7 @@ class TrainingTask:
         buffers = Buffers(self.call.model, self.guide).values
         inputs = (buffers,)
         with quietly(self.call.model, self.guide):  # compiling runs the model, whose buffers must not change
-            how: Any = {"inputs": inputs, "batches": batches, "compile": compile, "before": kernels, "decays": True}
+            how: Any = {"inputs": inputs, "batches": batches, "compile": compile, "before": kernels}
             return make_run(gradients_of, parameters, update, **how)
 
     def _parameters(self, batch: int) -> Parameters:

@@ -167,18 +167,6 @@ def test_a_product_with_one_that_changes_the_type_stays() -> None:
     torch.testing.assert_close(made(torch.arange(3)), torch.arange(3.0).exp())
 
 
-def test_the_gradient_of_an_only_slice_is_a_view() -> None:
-    made = make_fx(lambda g: torch.ops.aten.select_backward(g.exp(), [1, 3], 0, 0) + 1)(torch.randn(3))
-    simplify_graph(made.graph)
-    made.recompile()
-    assert "aten.select_backward" not in made.code
-    torch.testing.assert_close(made(torch.zeros(3)), torch.full((1, 3), 2.0))
-    several = make_fx(lambda g: torch.ops.aten.select_backward(g.exp(), [2, 3], 0, 1) + 1)(torch.randn(3))
-    simplify_graph(several.graph)
-    several.recompile()
-    torch.testing.assert_close(several(torch.zeros(3)), torch.tensor([[1.0] * 3, [2.0] * 3]))
-
-
 def test_what_a_last_write_reads_is_not_what_it_writes() -> None:
     """The gradients of p·q are q and p: they are read after p has changed, so they stay copies."""
 
@@ -192,27 +180,3 @@ def test_what_a_last_write_reads_is_not_what_it_writes() -> None:
     made.recompile()
     found = made(torch.full((2,), 5.0), torch.full((2,), 3.0))
     torch.testing.assert_close(found, [torch.full((2,), 2.0), torch.full((2,), -2.0)])
-
-
-@pytest.mark.parametrize(
-    ("function", "left"),
-    [
-        (lambda x: [x * torch.ones(3, 1).log().exp()], 0),
-        (lambda x: [torch.ones(3).unbind()[0].log() + x + 0.0 - torch.zeros(3, 3)], 0),
-        (lambda x: [x.view(3, 3, 1).sum(2).exp(), torch.stack([x.cos()]).squeeze(0)], 2),
-        (lambda x: [x.sum().unsqueeze(0).mean()], 1),
-        (lambda x: [x[0] * torch.ones(3, 3), x * torch.ones(3, 3, dtype=torch.float64)], 2),  # they change x
-        (lambda x: [x * torch.zeros(3, 3), 0.0 - x, 1.0 / x, torch.ones(3, 3) / x, torch.zeros(3, 3) - x], 5),
-        (lambda x: [x.t().reshape(9, 1).sum(1), x + 1, x * 0], 4),
-        (lambda x: [x * torch.ones(3, 3).add_(x)], 2),  # what is written into is no literal
-    ],
-)
-def test_what_numbers_alone_decide_is_left_out(function: Callable[[Tensor], list[Tensor]], left: int) -> None:
-
-    def used(x: Tensor) -> list[Tensor]:  # results themselves stay as they are
-        return [value.sin() for value in function(x)]
-
-    same(used, X)
-    views = ("view", "squeeze", "unsqueeze", "t", "ones", "zeros", "select", "sin", "getitem", "unbind", "detach")
-    names = [str(node.target) for node in lightened(used, X).graph.nodes if node.op == "call_function"]
-    assert sum(name.removeprefix("aten.").split(".")[0] not in views for name in names) == left, names

@@ -6,9 +6,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from pyro_dropout.engines import tall_products as tall
 from pyro_dropout.engines.thin_products import (
-    join_passes,
     rewrite_skinny_products,
     sum_products_with_vectors,
 )
@@ -83,43 +81,3 @@ def test_a_product_seen_from_its_other_side_is_left_alone() -> None:
     found, calls = rewritten(lambda a: a @ a.mT, a)
     assert "mm" in calls
     torch.testing.assert_close(found, a @ a.mT)
-
-
-def test_two_sums_along_the_same_rows_are_one_pass() -> None:
-    def both(a: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:
-        return [b @ a.mT, a.square().sum(-1)]
-
-    a, b = torch.randn(2000, 10, dtype=F64), torch.randn(1, 10, dtype=F64)
-    found, calls = rewritten(both, a, b)
-    assert calls.count("sum") == 1
-    torch.testing.assert_close(found, both(a, b))
-
-
-@pytest.mark.parametrize("device", ["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
-@pytest.mark.parametrize("shape", [(2000, 10), (1024, 1), (70_001, 16)])
-def test_three_questions_to_one_matrix_are_one_pass(shape: tuple[int, int], device: str) -> None:
-    def three(a: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:
-        return [b @ a.mT, a.square().sum(-1), a.mT @ a]
-
-    a, b = torch.randn(shape, device=device), torch.randn(1, shape[1], device=device)
-    graph = make_fx(three)(a, b)
-    join_passes(graph.graph, device)
-    graph.graph.lint()
-    graph.recompile()
-    assert [n.target.name() for n in graph.graph.nodes if "one_pass" in str(n.target)] == ["pyro_dropout::one_pass"]
-    assert not graph.graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)
-    for found, exact in zip(graph(a, b), three(a.double(), b.double()), strict=True):
-        assert found.shape == exact.shape
-        torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-4 * shape[0] ** 0.5)
-
-
-def test_one_pass_is_a_custom_operator_as_torch_wants_them() -> None:
-    torch.library.opcheck(tall.one_pass, (torch.randn(300, 4), torch.randn(4)))
-
-
-@pytest.mark.parametrize(("rows", "columns"), [(1000, 10), (2000, 17)])
-def test_matrices_that_one_pass_is_not_made_for_are_left(rows: int, columns: int) -> None:
-    a, b = torch.randn(rows, columns), torch.randn(1, columns)
-    graph = make_fx(lambda a, b: [b @ a.mT, a.square().sum(-1), a.mT @ a])(a, b)
-    join_passes(graph.graph, "cpu")
-    assert len(graph.graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)) == 2

@@ -8,7 +8,7 @@ from torch.distributions import Normal
 import pyro_dropout as pd
 from pyro_dropout.mathematics.distributions import LowRankNormal
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
-from pyro_dropout.mathematics.whole_sums import decays_apart, scaled_columns, sum_of_squares, width_parts
+from pyro_dropout.mathematics.whole_sums import scaled_columns, sum_of_squares, width_parts
 
 
 def test_gradients_of_the_sums() -> None:
@@ -44,18 +44,6 @@ def test_gradients_of_columns(by_column: bool) -> None:
     assert scaled_columns(directions, scale, determinant=False).log_det == 0
     slope = torch.autograd.grad(columns[0].sum(), directions)[0]
     assert slope.stride() == directions.stride()
-
-
-def test_multiples_of_parameters_are_left_out_of_gradients_once_each() -> None:
-    w, other = torch.randn(3, 2, requires_grad=True), torch.randn(6, requires_grad=True)
-    part, turned = w[:2], w.mT  # a part of a parameter is not the parameter, and another order in memory is not its own
-    with decays_apart([w, other]) as decays:
-        loss = 3 * sum_of_squares(w.reshape(6)) + sum_of_squares(w) + sum_of_squares(part) + sum_of_squares(turned)
-        slopes = torch.autograd.grad(loss + other.sum(), [w, other])
-    assert decays.found == {0: 8.0}
-    rest = 2 * w.detach() + torch.cat([2 * w[:2].detach(), torch.zeros(1, 2)])
-    torch.testing.assert_close(slopes, (rest, torch.ones(6)))
-    torch.testing.assert_close(torch.autograd.grad(sum_of_squares(w), w)[0], 2 * w.detach())
 
 
 def test_a_distribution_that_was_used_without_gradients_has_them_afterwards() -> None:

@@ -24,7 +24,7 @@ from pyro_dropout.generative.layers import recordable
 from pyro_dropout.generative.registration import is_told, note_names, tell_again
 from pyro_dropout.generative.trial_run import holders_of, modules_of, owner_of, quietly
 from pyro_dropout.mathematics.errors import PyroDropoutError
-from pyro_dropout.mathematics.whole_sums import decays_apart, is_traced
+from pyro_dropout.mathematics.whole_sums import is_traced
 from pyro_dropout.protocols import Trace, Tree
 from pyro_dropout.training.loss.temperature import at_step
 from pyro_dropout.training.optimisers import Update
@@ -261,53 +261,6 @@ def numbered(gradients_of: Gradients) -> Gradients:
             return gradients_of(values, *inputs)
 
     return at
-
-
-class StepInPlace:
-    """A step (guarded, values, state, t, lr, *inputs) -> (loss, taken), which changes values and state.
-
-    A guarded step is taken only if the loss and the gradients are finite, and otherwise changes nothing. With
-    ``decays`` a multiple of a parameter in its gradient may be left to the optimiser, which reads both anyway: the
-    gradients are then those of one backward pass on a CPU, and nothing else is made from them. ``recorded``, a function
-    of (values, t, *inputs), gives the loss and the gradients in place of ``gradients_of``.
-    """
-
-    def __init__(
-        self, gradients_of: Gradients, parameters: Parameters, update: Update, *, decays: bool = False
-    ) -> None:
-        self._gradients_of, self._parameters, self._update = gradients_of, parameters, update
-        self._decays = decays and not parameters.divided
-
-    def __call__(
-        self,
-        guarded: bool,
-        values: list[Tensor],
-        state: list[list[Tensor]],
-        t: Tensor,
-        lr: Tensor,
-        *inputs: Tree,
-        recorded: Gradients | None = None,
-    ) -> tuple[Tensor, bool]:
-        """Take a step."""
-        apart = recorded is None and self._decays and self._update.takes_decays(values)
-        with at_step(t), decays_apart(values) if apart else contextlib.nullcontext() as left:
-            loss, gradients = self._gradients_of(values, *inputs) if recorded is None else recorded(values, t, *inputs)
-        owed = {} if left is None else left.found
-        if guarded:
-            sizes = torch.stack([loss.to(t), *(size.to(t) for size in torch._foreach_norm(gradients))])
-            if not bool(torch.isfinite(sizes).all()):
-                return loss, False
-        used = [k for k in range(len(values)) if k not in self._parameters.unused or k in owed]
-        some = [values[k] for k in used], [gradients[k] for k in used], [state[k] for k in used]
-        self._update.step_in_place(*some, t, lr, [owed.get(k, 0.0) for k in used])
-        return loss, True
-
-    def bound(
-        self, values: list[Tensor], gradients: list[Tensor], state: list[list[Tensor]]
-    ) -> Callable[[Tensor, Tensor], None]:
-        """Return a function of (t, lr) that changes always these tensors, by what these gradients then hold."""
-        used = [k for k in range(len(values)) if k not in self._parameters.unused]
-        return self._update.bound([values[k] for k in used], [gradients[k] for k in used], [state[k] for k in used])
 
 
 def make_step(gradients_of: Gradients, parameters: Parameters, update: Update) -> Function:
