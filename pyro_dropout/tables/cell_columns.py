@@ -106,7 +106,8 @@ class Cells(Sequence[Cell]):
 
     def __getitem__(self, row: int | slice) -> Cell | list[Cell]:
         if isinstance(row, slice):
-            return list(Cells(self.values.iloc[row]))
+            some = self.values.iloc[row].tolist()
+            return [None if gap else cell for cell, gap in zip(some, self.missing[row].tolist(), strict=True)]
         return self[row : row + 1 or None][0]
 
     def __iter__(self) -> Iterator[Cell]:
@@ -148,9 +149,9 @@ class Cells(Sequence[Cell]):
         """The column's numbers, NaN where missing; None unless all are plain numbers that float64 holds."""
         if self.texts is None:
             return np.array(self.values)
-        if any(cell is not None and as_number(cell) is None for cell in self[:_FEW]):
-            return None
-        found = self._cast if self._cast is not None else _python_numbers(self.values)
+        found = self._cast
+        if found is None and all(cell is None or as_number(cell) is not None for cell in self[:_FEW]):
+            found = _python_numbers(self.values)
         return found if found is not None and bool(((np.abs(found) < EXACT) | self.missing).all()) else None
 
     @functools.cached_property

@@ -117,11 +117,12 @@ def choose_columns(
         table, remarks = _blanked(table, [name for name in names if name not in categorical])
     instead = {name: f"declare the column as categories (--categorical {quoted(name)})" for name in names}
     instead[target] = "predict classes (--task classification)"
-    filled = [name for name in names if not table.column(name).missing.all()]
-    for name in names:
-        if name not in filled and name in asked:
+    empty = dict.fromkeys((name for name in names if table.column(name).missing.all()), "no values")
+    for name in empty:
+        if name in asked:
             raise ShapeError(f"{table.file}, column {name!r}: every value is missing; leave the column out (--drop).")
-    left |= {name: "no values" for name in names if name not in filled}
+    left |= empty
+    filled = [name for name in names if name not in empty]
     texts = [name for name in filled if name in categorical or (not strict and _mixed(table.column(name)))]
     texts += [target] if task == "classification" else []
     found, unknown = _recognised(table, [*filled, target], texts, asked, decimal, instead, strict)

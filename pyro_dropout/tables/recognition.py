@@ -12,6 +12,7 @@ from pyro_dropout.mathematics.errors import RangeError
 from pyro_dropout.tables.cell_columns import Cells, Distinct
 from pyro_dropout.tables.cells import as_label, as_moment, as_number, brief
 from pyro_dropout.tables.notation import MARKS, Decimal, Notation, fits, is_number, measured, split
+from pyro_dropout.tables.precision import known_numbers
 from pyro_dropout.tables.table import Table
 
 _FORTRAN = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[dD][-+]?[0-9]{1,3}")  # 1.5D+03 is 1500
@@ -164,11 +165,13 @@ def _marked(column: _Column, unit: str, digits: Sequence[str], decimal: Decimal 
 
 def _plain(cells: Cells, unit: str = "", binary: bool = False) -> Recognised:
     """Return numbers with a decimal point, or without any mark."""
-    texts, whole = cells.texts[~cells.missing], slice(None)
+    texts = cells.texts[~cells.missing] if cells.missing.any() else cells.texts
+    whole = np.ones(len(texts), np.bool_)
     if cells.numbers is not None:
-        numbers = cells.numbers[~cells.missing]
+        numbers = known_numbers(cells.numbers)
         whole = numbers == np.floor(numbers)
-    notation = Notation(unit=unit, binary=binary, padded=bool(texts[whole].str.fullmatch(_PADDED).any()))
+    padded = whole.any() and texts[whole].str.fullmatch(_PADDED).any()  # pandas is slow where columns are many
+    notation = Notation(unit=unit, binary=binary, padded=bool(padded))
     first = next((row for row, cell in enumerate(cells[:_FEW]) if "." in str(cell)), None)
     if first is None:
         points = cells.texts.str.contains(".", regex=False, na=False).to_numpy(bool)

@@ -88,9 +88,11 @@ def named(file: str, names: Iterable[object], strict: bool) -> list[str]:
     """
     found = [str(name).strip() for name in names]
     found = found if strict else [name or f"unnamed {place}" for place, name in enumerate(found, 1)]
+    met: set[str] = set()
     for place, name in enumerate(found, 1):
         if not name:
             raise ShapeError(f"{file}: column {place} of {len(found)} has no name in the header.")
-        if name in found[: place - 1]:
+        if name in met:
             raise ShapeError(f"{file} has two columns called {name!r}; column names must be unique.")
+        met.add(name)
     return found
