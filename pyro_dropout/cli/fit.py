@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -62,7 +63,7 @@ def fit(
     conformal: options.ConformalSwitch = True,
     groups: options.Groups = None,
     members: options.Members = None,
-    width: options.Width = 50,
+    width: options.OwnWidth = None,
     steps: options.OwnSteps = None,
     lr: options.OwnRate = None,
     batch_size: options.BatchSize = None,
@@ -97,14 +98,15 @@ def fit(
     with _claimed(out, make=True):
         again = _check_new(out)
         table, path = reading.read(data), Path(data).resolve()
-        with heard(), _cleared(out):
+        with heard(), _cleared(out), _choosing(out) as kept:
             facts = table, str(path), sha256_of(path), reading, training, wanted
-            run, said, _ = plan_table(*facts, device=where, progress=not quiet and not rank_here())
-        if again and Run.read(out).identity != run.identity:
-            raise _taken(out)
-        with _resumable(out), _cleared(out):
+            shown = not quiet and not rank_here()
+            run, said, _ = plan_table(*facts, device=where, progress=shown, checkpoint=kept)
+            if again and Run.read(out).identity != run.identity:
+                raise _taken(out)
             if rank_here() == 0:
                 run.write(out)
+        with _resumable(out), _cleared(out):
             _train(run, table, out, where, checkpoint_every, as_json, quiet, said)
 
 
@@ -142,9 +144,10 @@ def resume(
             )
         table = run.data(data)
         held = None
-        if steps not in (None, run.training.steps):
-            with heard():
-                held = held_back_after(run, table, steps, device=where, progress=not quiet and not rank_here())
+        with heard(), _choosing(folder) as kept:
+            if steps not in (None, run.training.steps):
+                shown = not quiet and not rank_here()
+                held = held_back_after(run, table, steps, device=where, progress=shown, checkpoint=kept)
         if data is not None or steps is not None:
             run = run.changed(folder, data, steps, held)  # before training, so that the next resume knows it
         with _resumable(folder):
@@ -253,6 +256,35 @@ def _resumable(folder: Path) -> Iterator[None]:
         raise SystemExit(stop.code) from None
 
 
+@contextlib.contextmanager
+def _choosing(folder: Path) -> Iterator[Path | None]:
+    """Yield where trainings are kept that come before that of a run; if interrupted, say so, else remove them.
+
+    Under torchrun, where each rank makes all of them, they are not kept.
+    """
+    from pyro_dropout.tabular.run_folder import CHOOSING
+    from pyro_dropout.training.checkpoints.regular_file import check_no_links
+    from pyro_dropout.training.distributed.process_group import started_together
+
+    where = folder / CHOOSING
+    check_no_links(folder, CHOOSING)
+    try:
+        yield None if started_together() else where
+    except (KeyboardInterrupt, SystemExit) as stop:
+        if not any(where.rglob("step-*.safetensors")):
+            shutil.rmtree(where, ignore_errors=True)
+            raise
+        kept = f"the trainings that choose what to train are kept in {where}. To continue, give the same command again."
+        if isinstance(stop, KeyboardInterrupt):
+            raise KeyboardInterrupt(f"; {kept}") from None
+        complain(f"stopped; {kept}")
+        raise SystemExit(stop.code) from None
+    except BaseException:
+        shutil.rmtree(where, ignore_errors=True)
+        raise
+    shutil.rmtree(where, ignore_errors=True)
+
+
 # --- where things go --------------------------------------------------------------------------------------------------
 
 
@@ -277,7 +309,7 @@ def _claimed(folder: Path, make: bool = False) -> Iterator[None]:
 
 def _check_new(folder: Path) -> bool:
     """Raise unless a folder for a run is new or empty; return whether torchrun has restarted a run in it."""
-    from pyro_dropout.tabular.run_folder import RECORD
+    from pyro_dropout.tabular.run_folder import CHOOSING, RECORD
     from pyro_dropout.training.checkpoints.folder_claim import LOCK
     from pyro_dropout.training.distributed.process_group import rank_here, restarted
 
@@ -287,7 +319,7 @@ def _check_new(folder: Path) -> bool:
         if restarted():
             return True
         raise _taken(folder)
-    if any(each.name != LOCK for each in folder.iterdir()):
+    if any(each.name not in (LOCK, CHOOSING) for each in folder.iterdir()):
         raise options.refusal("--out", f"{str(folder)!r} is not empty; use a new folder.")
     return False
 
