@@ -98,10 +98,10 @@ def fit(
     with _claimed(out, make=True):
         again = _check_new(out)
         table, path = reading.read(data), Path(data).resolve()
-        with heard(), _cleared(out), _choosing(out) as kept:
+        with heard(), _cleared(out), _choosing(out) as before:
             facts = table, str(path), sha256_of(path), reading, training, wanted
             shown = not quiet and not rank_here()
-            run, said, _ = plan_table(*facts, device=where, progress=shown, checkpoint=kept)
+            run, said, _ = plan_table(*facts, device=where, progress=shown, checkpoint=before)
             if again and Run.read(out).identity != run.identity:
                 raise _taken(out)
             if rank_here() == 0:
@@ -144,10 +144,10 @@ def resume(
             )
         table = run.data(data)
         held = None
-        with heard(), _choosing(folder) as kept:
+        with heard(), _choosing(folder) as before:
             if steps not in (None, run.training.steps):
                 shown = not quiet and not rank_here()
-                held = held_back_after(run, table, steps, device=where, progress=shown, checkpoint=kept)
+                held = held_back_after(run, table, steps, device=where, progress=shown, checkpoint=before)
         if data is not None or steps is not None:
             run = run.changed(folder, data, steps, held)  # before training, so that the next resume knows it
         with _resumable(folder):
@@ -167,7 +167,7 @@ def _train(
     """Train from the last checkpoint or from the start, write the posterior and print the result."""
     from pyro_dropout.mathematics.errors import PyroDropoutError
     from pyro_dropout.tabular.fitted import finished
-    from pyro_dropout.tabular.run_folder import CHECKPOINTS
+    from pyro_dropout.tabular.run_folder import CHECKPOINTS, checkpoints_in
     from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint
     from pyro_dropout.training.distributed.process_group import rank_here, started_together
     from pyro_dropout.training.fit import fit as train
@@ -187,7 +187,8 @@ def _train(
     try:
         fitted.write(folder, record)
     except PyroDropoutError as cause:
-        advice = f"to continue from the last checkpoint: {PROGRAM} resume {folder}"
+        what = "continue from the last checkpoint" if checkpoints_in(folder) else "train again (there is no checkpoint)"
+        advice = f"to {what}: {PROGRAM} resume {folder}"
         raise PyroDropoutError(f"{str(cause).rstrip('.')}; {advice}") from None
     shown = os.path.relpath(folder)
     ended = f"loss {loss:.4g} at the last step (not comparable between guides)"

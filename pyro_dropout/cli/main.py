@@ -68,7 +68,7 @@ class Commands(TyperGroup):
             with terminable():
                 code = super().main(given, *rest, **more)
         except Terminated as stop:
-            complain("stopped by SIGTERM before there was a checkpoint. The same command starts again.")
+            complain("stopped by SIGTERM before there was anything to keep. The same command starts again.")
             code = stop.code
         except Exception as mistake:
             # A usage error; the module of its class differs between versions.

@@ -230,7 +230,7 @@ def _most_related(x: Tensor, said: Tensor, columns: Mapping[str, Sequence[int]])
 def _standardised(values: Tensor) -> Tensor:
     """Return columns of mean 0 and norm 1; a constant is 0."""
     apart = values - values.mean(0)
-    return apart / apart.norm(dim=0).clamp_min(1e-12)
+    return apart / apart.square().sum(0).sqrt().clamp_min(1e-12)
 
 
 def _said(prediction: Prediction) -> tuple[Tensor, Tensor]:

@@ -87,7 +87,9 @@ def test_files_that_grow_too_large(whole: Path, tmp_path: Path) -> None:
     code, said = limited(3000, "fit", data, "--out", out, *FIT)  # the record alone
     assert code == 2
     assert "the checkpoint of step 20 cannot be written: File too large. Training continues" in said
+    assert "Training continues; there is no checkpoint yet" in said
     assert "posterior.safetensors' cannot be written: File too large" in said
+    assert "to train again (there is no checkpoint): pyro-dropout resume" in said
     assert [name for name, what in contents(out).items() if what is not None] == ["run.json"]
     assert run("resume", out, "-q").exit_code == 0
     assert predicted(out, data) == answers(whole)
