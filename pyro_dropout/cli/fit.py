@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -59,7 +60,7 @@ def fit(
     noise: options.NoiseName = "auto",
     conformal: options.ConformalSwitch = True,
     members: options.Members = None,
-    width: options.Width = 50,
+    width: options.OwnWidth = None,
     steps: options.OwnSteps = None,
     lr: options.OwnRate = None,
     batch_size: options.BatchSize = None,
@@ -92,14 +93,15 @@ def fit(
     with _claimed(out, make=True):
         again = _check_new(out)
         table, path = reading.read(data), Path(data).resolve()
-        with heard(), _cleared(out):
+        with heard(), _cleared(out), _choosing(out) as before:
             facts = table, str(path), sha256_of(path), reading, training, wanted
-            run, said, _ = plan_table(*facts, device=where, progress=not quiet and not rank_here())
-        if again and Run.read(out).identity != run.identity:
-            raise _taken(out)
-        with _resumable(out), _cleared(out):
+            shown = not quiet and not rank_here()
+            run, said, _ = plan_table(*facts, device=where, progress=shown, checkpoint=before)
+            if again and Run.read(out).identity != run.identity:
+                raise _taken(out)
             if rank_here() == 0:
                 run.write(out)
+        with _resumable(out), _cleared(out):
             _train(run, table, out, where, checkpoint_every, as_json, quiet, said)
 
 
@@ -139,9 +141,10 @@ def resume(
             )
         table = run.data(data)
         held = None
-        if steps not in (None, run.training.steps):
-            with heard():
-                held = held_back_after(run, table, steps, device=where, progress=not quiet and not rank_here())
+        with heard(), _choosing(folder) as before:
+            if steps not in (None, run.training.steps):
+                shown = not quiet and not rank_here()
+                held = held_back_after(run, table, steps, device=where, progress=shown, checkpoint=before)
         if data is not None or steps is not None:
             run = run.changed(folder, data, steps, held)  # before training, so that the next resume knows it
         with _resumable(folder):
@@ -161,7 +164,7 @@ def _train(
     """Train from the last checkpoint or from the start, write the posterior and print the result."""
     from pyro_dropout.mathematics.errors import PyroDropoutError
     from pyro_dropout.tabular.fitted import finished
-    from pyro_dropout.tabular.run_folder import CHECKPOINTS
+    from pyro_dropout.tabular.run_folder import CHECKPOINTS, checkpoints_in
     from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint
     from pyro_dropout.training.distributed.process_group import rank_here, started_together
     from pyro_dropout.training.fit import fit as train
@@ -181,7 +184,8 @@ def _train(
     try:
         fitted.write(folder, record)
     except PyroDropoutError as cause:
-        advice = f"to continue from the last checkpoint: {PROGRAM} resume {folder}"
+        what = "continue from the last checkpoint" if checkpoints_in(folder) else "train again (there is no checkpoint)"
+        advice = f"to {what}: {PROGRAM} resume {folder}"
         raise PyroDropoutError(f"{str(cause).rstrip('.')}; {advice}") from None
     shown = os.path.relpath(folder)
     ended = f"loss {loss:.4g} at the last step (not comparable between guides)"
@@ -240,6 +244,35 @@ def _resumable(folder: Path) -> Iterator[None]:
         raise SystemExit(stop.code) from None
 
 
+@contextlib.contextmanager
+def _choosing(folder: Path) -> Iterator[Path | None]:
+    """Yield where trainings are kept that come before that of a run; if interrupted, say so, else remove them.
+
+    Under torchrun, where each rank makes all of them, they are not kept.
+    """
+    from pyro_dropout.tabular.run_folder import CHOOSING
+    from pyro_dropout.training.checkpoints.regular_file import check_no_links
+    from pyro_dropout.training.distributed.process_group import started_together
+
+    where = folder / CHOOSING
+    check_no_links(folder, CHOOSING)
+    try:
+        yield None if started_together() else where
+    except (KeyboardInterrupt, SystemExit) as stop:
+        if not any(where.rglob("step-*.safetensors")):
+            shutil.rmtree(where, ignore_errors=True)
+            raise
+        kept = f"the trainings that choose what to train are kept in {where}. To continue, give the same command again."
+        if isinstance(stop, KeyboardInterrupt):
+            raise KeyboardInterrupt(f"; {kept}") from None
+        complain(f"stopped; {kept}")
+        raise SystemExit(stop.code) from None
+    except BaseException:
+        shutil.rmtree(where, ignore_errors=True)
+        raise
+    shutil.rmtree(where, ignore_errors=True)
+
+
 # --- where things go --------------------------------------------------------------------------------------------------
 
 
@@ -264,7 +297,7 @@ def _claimed(folder: Path, make: bool = False) -> Iterator[None]:
 
 def _check_new(folder: Path) -> bool:
     """Raise unless a folder for a run is new or empty; return whether torchrun has restarted a run in it."""
-    from pyro_dropout.tabular.run_folder import RECORD
+    from pyro_dropout.tabular.run_folder import CHOOSING, RECORD
     from pyro_dropout.training.checkpoints.folder_claim import LOCK
     from pyro_dropout.training.distributed.process_group import rank_here, restarted
 
@@ -274,7 +307,7 @@ def _check_new(folder: Path) -> bool:
         if restarted():
             return True
         raise _taken(folder)
-    if any(each.name != LOCK for each in folder.iterdir()):
+    if any(each.name not in (LOCK, CHOOSING) for each in folder.iterdir()):
         raise options.refusal("--out", f"{str(folder)!r} is not empty; use a new folder.")
     return False
 

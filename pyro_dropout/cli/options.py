@@ -225,6 +225,12 @@ Members = Annotated[
 ]
 Seeds = Annotated[int, computing_option(metavar="N", callback=count, help="Training runs per guide.")]
 Width = Annotated[int, computing_option(metavar="N", callback=count, help="Hidden units of the network.")]
+OwnWidth = Annotated[
+    int | None,
+    computing_option(
+        "--width", metavar="N", callback=count, help="Hidden units; by default 50, and fewer for more than 500 inputs."
+    ),
+]
 OwnSteps = Annotated[
     int | None,
     computing_option(

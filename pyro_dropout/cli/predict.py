@@ -215,7 +215,7 @@ def _header(names: "Iterable[str]") -> list[str]:
     from pyro_dropout.mathematics.errors import PyroDropoutError
 
     safe = [for_spreadsheet(name) for name in names]
-    twice = next((name for name in safe if safe.count(name) > 1), None)
+    twice = next((name for name, count in Counter(safe).items() if count > 1), None)
     if twice is not None:
         raise PyroDropoutError(f"two columns of the predictions would be called {twice!r}; rename a class or a column.")
     return safe

@@ -3,6 +3,7 @@
 Nothing is built from a file before this check, and nothing but numbers, texts, tuples and dataclasses can be.
 """
 
+import functools
 import math
 from dataclasses import MISSING, fields, is_dataclass
 from types import NoneType, UnionType
@@ -32,7 +33,7 @@ def built(kind: type[T], found: object) -> T:
     """
     if not isinstance(found, dict) or not is_dataclass(kind):
         raise TypeError(f"a record of the kind {kind.__name__}")
-    hints, known = get_type_hints(kind), {field.name: field for field in fields(kind)}
+    hints, known = _hints(kind), {field.name: field for field in fields(kind)}
     for name in found:
         if name not in known:
             raise TypeError(repr(name))
@@ -41,6 +42,12 @@ def built(kind: type[T], found: object) -> T:
             raise KeyError(name)
     made: T = kind(**{name: _typed(hints[name], value, name) for name, value in found.items()})
     return made
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    """Return the types of a dataclass's fields; a record may hold thousands of one class."""
+    return get_type_hints(kind)
 
 
 def _typed(hint: Any, value: object, name: str) -> Any:

@@ -20,7 +20,9 @@ is trained on all rows, the steps are those of three trainings.
 
 import contextlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -33,6 +35,7 @@ from pyro_dropout.prediction.predict import predict
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.registry import guide_names, resolve_guide
 from pyro_dropout.tabular.recipe import Data, Noise, Recipe, Scale
+from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint
 from pyro_dropout.training.fit import fit
 from pyro_dropout.training.history import DivergedError
 from pyro_dropout.training.loop import progress_bar, sharing_bar
@@ -43,6 +46,7 @@ _LARGEST_MEAN = 200.0  # of counts; larger ones are as good as continuous
 _SKEWED = 0.5
 _NOISY = 0.2  # nats that noise by input must gain
 _WHOLE_BATCH, _BATCH = 2048, 1024
+_WIDEST, _NARROWEST, _WEIGHTS = 50, 10, 25_000  # hidden units, and weights of the first layer that are enough
 _SAMPLES = 200
 _WORST = 1e6  # nats, instead of infinity
 MEAN_FIELD = Recipe("mean-field", activation="silu", prior="learned", decay=True)
@@ -77,7 +81,7 @@ def choose_recipe(
     guide: str = "auto",
     scale: Scale | Literal["auto"] = "auto",
     noise: Noise | Literal["auto"] = "auto",
-    width: int = 50,
+    width: int | None = None,
     members: int | None = None,
     steps: int = STEPS,
     lr: float = LEARNING_RATE,
@@ -85,6 +89,7 @@ def choose_recipe(
     seed: int = 0,
     device: torch.device | str | None = None,
     progress: bool = False,
+    checkpoint: Path | None = None,
 ) -> Choice:
     """Choose what to train on a table, by the rule at the head of this file; the same call gives the same choice.
 
@@ -95,7 +100,7 @@ def choose_recipe(
         guide: name of a guide, or "auto": mean field with a learned prior, or an ensemble.
         scale: of the target, or "auto".
         noise: "constant", "by-input" or "auto".
-        width: hidden units.
+        width: hidden units; by default 50, and fewer for more than 500 inputs.
         members: of an ensemble.
         steps: of the final training; candidates take a quarter as many.
         lr: the learning rate of Adam.
@@ -103,6 +108,8 @@ def choose_recipe(
         seed: of everything random.
         device: where to compute.
         progress: whether to show a bar for all candidates.
+        checkpoint: a folder for the checkpoints of all trainings, so that the same call continues after an
+            interruption. It belongs to these arguments alone.
 
     Example:
         >>> import torch
@@ -123,13 +130,14 @@ def choose_recipe(
     rows = batch_for(len(train[0]), batch_size)
     few = max(1, steps // 4)
     training = {"steps": few, "lr": lr, "batch_size": rows, "progress": False}
-    search = _Search(train, held, classes, seed, device, training)
+    search = _Search(train, held, classes, seed, device, training, checkpoint)
+    width = width_for(train[0].shape[1], width)
     targets = torch.cat([train[1], held[1]])
     chosen = first_recipe(targets, bool(classes), guide, scale, noise, width, members)
     both, noisy = scale == "auto" and chosen.scale != "plain", noise == "auto" and not classes
     count = 1 + both + noisy + (1 + bool(classes)) * (guide == "auto")
     with progress_bar(count * few + steps, progress) as bar, sharing_bar(bar):
-        bar.set_description("choosing")
+        search.say = lambda number: bar.set_description(f"choosing, training {number} of {count + 1}")
         search.attempt(chosen)
         if both:
             search.attempt(replace(search.base, scale="plain"))
@@ -153,6 +161,7 @@ def held_back_prediction(
     *,
     seed: int,
     device: torch.device | str | None = None,
+    checkpoint: Path | None = None,
     **training: Any,
 ) -> Prediction:
     """Return what a recipe, trained without them, says about held-back rows.
@@ -164,18 +173,28 @@ def held_back_prediction(
         classes: names of the classes.
         seed: of everything random.
         device: where to compute.
+        checkpoint: a folder for checkpoints, as in ``choose_recipe``.
         training: steps and the other options of ``fit``.
     """
-    return _Search(train, held, classes, seed, device, training)._tried(recipe).found
+    return _Search(train, held, classes, seed, device, training, checkpoint)._tried(recipe).found
 
 
 class _Search:
     """Candidates that are trained one after another, and the best so far."""
 
     def __init__(
-        self, train: Data, held: Data, classes: tuple[str, ...], seed: int, device: Any, training: dict[str, Any]
+        self,
+        train: Data,
+        held: Data,
+        classes: tuple[str, ...],
+        seed: int,
+        device: Any,
+        training: dict[str, Any],
+        folder: Path | None,
     ) -> None:
         self.train, self.classes, self.seed, self.training = train, classes, seed, training
+        self.folder, self.trainings = folder, 0
+        self.say: Callable[[int], None] = lambda number: None
         self.x, self.y = (part if device is None else part.to(device) for part in held)
         self.device = device
         self.tried: list[_Candidate] = []
@@ -208,8 +227,12 @@ class _Search:
         return self.best.recipe if self.tried else self.lost[0][0]
 
     def _tried(self, recipe: Recipe, steps: int | None = None) -> "_Candidate":
-        longer = {} if steps is None else {"steps": steps}
+        self.trainings += 1
+        self.say(self.trainings)
+        longer: dict[str, Any] = {} if steps is None else {"steps": steps}
         how = {**self.training, **longer, "seed": self.seed, "device": self.device}
+        if self.folder is not None:  # a training that has ended is not repeated: it resumes from its last step
+            how["checkpoint"] = Checkpoint(self.folder / f"training-{self.trainings}", keep=1)
         method: Any = resolve_guide(recipe.guide).method
         with forked():
             torch.manual_seed(self.seed)
@@ -302,6 +325,18 @@ def first_recipe(
     on: Any = "plain" if classes else natural_scale(y) if scale == "auto" else scale
     noise_of: Any = "constant" if noise == "auto" else noise
     return replace(start, width=width, members=None if guide == "auto" else members, scale=on, noise=noise_of)
+
+
+def width_for(inputs: int, given: int | None = None) -> int:
+    """Return how many hidden units a network has: those given, 50, and fewer, down to 10, where inputs are many.
+
+    A step costs rows x inputs x units.
+
+    Example:
+        >>> width_for(13), width_for(1000), width_for(10_000), width_for(10_000, given=50)
+        (50, 25, 10, 50)
+    """
+    return max(_NARROWEST, min(_WIDEST, _WEIGHTS // inputs)) if given is None else given
 
 
 def batch_for(rows: int, given: int | None = None) -> int | None:

@@ -2,6 +2,9 @@
 
 A column is shuffled as a whole, with all features that it became. What is compared is the prediction, with no need of
 targets: its mean, and its doubt, the standard deviation of y (for classes, the probabilities and their entropy).
+
+Every shuffle is a prediction, and a prediction costs more the more inputs there are. In a wide table, only the columns
+most related to the prediction are shuffled: those with the largest correlation, of their values or of their squares.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +24,7 @@ from pyro_dropout.protocols import Axes, Figure, Record
 Predict = Callable[[Tensor], Prediction]  # of inputs, (N, Q), always with the same draws
 
 _SHOWN = 15  # columns in a chart
+_FEWEST, _MOST, _WORK = 30, 100, 100_000  # columns that are shuffled, and times how many inputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +43,7 @@ class Importance:
         given: from how many they were chosen.
         repeats: how often each column was shuffled.
         within: whether rows outside the training range were left out before.
+        columns: from how many columns these were chosen, as the most related to the prediction; 0 if all are here.
     """
 
     names: tuple[str, ...]
@@ -51,6 +56,7 @@ class Importance:
     given: int = 0
     repeats: int = 0
     within: bool = False
+    columns: int = 0
 
     @property
     def basis(self) -> str:
@@ -60,7 +66,10 @@ class Importance:
         count = f"{self.rows} rows" if self.rows == self.given else f"{self.rows} of {self.given} rows"
         where = " within the training range" if self.within else ""
         often = "once" if self.repeats == 1 else f"{self.repeats} times"
-        return f"{count}{where}, each column shuffled {often}"
+        each = "each column"
+        if self.columns:
+            each = f"the {len(self.names)} of {self.columns} columns most related to the prediction"
+        return f"{count}{where}, {each} shuffled {often}"
 
     @property
     def title(self) -> str:
@@ -134,7 +143,8 @@ def explain(
     """Return how much predictions change when each column is shuffled among the rows.
 
     Columns that go together share what they are worth: if one is shuffled, the other still tells. Shuffled rows may be
-    unlike any real row.
+    unlike any real row. Of more than a hundred columns, fewer if inputs are thousands, only those most related to the
+    prediction are shuffled; a column that matters only together with others may then be left out.
 
     Args:
         predict: predicts inputs, (N, Q), with the same draws at each call: ``pd.predict(..., shared=True, seed=0)``.
@@ -168,7 +178,8 @@ def explain(
         for one, other in zip(base, _said(predict(x)), strict=True)
     ):
         raise PyroDropoutError("predict must use the same draws at each call; give it a seed, as in seed=0.")
-    found = []
+    found, of = [], len(columns)
+    columns = _most_related(x.to("cpu", torch.float64), torch.cat(base, 1), columns)
     for places in columns.values():
         changes = torch.zeros(2, len(x), dtype=torch.float64)
         for _ in range(repeats):
@@ -192,7 +203,34 @@ def explain(
         len(x),
         given,
         repeats,
+        columns=of if len(columns) < of else 0,
     )
+
+
+def _most_related(x: Tensor, said: Tensor, columns: Mapping[str, Sequence[int]]) -> dict[str, Sequence[int]]:
+    """Return the columns to shuffle: those whose values, or squares, correlate most with what is said of rows, (N, D).
+
+    Example:
+        >>> import torch
+        >>> x = torch.randn(200, 500, generator=torch.Generator().manual_seed(0))
+        >>> found = _most_related(x, x[:, 7:8] ** 2 + x[:, 9:10], {f"c{k}": [k] for k in range(500)})
+        >>> len(found), "c7" in found, "c9" in found
+        (100, True, True)
+    """
+    most = max(_FEWEST, min(_MOST, _WORK // x.shape[1]))
+    if len(columns) <= most:
+        return dict(columns)
+    values, said = _standardised(x), _standardised(said)
+    related = torch.stack([values.T @ said, _standardised(values.square()).T @ said]).abs().amax((0, 2))  # (Q,)
+    strength = torch.stack([related[list(places)].max() for places in columns.values()])
+    chosen = set(strength.topk(most).indices.tolist())
+    return {name: places for k, (name, places) in enumerate(columns.items()) if k in chosen}
+
+
+def _standardised(values: Tensor) -> Tensor:
+    """Return columns of mean 0 and norm 1; a constant is 0."""
+    apart = values - values.mean(0)
+    return apart / apart.square().sum(0).sqrt().clamp_min(1e-12)
 
 
 def _said(prediction: Prediction) -> tuple[Tensor, Tensor]:

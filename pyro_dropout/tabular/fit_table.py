@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ from pyro_dropout.tabular.choice import (
     choose_recipe,
     first_recipe,
     held_back_prediction,
+    width_for,
 )
 from pyro_dropout.tabular.fitted import FittedTable, finished
 from pyro_dropout.tabular.run_folder import Run, sha256_of
@@ -39,7 +41,7 @@ def fit_table(
     noise: str = "auto",
     held_back: float = 0.2,
     conformal: bool = True,
-    width: int = 50,
+    width: int | None = None,
     members: int | None = None,
     steps: int | None = None,
     lr: float | None = None,
@@ -63,7 +65,7 @@ def fit_table(
         noise: of a numeric target: "constant", "by-input", or "auto".
         held_back: the share of rows that is not trained on; 0 chooses and calibrates nothing.
         conformal: whether intervals are calibrated on the held-back rows.
-        width: hidden units.
+        width: hidden units; by default 50, and fewer, down to 10, for more than 500 inputs.
         members: of an ensemble.
         steps: of training; by default 1200, and 2000 for a guide that is given.
         lr: learning rate; by default 0.05, falling to zero, and 0.01 for a guide that is given.
@@ -102,14 +104,14 @@ class Wanted:
         guide: by its name.
         scale: of a numeric target.
         noise: of a numeric target.
-        width: hidden units.
+        width: hidden units; None for as many as suit the inputs.
         members: of an ensemble; None for its default.
     """
 
     guide: str = "auto"
     scale: str = "auto"
     noise: str = "auto"
-    width: int = 50
+    width: int | None = None
     members: int | None = None
 
     def training(
@@ -138,6 +140,7 @@ def plan_table(
     *,
     device: torch.device | str | None = None,
     progress: bool = True,
+    checkpoint: Path | None = None,
 ) -> tuple[Run, str, Prediction | None]:
     """Return an untrained run on all rows of a table, how it was chosen, and its prediction of the held-back rows.
 
@@ -150,6 +153,7 @@ def plan_table(
         wanted: what to train.
         device: where to compute.
         progress: whether to show bars.
+        checkpoint: a folder in which the trainings that choose are kept, so that the same call continues.
     """
     assert data.encoding is not None
     x = data.rows[0]
@@ -162,11 +166,15 @@ def plan_table(
                 f" size, and are counted from {encoding.target_centre}. Use scale='plain'."
             )
         wanted = replace(wanted, scale="plain")
+    wanted = replace(wanted, width=width_for(x.shape[1], wanted.width))
     if not len(data.test[0]):
         first = first_recipe(data.train[1], bool(data.classes), **asdict(wanted))
         return Run.of(file, digest, reading, encoding, first, training), "", None
     how = {"steps": training.steps, "lr": training.lr, "batch_size": training.batch_size, "seed": training.seed}
     settings: Any = asdict(wanted) | how | {"device": device, "progress": progress}
+    if checkpoint is not None:  # what was kept of another table, command or version is of no use
+        bound = [version("pyro-dropout"), digest, asdict(reading), asdict(training), asdict(wanted)]
+        settings["checkpoint"] = checkpoint / hashlib.sha256(repr(bound).encode()).hexdigest()[:16]
     choice = choose_recipe(data.train, data.test, data.classes, **settings)
     held = _held_back(choice.prediction, data, training)
     run = Run.of(file, digest, reading, encoding, choice.recipe, training, held)
@@ -174,14 +182,24 @@ def plan_table(
 
 
 def held_back_after(
-    run: Run, data: Dataset, steps: int, *, device: torch.device | str | None = None, progress: bool = True
+    run: Run,
+    data: Dataset,
+    steps: int,
+    *,
+    device: torch.device | str | None = None,
+    progress: bool = True,
+    checkpoint: Path | None = None,
 ) -> Record:
-    """Return what the held-back rows of a run's table say after another number of steps, as JSON; {} if it has none."""
+    """Return what the held-back rows of a run's table say after another number of steps, as JSON; {} if it has none.
+
+    The training for it is kept in the folder ``checkpoint``, if there is one, so that the same call continues.
+    """
     if not run.held_back:
         return {}
     batch = batch_for(len(data.train[0]), run.training.batch_size)
     how: Any = {"lr": run.training.lr, "batch_size": batch, "steps": steps, "progress": progress}
     how |= {"seed": run.training.seed, "device": device}
+    how |= {"checkpoint": None if checkpoint is None else checkpoint / f"{run.identity[:16]}-{steps}"}
     found = held_back_prediction(run.recipe, data.train, data.test, data.classes, **how)
     return _held_back(found, data, run.training)
 

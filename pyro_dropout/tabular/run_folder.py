@@ -30,7 +30,8 @@ from pyro_dropout.training.checkpoints.tensor_file import DamagedFileError, read
 from pyro_dropout.training.distributed.process_group import rank_here
 
 RECORD, POSTERIOR, CHECKPOINTS = "run.json", "posterior.safetensors", "checkpoints"
-OWN = (RECORD, POSTERIOR, CHECKPOINTS)
+CHOOSING = "choosing"  # checkpoints of the trainings that choose what to train; removed when that is known
+OWN = (RECORD, POSTERIOR, CHECKPOINTS, CHOOSING)
 
 
 @dataclass(frozen=True)
@@ -204,6 +205,10 @@ class Run:
         if not Path(folder).is_dir():
             raise PyroDropoutError(f"there is no folder {str(folder)!r}; create a run with pyro-dropout fit.")
         check_no_links(Path(folder), *OWN)
+        if not path.exists() and (Path(folder) / CHOOSING).is_dir():
+            raise PyroDropoutError(
+                f"{folder} was stopped before it was known what to train. To continue, give the same fit command again."
+            )
         return cls._of(read_record(path))
 
     @classmethod

@@ -132,7 +132,7 @@ def sharing_bar(bar: Any) -> Iterator[None]:
 def progress_bar(total: int, shown: bool, done: int = 0) -> contextlib.AbstractContextManager[Any]:
     """Return a bar of ``total`` steps, of which some are done already; it disappears at the end."""
     if _shared.get() is not None:
-        return contextlib.nullcontext(_shared.get())
+        return _at_step(_shared.get(), done)
     bar: contextlib.AbstractContextManager[Any] = tqdm(
         total=total, initial=done, disable=not shown, unit="step", smoothing=0.1, leave=False
     )

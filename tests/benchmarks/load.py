@@ -2,6 +2,7 @@
 
 Ten million rows of a CSV file through ``pyro-dropout predict``, whose memory must not grow with the file; a fleet of
 ten thousand networks; and a prediction with a hundred thousand draws, whose memory must not grow with the draws.
+``--columns 10000`` fits and predicts a table of 250 rows and so many columns instead.
 """
 
 import argparse
@@ -67,6 +68,28 @@ def stream(rows: int, samples: int) -> dict[str, object]:
     }
 
 
+def wide(columns: int) -> dict[str, object]:
+    """Fit a table with many columns, two of which say what the target is, and predict 50 other rows."""
+    x = torch.randn(300, columns, generator=torch.Generator().manual_seed(0))
+    y = 2 * x[:, :1] - x[:, 5:6] + 0.3 * torch.randn(300, 1, generator=torch.Generator().manual_seed(1))
+    lines = [",".join(f"{value:.3f}" for value in row) + "\n" for row in torch.cat([x, y], 1).tolist()]
+    header = ",".join([*(f"c{k}" for k in range(columns)), "y"]) + "\n"
+    fitted = ["fit", "table.csv", "--target", "y", "--out", "run", "--quiet"]
+    asked = ["predict", "run", "new.csv", "--out", "said.csv", "--quiet"]
+    found: dict[str, object] = {"columns": columns}
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "table.csv").write_text(header + "".join(lines[:250]))
+        Path(folder, "new.csv").write_text(header + "".join(lines[250:]))
+        for words in (fitted, asked, [*asked[:-1], "--plot", "said.png", "--quiet"]):
+            before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+            subprocess.run([sys.executable, "-m", "pyro_dropout", *words], cwd=folder, check=True, stdout=sys.stderr)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+            name = words[0] + " --plot" * ("--plot" in words)
+            found |= {f"{name}: seconds": round(time.monotonic() - start, 1), f"{name}: of CPU time": round(cpu, 1)}
+    return found | {"most megabytes": round(after.ru_maxrss / 1e3, 1)}
+
+
 def fleet(replicas: int, steps: int) -> dict[str, object]:
     """Train many small networks at once, compiled."""
     x = torch.randn(1000, 13, generator=torch.Generator().manual_seed(0))
@@ -120,8 +143,12 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, default=10_000)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--draws", type=int, nargs="+", default=[1000, 10_000, 100_000])
+    parser.add_argument("--columns", type=int, help="fit a table with so many columns instead")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    if args.columns:
+        print(json.dumps(wide(args.columns), indent=1))
+        return
     print(json.dumps({"draws": draws(args.draws)}, indent=1), flush=True)
     print(json.dumps({"rows": stream(args.rows, args.samples)}, indent=1), flush=True)
     print(json.dumps({"fleet": fleet(args.replicas, args.steps)}, indent=1), flush=True)

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import pyro_dropout as pd
+from pyro_dropout.tabular import choice
 from tests.cli.command import contents, run, trees, written
 from tests.cli.kills import comparisons, fits, predicted
 
@@ -86,7 +87,9 @@ def test_files_that_grow_too_large(whole: Path, tmp_path: Path) -> None:
     code, said = limited(3000, "fit", data, "--out", out, *FIT)  # the record alone
     assert code == 2
     assert "the checkpoint of step 20 cannot be written: File too large. Training continues" in said
+    assert "Training continues; there is no checkpoint yet" in said
     assert "posterior.safetensors' cannot be written: File too large" in said
+    assert "to train again (there is no checkpoint): pyro-dropout resume" in said
     assert [name for name, what in contents(out).items() if what is not None] == ["run.json"]
     assert run("resume", out, "-q").exit_code == 0
     assert predicted(out, data) == answers(whole)
@@ -103,13 +106,14 @@ def test_a_folder_that_may_not_be_written(whole: Path, tmp_path: Path, monkeypat
         done = run("fit", data, "--out", out, *FIT)
     assert (done.exit_code, "run' cannot be written: Permission denied" in done.stderr) == (2, True)
     assert contents(tmp_path) == {}
-    make, made = tempfile.mkstemp, iter(range(2))
+    choosing, record, first = 2, 1, 1  # files that can be written
+    make, made = tempfile.mkstemp, iter(range(choosing + record + first))
 
     def later(*args: Any, **options: Any) -> Any:
         return refuse() if next(made, None) is None else make(*args, **options)
 
     with monkeypatch.context() as changed:
-        changed.setattr(tempfile, "mkstemp", later)  # after the record and one checkpoint
+        changed.setattr(tempfile, "mkstemp", later)
         done = run("fit", data, "--out", out, *FIT)
     said = " ".join(done.stderr.split())
     assert done.exit_code == 2
@@ -177,19 +181,62 @@ def test_the_interrupt_button_of_a_notebook(count: int) -> None:
     assert seen >= count // 4  # most interrupts came after some steps, and these are kept
 
 
-def test_sigterm_before_the_first_checkpoint(tmp_path: Path) -> None:
-    """Which guide to take is chosen first, without checkpoints."""
+def test_trainings_that_choose_are_not_repeated(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupted after each training that chooses: the same command ends as if nothing had been."""
+    data, out, real = whole / "table.csv", tmp_path / "run", choice.predict
+    words = ["fit", data, "--out", out, *FIT]
+    first: list[int] = []
+    for after in (1, 2):
+        asked = iter(range(1, after))
+
+        def predict(*args: Any, asked: Iterator[int] = asked, **options: Any) -> Any:
+            if next(asked, None) is None:
+                raise KeyboardInterrupt
+            return real(*args, **options)
+
+        monkeypatch.setattr(choice, "predict", predict)
+        done = run(*words)
+        assert done.exit_code == 130
+        assert "choosing. To continue, give the same command again." in " ".join(done.stderr.split())
+        assert len(list((out / "choosing").rglob("step-*"))) == after
+        first += [path.stat().st_mtime_ns for path in (out / "choosing").rglob("training-1/step-*")]
+    assert len(set(first)) == 1
+    assert "give the same fit command again" in run("resume", out).stderr
+    monkeypatch.setattr(choice, "predict", real)
+    assert run(*words).exit_code == 0
+    assert not (out / "choosing").exists()
+    assert predicted(out, data) == answers(whole)
+
+
+def test_sigterm_before_the_first_checkpoint_of_a_run(tmp_path: Path) -> None:
+    """Which guide to take is chosen first; these trainings have checkpoints of their own."""
     table, out = written(tmp_path, trees()), tmp_path / "run"
     words = ["fit", table, "--target", "kind", "--steps", "10000000", "--out", out]
     command = [sys.executable, "-m", "pyro_dropout", *map(str, words)]
     said = b""
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, bufsize=0) as process:
         assert process.stderr is not None
-        while b"choosing" not in said and process.poll() is None:  # the bar of the choice
+        while b"loss" not in said and process.poll() is None:  # the bar of the choice, after the first steps
             said += process.stderr.read(100) or b""
         process.terminate()
         said += process.stderr.read()
     assert process.returncode == 143
-    assert b"stopped by SIGTERM before there was a checkpoint. The same command starts again." in said
+    assert b"training can resume from there" in said
+    assert b"stopped; the trainings that choose what to train are kept in" in said
     assert b"Traceback" not in said
     assert run(*words[:5], "3", *words[6:], "--quiet").exit_code == 0
+
+
+def test_a_rank_that_is_gone_is_named_in_a_line(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*args: Any, **options: Any) -> Any:
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:56739.")
+
+    monkeypatch.setattr("pyro_dropout.tabular.fit_table.plan_table", gone)
+    words = ["fit", whole / "table.csv", "--out", tmp_path / "run", *FIT]
+    with pytest.raises(RuntimeError, match="closed by peer"):  # no ranks: a bug, whose traceback is shown
+        run(*words)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    done = run(*words)
+    assert done.exit_code == 1
+    assert done.stderr.startswith("pyro-dropout: another rank has ended, so this one stops.")
+    assert contents(tmp_path) == {}

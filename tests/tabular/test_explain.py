@@ -53,6 +53,22 @@ def test_what_moves_between_classes_is_their_probability() -> None:
     assert found.mean[1:].tolist() == [0, 0]
 
 
+def test_of_thousands_of_columns_those_most_related_to_the_prediction_are_shuffled() -> None:
+    """Each shuffle passes over all columns, so shuffling all of them takes time by the square of their number."""
+    x, calls = torch.randn(200, 4000), []
+
+    def ask(x: Tensor) -> pd.Prediction:
+        calls.append(x)
+        mean = 2 * x[:, 70:71] + x[:, 2000:2001].square()
+        return made(torch.cat([mean, x[:, 3999:]], -1).unsqueeze(0).double(), pd.HeteroscedasticGaussian())
+
+    found = explain(ask, x, {f"c{k}": [k] for k in range(4000)}, repeats=2)
+    assert len(calls) == 2 + 2 * 30
+    assert found.names[:2] == ("c70", "c2000")
+    assert found.names[int(found.doubt.argmax())] == "c3999"
+    assert found.basis == "200 rows, the 30 of 4000 columns most related to the prediction shuffled 2 times"
+
+
 def test_other_draws_at_each_call_are_refused() -> None:
     with pytest.raises(pd.PyroDropoutError, match="same draws at each call; give it a seed"):
         explain(lambda x: made(torch.randn(3, len(x), 1), pd.Gaussian(1.0)), table(20), COLUMNS)

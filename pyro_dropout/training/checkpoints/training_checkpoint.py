@@ -167,9 +167,10 @@ class Keeper:
         try:
             write_tensors(path, found, facts | identity_of(self.model, self.guide))
         except OSError as cause:
+            left = "the previous checkpoint is kept" if self.step else "there is no checkpoint yet"
             warnings.warn(
                 f"the checkpoint of step {step} cannot be written: {cause.strerror or cause}. Training continues;"
-                " the previous checkpoint is kept.",
+                f" {left}.",
                 stacklevel=5,
             )
             return False
