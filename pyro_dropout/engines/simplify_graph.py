@@ -45,6 +45,8 @@ def simplify_graph(graph: fx.Graph) -> None:
             ones.add(node)
         same = _original(node) if node.target in _VIEWS else None
         if same is None and owner(node) not in kept and not is_random(node):
+            if _only_slice(node, written):  # its gradient is a view of the slice's
+                node.target, node.args = _aten.view.default, node.args[:2]
             same = _factor(node, ones, written) or _itself(node, written) or _said_before(node, known, written)
         if same is not None and same is not node:
             node.replace_all_uses_with(same)
@@ -119,6 +121,18 @@ def _itself(node: fx.Node, written: set[fx.Node]) -> fx.Node | None:
     if not isinstance(value, fx.Node) or isinstance(one, fx.Node) or one != 1 or _layout(value) != _layout(node):
         return None
     return None if owner(value) in written else value
+
+
+def _only_slice(node: fx.Node, written: set[fx.Node]) -> bool:
+    """Whether this writes a tensor into the only slice of another, of which it could be a view instead."""
+    if node.target is not _aten.select_backward.default or len(node.args) != 4:
+        return False
+    slope, sizes, place, _ = node.args
+    if not isinstance(slope, fx.Node) or not isinstance(sizes, list | tuple) or not isinstance(place, int):
+        return False
+    val = slope.meta.get("val")
+    only = sizes[place] == 1 and owner(slope) not in written
+    return bool(only) and isinstance(val, Tensor) and val.is_contiguous()
 
 
 def _said_before(node: fx.Node, known: dict[object, fx.Node], written: set[fx.Node]) -> fx.Node | None:
