@@ -24,8 +24,7 @@ from pyro_dropout.engines.generated import library
 from pyro_dropout.engines.generated.operations import DRAWS, PRODUCTS
 from pyro_dropout.engines.generated.statement import NotPlainError
 from pyro_dropout.engines.program import Program, apart_in_memory
-from pyro_dropout.engines.simplify_graph import owner
-from pyro_dropout.engines.torch_internals import OpOverload
+from pyro_dropout.engines.simplify_graph import is_mutable, owner
 
 Call = tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]
 Fixed = tuple[list[Call], list[Tensor]]  # calls, and the results that they leave
@@ -118,7 +117,7 @@ class KeptKernels:
         written = [
             owner(node.all_input_nodes[0])
             for node in self._graph.graph.nodes
-            if isinstance(node.target, OpOverload) and node.target._schema.is_mutable and node.all_input_nodes
+            if is_mutable(node) and node.all_input_nodes
         ]
         plain = all(value.device.type == "cpu" and value.layout is torch.strided for value in self._given)
         return plain and all(node.op != "get_attr" for node in written)

@@ -36,7 +36,7 @@ def simplify_graph(graph: fx.Graph) -> None:
         (11, 4, tensor([2., 2., 2.]))
     """
     *nodes, output = graph.nodes
-    written = {owner(each) for node in nodes if _mutable(node) for each in node.all_input_nodes}
+    written = {owner(each) for node in nodes if is_mutable(node) for each in node.all_input_nodes}
     kept = written | {owner(node) for node in output.all_input_nodes}  # two outputs stay two tensors
     ones: set[fx.Node] = set()
     known: dict[object, fx.Node] = {}
@@ -54,7 +54,8 @@ def simplify_graph(graph: fx.Graph) -> None:
     graph.eliminate_dead_code()
 
 
-def _mutable(node: fx.Node) -> bool:
+def is_mutable(node: fx.Node) -> bool:
+    """Whether an operation writes into one of its arguments."""
     return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
 
