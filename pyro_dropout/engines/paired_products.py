@@ -13,8 +13,7 @@ from typing import Any, no_type_check
 import torch
 from torch import Tensor, fx
 
-from pyro_dropout.engines.simplify_graph import owner
-from pyro_dropout.engines.torch_internals import OpOverload
+from pyro_dropout.engines.simplify_graph import is_mutable, owner
 
 aten = torch.ops.aten
 
@@ -126,7 +125,7 @@ def pair_products(graph: fx.Graph, fits: Callable[[Tensor], bool] = in_one_kerne
         >>> [node.target.__name__ for node in made.graph.nodes if node.op == "call_function"]
         ['exp.default', 'two_products.default', 'getitem', 'getitem', 'relu.default']
     """
-    written = {owner(node.all_input_nodes[0]) for node in graph.nodes if _writes(node)}
+    written = {owner(node.all_input_nodes[0]) for node in graph.nodes if is_mutable(node)}
     waiting: dict[object, fx.Node] = {}
     for node in graph.find_nodes(op="call_function", target=aten.mm.default):
         shape = _shape(node, fits)
@@ -141,10 +140,6 @@ def pair_products(graph: fx.Graph, fits: Callable[[Tensor], bool] = in_one_kerne
             waiting[shape] = node
         else:
             _join(graph, first, node, later)
-
-
-def _writes(node: fx.Node) -> bool:
-    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
 
 def _shape(node: fx.Node, fits: Callable[[Tensor], bool]) -> object:

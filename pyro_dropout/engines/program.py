@@ -19,8 +19,7 @@ from pyro_dropout.engines.constants import Found, alike, lift_constants
 from pyro_dropout.engines.fast_dispatch import fast_dispatch
 from pyro_dropout.engines.fused_kernels import by_shape, updates_apart
 from pyro_dropout.engines.kernel_folder import compiler_folder
-from pyro_dropout.engines.recorded_masks import RecordedMasks
-from pyro_dropout.engines.recorder import reads_values, record
+from pyro_dropout.engines.recorder import RecordedMasks, reads_values, record
 from pyro_dropout.engines.simplify_graph import owner, simplify_graph
 from pyro_dropout.engines.thin_products import rewrite_skinny_products, sum_products_with_vectors
 from pyro_dropout.engines.torch_internals import (

@@ -36,7 +36,7 @@ def simplify_graph(graph: fx.Graph) -> None:
         (11, 4, tensor([2., 2., 2.]))
     """
     *nodes, output = graph.nodes
-    written = {owner(each) for node in nodes if _mutable(node) for each in node.all_input_nodes}
+    written = {owner(each) for node in nodes if is_mutable(node) for each in node.all_input_nodes}
     kept = written | {owner(node) for node in output.all_input_nodes}  # two outputs stay two tensors
     ones: set[fx.Node] = set()
     known: dict[object, fx.Node] = {}
@@ -45,6 +45,8 @@ def simplify_graph(graph: fx.Graph) -> None:
             ones.add(node)
         same = _original(node) if node.target in _VIEWS else None
         if same is None and owner(node) not in kept and not is_random(node):
+            if _only_slice(node, written):  # its gradient is a view of the slice's
+                node.target, node.args = _aten.view.default, node.args[:2]
             same = _factor(node, ones, written) or _itself(node, written) or _said_before(node, known, written)
         if same is not None and same is not node:
             node.replace_all_uses_with(same)
@@ -52,7 +54,8 @@ def simplify_graph(graph: fx.Graph) -> None:
     graph.eliminate_dead_code()
 
 
-def _mutable(node: fx.Node) -> bool:
+def is_mutable(node: fx.Node) -> bool:
+    """Whether an operation writes into one of its arguments."""
     return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
 
@@ -119,6 +122,18 @@ def _itself(node: fx.Node, written: set[fx.Node]) -> fx.Node | None:
     if not isinstance(value, fx.Node) or isinstance(one, fx.Node) or one != 1 or _layout(value) != _layout(node):
         return None
     return None if owner(value) in written else value
+
+
+def _only_slice(node: fx.Node, written: set[fx.Node]) -> bool:
+    """Whether this writes a tensor into the only slice of another, of which it could be a view instead."""
+    if node.target is not _aten.select_backward.default or len(node.args) != 4:
+        return False
+    slope, sizes, place, _ = node.args
+    if not isinstance(slope, fx.Node) or not isinstance(sizes, list | tuple) or not isinstance(place, int):
+        return False
+    val = slope.meta.get("val")
+    only = sizes[place] == 1 and owner(slope) not in written
+    return bool(only) and isinstance(val, Tensor) and val.is_contiguous()
 
 
 def _said_before(node: fx.Node, known: dict[object, fx.Node], written: set[fx.Node]) -> fx.Node | None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from pyro_dropout.engines.simplify_graph import is_random
+from pyro_dropout.engines.simplify_graph import is_mutable, is_random
 from pyro_dropout.engines.torch_internals import OpOverload
 from pyro_dropout.engines.written_calls import Call, written
 
@@ -110,7 +110,7 @@ class Tape:
                 values[node] = args[0][args[1]]
             elif node.op == "call_function" and facts.shows(node):
                 values[node] = operation(*args, **named)
-                if _mutable(node):
+                if is_mutable(node):
                     self._each.append((operation, args, named))
             elif node.op == "call_function":
                 when = facts.when[node]
@@ -167,7 +167,7 @@ class _Facts:
 
     def _run(self, node: fx.Node, given: list[Tensor]) -> None:
         operation, args, named = _filled(node, self.values)
-        if _mutable(node):
+        if is_mutable(node):
             changed = {_memory(each) for each in _tensors([args, named])}
             self._kept += [(each, each.clone()) for each in given if _memory(each) in changed - self._written]
             self._written |= changed
@@ -197,7 +197,7 @@ class _Facts:
         return [_memory(each) for each in _tensors(self.values.get(node, ()))]
 
     def _when(self, node: fx.Node, moving: set[int]) -> int:
-        if moving.intersection(self.owners(node)) or _mutable(node) or is_random(node):
+        if moving.intersection(self.owners(node)) or is_mutable(node) or is_random(node):
             return _EACH
         if node.op != "call_function":
             return _ONCE
@@ -227,10 +227,6 @@ def _filled(node: fx.Node, values: dict[fx.Node, Any]) -> tuple[Any, Any, Any]:
     """Return the target and the arguments of a node, with values in place of nodes."""
     args, named = fx.map_arg((node.args, node.kwargs), values.__getitem__)
     return node.target, args, named
-
-
-def _mutable(node: fx.Node) -> bool:
-    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
 
 def _memory(value: Tensor) -> int:

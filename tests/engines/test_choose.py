@@ -185,8 +185,3 @@ def test_an_engine_that_cannot_is_noted_and_one_that_fails_is_warned_of(kind: ty
     assert run.engine == "C"
     assert run.why == ["broken: no compiler"]
     torch.testing.assert_close(*found, rtol=0, atol=0)
-
-
-def test_another_word_is_refused() -> None:
-    with pytest.raises(pd.PyroDropoutError, match="compile must be 'auto', 'traced', True or False"):
-        trained(pd.AutoDropout, "inductor")

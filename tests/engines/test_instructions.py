@@ -35,29 +35,17 @@ def _compile() -> Any:
     return program._compile(make_fx(lambda x: [x + 1])(torch.zeros(2)), [torch.zeros(2)])
 
 
-def test_they_are_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("given", [None, False])
+def test_they_are_assumed_unless_the_user_knows(given: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
     told = _compiling(monkeypatch)
-    assert _compile()(torch.zeros(2))[0].tolist() == [1.0, 1.0]
-    assert told == [True]
+    with inductor.patch({"cpp.vec_isa_ok": given}):
+        assert _compile()(torch.zeros(2))[0].tolist() == [1.0, 1.0]
+    assert told == [True if given is None else given]
     assert inductor.cpp.vec_isa_ok is None
 
 
-@pytest.mark.deep
 def test_they_are_tried_where_the_compiler_does_not_know_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = _compiling(monkeypatch, CppCompileError("unrecognized option -mavx512f"))
-    _compile()
+    told = _compiling(monkeypatch, CppCompileError("unrecognized option -mavx512f"), ValueError("no"))
+    with pytest.raises(ValueError, match="no"):  # which is not hidden
+        _compile()
     assert told == [True, None]
-
-
-def test_other_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = _compiling(monkeypatch, ValueError("no"))
-    with pytest.raises(ValueError, match="no"):
-        _compile()
-    assert told == [True]
-
-
-def test_what_the_user_says_about_them_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = _compiling(monkeypatch)
-    with inductor.patch({"cpp.vec_isa_ok": False}):
-        _compile()
-    assert told == [False]

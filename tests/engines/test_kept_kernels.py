@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch._inductor.exc import InductorError
 
 import pyro_dropout as pd
-from pyro_dropout.engines import kept_kernels, kernel_folder, program
+from pyro_dropout.engines import in_c, kernel_folder, program
 from pyro_dropout.engines.generated import formulas, library
-from pyro_dropout.engines.kept_kernels import KeptKernels
+from pyro_dropout.engines.in_c import KeptKernels
 from pyro_dropout.engines.recorder import record
 
 
@@ -216,7 +216,7 @@ def test_another_program_machine_or_flag_is_another_key(folder: Path, monkeypatc
     assert other is not None
     keys = [kept_for(x, y)._key, KeptKernels(other, [x, y])._key, kept_for(x.t(), y)._key]
     for place, name, value in (
-        (kept_kernels, "_processor", lambda: "another one"),
+        (in_c, "_processor", lambda: "another one"),
         (library, "FLAGS", ("-O0",)),
         (torch, "__version__", "9.9"),
     ):
@@ -303,21 +303,3 @@ def test_a_second_training_takes_the_same_steps_without_a_compiler(
     entry.write_bytes(entry.read_bytes()[:-8])
     torch.testing.assert_close(trained(batch_size), first, rtol=0, atol=0)
     assert count == ["C", "C"], "a damaged library is made anew"
-
-
-@pytest.mark.deep
-def test_plain_c_that_computes_something_else_is_not_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = trained(compile="traced")
-    monkeypatch.setitem(formulas.FORMULAS, "relu", "{0}")
-    count = _counted(monkeypatch)
-    with pytest.warns(UserWarning, match="does not compute what the recorded one does"):
-        torch.testing.assert_close(trained(), expected, rtol=1e-5, atol=1e-5)
-    assert count == ["C", "torch"]
-
-
-@pytest.mark.deep
-def test_without_a_c_compiler_torch_is_asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "compiler", lambda: ("no-such-compiler",))
-    count = _counted(monkeypatch)
-    trained()
-    assert count == ["C", "torch"]

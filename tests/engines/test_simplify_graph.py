@@ -167,6 +167,18 @@ def test_a_product_with_one_that_changes_the_type_stays() -> None:
     torch.testing.assert_close(made(torch.arange(3)), torch.arange(3.0).exp())
 
 
+def test_the_gradient_of_an_only_slice_is_a_view() -> None:
+    made = make_fx(lambda g: torch.ops.aten.select_backward(g.exp(), [1, 3], 0, 0) + 1)(torch.randn(3))
+    simplify_graph(made.graph)
+    made.recompile()
+    assert "aten.select_backward" not in made.code
+    torch.testing.assert_close(made(torch.zeros(3)), torch.full((1, 3), 2.0))
+    several = make_fx(lambda g: torch.ops.aten.select_backward(g.exp(), [2, 3], 0, 1) + 1)(torch.randn(3))
+    simplify_graph(several.graph)
+    several.recompile()
+    torch.testing.assert_close(several(torch.zeros(3)), torch.tensor([[1.0] * 3, [2.0] * 3]))
+
+
 def test_what_a_last_write_reads_is_not_what_it_writes() -> None:
     """The gradients of p·q are q and p: they are read after p has changed, so they stay copies."""
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pyro_dropout as pd
-from pyro_dropout.engines.recorded_masks import RecordedMasks
+from pyro_dropout.engines.recorder import RecordedMasks
 from tests.networks.agreement import largest_z, predicted, stochastic_passes
 from tests.networks.noisy_layers import (
     Attention,

@@ -8,9 +8,9 @@ from pyro import poutine
 from pyro.optim.optim import PyroOptim
 from torch import Tensor
 
-from pyro_dropout.engines.chain import Chain
 from pyro_dropout.engines.choose import chosen
 from pyro_dropout.engines.engine import Loop, Step
+from pyro_dropout.engines.inductor import Chain
 from pyro_dropout.engines.program import Function, Program
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.mathematics.errors import PyroDropoutError

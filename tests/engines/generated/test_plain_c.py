@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from pyro_dropout.engines.generated import program
 from pyro_dropout.engines.generated.library import compiled, compiler
 from pyro_dropout.engines.generated.statement import NotPlainError
-from pyro_dropout.engines.kept_kernels import KeptKernels
+from pyro_dropout.engines.in_c import KeptKernels
 from pyro_dropout.engines.recorder import record
 
 aten = torch.ops.aten
