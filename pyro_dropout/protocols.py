@@ -103,8 +103,8 @@ class HasSupport(Protocol):
 
 
 @runtime_checkable
-class HasMean(Protocol):
-    """A posterior that knows E[w]."""
+class HasMean(Posterior, Protocol):
+    """A posterior that knows E[w]; a tensor, which has a mean too, is none."""
 
     def mean(self) -> Weights:
         """Return E[w] of every site."""
