@@ -111,11 +111,8 @@ class HasMean(Posterior, Protocol):
 
 
 @runtime_checkable
-class HasMoments(Protocol):
+class HasMoments(HasMean, Protocol):
     """A posterior that knows E[w] and Cov[w]."""
-
-    def mean(self) -> Weights:
-        """Return E[w] of every site."""
 
     def covariance_root(self, rows: Mapping[str, Tensor]) -> Tensor:
         """Return root, (B, K), with root rootᵀ = R Cov[w] Rᵀ for rows R, {site: (B, *shape)}; linear in the rows."""
