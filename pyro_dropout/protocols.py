@@ -103,19 +103,16 @@ class HasSupport(Protocol):
 
 
 @runtime_checkable
-class HasMean(Protocol):
-    """A posterior that knows E[w]."""
+class HasMean(Posterior, Protocol):
+    """A posterior that knows E[w]; a tensor, which has a mean too, is none."""
 
     def mean(self) -> Weights:
         """Return E[w] of every site."""
 
 
 @runtime_checkable
-class HasMoments(Protocol):
+class HasMoments(HasMean, Protocol):
     """A posterior that knows E[w] and Cov[w]."""
-
-    def mean(self) -> Weights:
-        """Return E[w] of every site."""
 
     def covariance_root(self, rows: Mapping[str, Tensor]) -> Tensor:
         """Return root, (B, K), with root rootᵀ = R Cov[w] Rᵀ for rows R, {site: (B, *shape)}; linear in the rows."""

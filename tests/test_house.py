@@ -78,6 +78,8 @@ def undirected_draws(package: Path) -> list[str]:
     """Describe every draw of torch's with a generator whose device is left to torch's default, which may be a GPU."""
     wrong = []
     for path in sorted(package.rglob("*.py")):
+        if "generator=" not in path.read_text("utf-8"):
+            continue
         for node in ast.walk(parsed(path)):
             named = {keyword.arg for keyword in node.keywords} if isinstance(node, ast.Call) else set()
             if "generator" in named and "device" not in named and ast.unparse(node.func).startswith("torch."):
@@ -136,7 +138,7 @@ def private_names(path: Path) -> list[str]:
     """Describe every name of torch in a file that begins with an underscore, or is in such a module."""
     wrong, tree = [], parsed(path)
     wrong += [f"{line}: {name}" for line, name in imported_names(tree, []) if re.search(r"^torch\b.*\._[a-z]", name)]
-    for node in ast.walk(tree):
+    for node in ast.walk(tree) if re.search(r"torch\s*[\w.\s]*\._", path.read_text("utf-8")) else ():
         name = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
         if re.fullmatch(r"torch(\.[a-z]\w*)*\._[A-Za-z]\w*", name) and not name.startswith(
             ("torch.ops.", "torch._foreach_")

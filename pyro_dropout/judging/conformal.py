@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.generative.likelihoods.moments import is_class
-from pyro_dropout.judging.normal_mixture import check_prediction, checked_targets
+from pyro_dropout.judging.checked_prediction import check_prediction, checked_targets
 from pyro_dropout.mathematics.checks import check_level, describe
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.mathematics.shapes import Bool

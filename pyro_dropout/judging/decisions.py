@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyro_dropout.generative.likelihoods.moments import is_class
 from pyro_dropout.generative.own_noise import check_no_noise
-from pyro_dropout.judging.normal_mixture import checked_targets
+from pyro_dropout.judging.checked_prediction import checked_targets
 from pyro_dropout.mathematics.checks import check_choice, check_finite, check_non_negative, check_number, check_rate
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.mathematics.shapes import Bool, Float, Int

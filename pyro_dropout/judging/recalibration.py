@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.likelihoods.moments import Running, block_log_prob, block_sums, is_class
-from pyro_dropout.judging.normal_mixture import check_prediction, checked_targets
+from pyro_dropout.judging.checked_prediction import check_prediction, checked_targets
 from pyro_dropout.mathematics.checks import check_positive, describe
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.prediction.prediction import Prediction

@@ -54,6 +54,8 @@ ROWS = [
     Row("maximise_evidence", lambda: pd.maximise_evidence(model(), X, Y, tolerance=0.0),
         RANGE, "tolerance", "got 0.0", "be positive and finite"),
     Row("maximise_evidence", lambda: pd.maximise_evidence(model(), X, Y * NAN), RANGE, "y", "got", "be finite"),
+    Row("laplace", lambda: pd.laplace(pair()[0], X, Y),
+        OTHER, "point", "got", "be a guide, a dict of weights by site, or the model"),
     Row("laplace", lambda: pd.laplace(model(), None, X, Y),
         OTHER, "point", "got None", "be a guide, a dict of weights"),
     Row("laplace", lambda: pd.laplace(model(), {"0.weight": X}, X, Y),

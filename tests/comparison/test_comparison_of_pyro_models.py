@@ -75,6 +75,7 @@ def test_classes_counts_and_several_sites() -> None:
     assert math.isfinite(found.rows[0].scores["log_lik"].mean)
 
 
+@pytest.mark.deep
 def test_a_matrix_of_inputs_is_asked_about_beyond_the_data(tmp_path: Path) -> None:
     def plane(x: Tensor, y: Tensor | None = None) -> None:
         weight = pyro.sample("weight", dist.Normal(torch.zeros(2), 1.0).to_event(1))

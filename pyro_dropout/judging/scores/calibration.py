@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pyro_dropout.judging.normal_mixture import check_numbers, checked_targets
+from pyro_dropout.judging.checked_prediction import check_numbers, checked_targets
 from pyro_dropout.mathematics.checks import (
     check_choice,
     check_count,
@@ -99,7 +99,7 @@ def pit(prediction: Prediction, y: Tensor) -> Float[Tensor, "*N"]:
     """Return the PIT of each target, (N, D): its F(y) under the mixture of the draws, uniform on (0, 1) if calibrated.
 
     Args:
-        prediction: of numbers of a continuum, with its samples kept.
+        prediction: of continuous numbers, with its samples kept.
         y: the targets, (N, D).
 
     Example:
@@ -147,7 +147,7 @@ def coverage_curve(prediction: Prediction, y: Tensor, levels: Sequence[float] | 
     """Return the coverage and the mean width of the central intervals at many levels.
 
     Args:
-        prediction: of numbers of a continuum, with its samples kept.
+        prediction: of continuous numbers, with its samples kept.
         y: the targets, (N, D); all N·D count alike.
         levels: strictly between 0 and 1; by default 0.05, 0.1, ... 0.95.
 
@@ -179,7 +179,7 @@ def plot_pit(prediction: Prediction, y: Tensor, ax: Axes = None, *, bins: int = 
     biased. All bars of a calibrated prediction lie inside the band with a probability of at least 99 %.
 
     Args:
-        prediction: of numbers of a continuum, with its samples kept.
+        prediction: of continuous numbers, with its samples kept.
         y: the targets, (N, D).
         ax: the axes to draw on; by default new ones.
         bins: the number of bars.

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.generative.likelihoods.moments import is_class
-from pyro_dropout.judging.normal_mixture import check_prediction, checked_targets
+from pyro_dropout.judging.checked_prediction import check_prediction, checked_targets
 from pyro_dropout.judging.scores.calibration import coverage_error
 from pyro_dropout.mathematics.checks import check_count
 from pyro_dropout.mathematics.shapes import Float, Int

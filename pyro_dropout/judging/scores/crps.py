@@ -5,14 +5,15 @@ lower is better, and for a point prediction it is the absolute error.
 """
 
 import math
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from pyro_dropout.generative.likelihoods.moments import is_class
+from pyro_dropout.generative.likelihoods.moments import Points, is_class, is_normal, normal_parts
 from pyro_dropout.generative.random_state import seeded
-from pyro_dropout.judging.normal_mixture import check_normal, checked_targets, normal_pieces, together
+from pyro_dropout.judging.checked_prediction import check_prediction, checked_targets
 from pyro_dropout.mathematics.checks import check_choice, check_seed
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 from pyro_dropout.mathematics.mixtures import mixture_cdf
@@ -66,7 +67,7 @@ def crps(
     check_choice("method", method, ("mixture", "gaussian", "sample"))
     check_seed(seed)
     if method == "mixture":
-        check_normal(prediction, "crps(method='mixture')")
+        _check_normal(prediction, "crps(method='mixture')")
     y = checked_targets(prediction, y).to(_F64)
     if is_class(prediction.target_distribution):
         raise PyroDropoutError(f"crps is for numbers, and this prediction is of {prediction.family}; use brier.")
@@ -76,8 +77,8 @@ def crps(
     elif method == "sample":
         found = _from_draws(prediction, y, seed)
     else:
-        pieces = normal_pieces(prediction)
-        found = together(gaussian_distance(m - y[n], s).mean(0) - half_distance(m, s) for n, m, s in pieces)
+        pieces = _normal_pieces(prediction)
+        found = _together(gaussian_distance(m - y[n], s).mean(0) - half_distance(m, s) for n, m, s in pieces)
     return found.to(prediction.mean)
 
 
@@ -140,4 +141,26 @@ def _from_draws(prediction: Prediction, y: Tensor, seed: int | None) -> Tensor:
             # in ascending order the k-th of T is the larger of a pair k times, and the smaller T - 1 - k times
             between = torch.tensordot(2 * rank - (count - 1), drawn.sort(0).values, 1) / (count * (count - 1))
             found.append(drawn.abs().mean(0) - between)
-    return together(found)
+    return _together(found)
+
+
+def _check_normal(prediction: Prediction, name: str) -> None:
+    """Raise unless the targets have Gaussian noise."""
+    check_prediction(prediction)
+    if not is_normal(prediction.target_distribution):
+        classes = is_class(prediction.target_distribution)
+        advice = "classes have reliability, ece and brier" if classes else "use crps(..., method='sample')"
+        raise PyroDropoutError(
+            f"{name} is for Gaussian likelihoods, but this prediction is of {prediction.family}; {advice}."
+        )
+
+
+def _normal_pieces(prediction: Prediction) -> Iterator[tuple[Points, Tensor, Tensor]]:
+    """Yield some points, and the means and standard deviations of their parts, each (T, points, D)."""
+    return ((points, *normal_parts(prediction.distribution_at(points))) for points in prediction.pieces())
+
+
+def _together(pieces: Iterable[Tensor]) -> Tensor:
+    """Concatenate results for some points at a time; a site that is a single number has one piece."""
+    found = list(pieces)
+    return found[0] if len(found) == 1 else torch.cat(found)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.generative.likelihoods.moments import F64, base_of, is_class, is_normal
-from pyro_dropout.judging.normal_mixture import check_prediction
+from pyro_dropout.judging.checked_prediction import check_prediction
 from pyro_dropout.mathematics.checks import check_choice
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.mathematics.mixtures import mixture_cdf
