@@ -1,5 +1,6 @@
 """Inputs of an estimator: checks of its settings, the choice of held-back rows, and of a recipe with guide="auto"."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from numbers import Integral
@@ -18,7 +19,7 @@ from pyro_dropout.mathematics.checks import (
     check_level,
     check_positive,
 )
-from pyro_dropout.mathematics.errors import RangeError
+from pyro_dropout.mathematics.errors import IgnoredInputsWarning, RangeError
 from pyro_dropout.protocols import Record
 from pyro_dropout.registry import guide_names
 from pyro_dropout.sklearn.network import ACTIVATIONS
@@ -155,4 +156,5 @@ def choose(
         return targets if classes else standard(targets, y) if plain else targets.float()
 
     train, test = ((standard(x[rows], x), scale(y[rows])) for rows in (~held, held))
-    return choose_recipe(train, test, classes, **how), scale
+    with warnings.catch_warnings(action="ignore", category=IgnoredInputsWarning):  # the final training says it
+        return choose_recipe(train, test, classes, **how), scale
