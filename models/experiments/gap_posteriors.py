@@ -1,9 +1,9 @@
 """Ensembles and Laplace approximations on the problems with a gap.
 
-A Laplace approximation predicts linearised: with draws it is too wide everywhere. The low-rank guide that starts from
-one is trained further and predicts with draws, as the other guides do. The point is trained until ``pd.laplace`` finds
-it near a maximum, and no further: at the exact maximum of the posterior the prior may switch units off, and with
-them the doubt in the gap may go, which was not measured. So the result depends on the learning rate
+A Laplace approximation predicts linearised: with draws its test scores are far lower (``why_gaussian``). The low-rank
+guide that starts from one is trained further and predicts with draws, as the other guides do. The point is trained
+until ``pd.laplace`` finds it near a maximum, and no further: at the exact maximum of the posterior the prior may switch
+units off, and with them the doubt in the gap may go, which was not measured. So the result depends on the learning rate
 (``--laplace-rate``).
 """
 
