@@ -3,12 +3,11 @@
     ratio = std of f in the middle of the gap / std of f at the data,    y = cos(2t + 0.8) + noise in two clusters of t
 
 Foong, Li, Hernández-Lobato and Turner (2019) showed that mean field does not notice the gap; Foong, Burt, Li and Turner
-(2020) proved bounds for one hidden layer of ReLU: the variance of dropout that keeps its inputs is convex in x, so in
-between it is at most the larger one at the clusters, and mean field's is bounded on some lines. Here every guide is
-tested with one and two hidden layers, on a line in one and in five dimensions; NUTS, which draws from the posterior
-itself, is the reference. A Laplace approximation predicts with a network that is linear in its weights
-(``experiments/gap_posteriors.py``). All networks have five inputs; if one is used the others are zero, and affect only
-concrete dropout's ``keep`` of that layer.
+(2020) proved bounds for one hidden layer of ReLU: the variance of dropout that keeps its inputs is convex in x, and
+mean field's is bounded on some lines. Here every guide is tested with one and two hidden layers, on a line in one and
+in five dimensions; NUTS, which draws from the posterior itself, is the reference. A Laplace approximation predicts
+linearised. All networks have five inputs; if one is used the others are zero, and affect only concrete dropout's
+``keep`` of that layer.
 """
 
 import warnings
