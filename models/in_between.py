@@ -79,9 +79,9 @@ def fitted(name, depth, problems, args, device):
     fleet = pd.Fleet(build, {"seed": list(range(args.seed, args.seed + args.seeds)) * len(problems)})
     # The large-K form is exact for one Gaussian; for dropout it is off by at most the Bernoulli entropy per row.
     loss = pd.ELBO(kl="exact" if name == "row mixture" else "large_k")
-    # Such a small network takes longer to compile than to train.
-    how = {"loss": loss, "compile": False, "seed": args.seed, "progress": not args.quiet, "device": device}
-    how |= {"lr": RATE, "schedule": lambda done: 1.02 - done / args.steps}
+    # Such a small network takes longer to compile than to train; many steps are recorded.
+    how = {"loss": loss, "compile": "traced" if args.steps > 1000 else False, "seed": args.seed, "device": device}
+    how |= {"lr": RATE, "schedule": lambda done: 1.02 - done / args.steps, "progress": not args.quiet}
     fleet.fit(x, y, indices=rows[:, : -len(GRID)], steps=args.steps, **how)
     answer = pd.predict_fleet(fleet, x, indices=rows, samples=args.samples, seed=args.seed)
     both = answer.mean[..., 0].cpu(), answer.epistemic[..., 0].sqrt().cpu()
