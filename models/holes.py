@@ -5,7 +5,7 @@
                                   score        =   (1/n) Σ_hole log p(y | x, rest),   once
 
 These are the splits of Foong, Li, Hernández-Lobato and Turner (2019). A hole is unlike what the folds hold back, so a
-posterior that is right at the data alone is too sure of itself there. Inputs and targets are standardised by the rest
+posterior that is right at the data may be too sure of itself there. Inputs and targets are standardised by the rest
 only. Rows with equal values of the input are ranked in random order, so a value may lie on both sides of an edge; a
 table says how many rows of the holes have a value that also occurs in the rest. An input with fewer than three values
 has no middle: it is left out, by name.

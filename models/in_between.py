@@ -3,11 +3,11 @@
     ratio = std of f in the middle of the gap / std of f at the data,    y = cos(2t + 0.8) + noise in two clusters of t
 
 Foong, Li, Hernández-Lobato and Turner (2019) showed that mean field does not notice the gap; Foong, Burt, Li and Turner
-(2020) proved why: with one hidden layer of ReLU the variance of dropout is convex in x, so in between it is at most
-that at the clusters, and mean field's is bounded similarly. Here every guide is tested with one and two hidden layers,
-on a line in one and in five dimensions; NUTS, which draws from the posterior itself, is the reference. A Laplace
-approximation predicts with a network that is linear in its weights (``experiments/gap_posteriors.py``). All networks
-have five inputs; if one is used the others are zero, and affect only concrete dropout's ``keep`` of that layer.
+(2020) proved bounds for one hidden layer of ReLU: the variance of dropout that keeps its inputs is convex in x, and
+mean field's is bounded on some lines. Here every guide is tested with one and two hidden layers, on a line in one and
+in five dimensions; NUTS, which draws from the posterior itself, is the reference. A Laplace approximation predicts
+linearised. All networks have five inputs; if one is used the others are zero, and affect only concrete dropout's
+``keep`` of that layer.
 """
 
 import warnings
@@ -79,9 +79,9 @@ def fitted(name, depth, problems, args, device):
     fleet = pd.Fleet(build, {"seed": list(range(args.seed, args.seed + args.seeds)) * len(problems)})
     # The large-K form is exact for one Gaussian; for dropout it is off by at most the Bernoulli entropy per row.
     loss = pd.ELBO(kl="exact" if name == "row mixture" else "large_k")
-    # Such a small network takes longer to compile than to train.
-    how = {"loss": loss, "compile": False, "seed": args.seed, "progress": not args.quiet, "device": device}
-    how |= {"lr": RATE, "schedule": lambda done: 1.02 - done / args.steps}
+    # Such a small network takes longer to compile than to train; many steps are recorded.
+    how = {"loss": loss, "compile": "traced" if args.steps > 1000 else False, "seed": args.seed, "device": device}
+    how |= {"lr": RATE, "schedule": lambda done: 1.02 - done / args.steps, "progress": not args.quiet}
     fleet.fit(x, y, indices=rows[:, : -len(GRID)], steps=args.steps, **how)
     answer = pd.predict_fleet(fleet, x, indices=rows, samples=args.samples, seed=args.seed)
     both = answer.mean[..., 0].cpu(), answer.epistemic[..., 0].sqrt().cpu()

@@ -93,7 +93,7 @@ axes.legend(frameon=False, fontsize="small", loc="upper left")
 plt.show()
 
 # %% [markdown]
-# ## 3. The loss is minus the ELBO
+# ## 3. The loss is minus the ELBO, up to a constant
 #
 # The dropout objective (the paper's eq. 3) is ½ of the mean squared error plus Σ λ‖M‖². Minus the ELBO is E[−log
 # p(y|w)] + KL(q‖p). The claim: N·τ times the first is the second, up to a number that no weight moves. We move the

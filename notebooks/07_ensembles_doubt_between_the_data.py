@@ -2,8 +2,8 @@
 # # Ensembles: doubt between the data
 #
 # Data with a hole in the middle. What should a network say in the hole? Many functions fit the data and cross the hole
-# in different ways, so it should say "I do not know". In this problem MC dropout and mean field do not, and more
-# members of a plain ensemble do not help. Members that are each tied to their own draw of the prior do.
+# in different ways, so it should say "I do not know". In this problem MC dropout and mean field do not,
+# and a plain ensemble of 32 members hardly does. Members that are each tied to their own draw of the prior do.
 
 # %%
 import os
@@ -155,5 +155,6 @@ assert float(rhat["weights"].median()) > 1.1 > float(rhat["predictions"].median(
 # %% [markdown]
 # What to take home: the doubt between the data comes from the prior, and here neither MC dropout nor mean field carries
 # it there. This is one problem and one run; in the four problems of the page "Results" a linearised Laplace
-# approximation, which is around one solution too, carries part of it. The page on ensembles in the documentation says
-# what anchored members are, what they cost and when they fail.
+# approximation, which is around one solution too, carries part of it, and in three of them less when its point is
+# trained for longer. The page on ensembles in the documentation says what anchored members are, what they cost and when
+# they fail.

@@ -1,7 +1,7 @@
 """Ensembles: q(w) = (1/M) Σ q_m(w), each member trained from its own start and, by default, towards its own anchor.
 
 An anchored member draws w⁰ ~ p(w) and ε ~ N(0, 1/τ), and minimises τ/2 ‖y + ε − f(x; w)‖² + ½ (w − w⁰)ᵀ Λ (w − w⁰):
-randomised maximum a posteriori (Pearce et al. 2018). In a linear-Gaussian model its members are draws from the exact
+randomised maximum a posteriori (Pearce et al. 2020). In a linear-Gaussian model its members are draws from the exact
 posterior. Elsewhere they are an approximation without a guarantee.
 """
 

@@ -48,7 +48,7 @@ def text(known: list[dict[str, Any]]) -> str:
     lines: list[str] = []
     names = list(dict.fromkeys(key[3] for key in sorted(cells) if key[4] == "default"))
     titles: dict[str, tuple[str, ...]] = {"Tables that the default was chosen on": CHOSEN_ON, "Other tables": REPORTED}
-    titles["Tables on which nothing was chosen"] = NEW
+    titles["Tables on which these rules were not chosen"] = NEW
     for title, tables in titles.items():
         if not any(key[0] in tables for key in cells):
             continue

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 CHOSEN_ON = ("made-200", "made-5000", "digits")
 REPORTED = ("breast-cancer", "wine", "diabetes")
-NEW = ("iris", "yacht", "energy", "concrete", "boston")  # nothing was chosen on them, or changed after they were seen
+NEW = ("iris", "yacht", "energy", "concrete", "boston")  # the rules were not chosen on them, or changed after them
 DEPTHS, WIDTHS, SEEDS = (1, 2, 3), (50, 200, 512, 1024), (0, 1, 2)
 DROP, DECAY, RATE, BATCH = 0.1, 1e-4, 1e-3, 100
 

@@ -59,7 +59,11 @@ class Section:
             by_reason: dict[str, list[str]] = {}
             for who, why in self.absent.items():
                 by_reason.setdefault(why, []).append(who)
-            lines = [f"- {why}: {'; '.join(names)}" for why, names in by_reason.items()]
+            few = {why: "; ".join(names) for why, names in by_reason.items() if len(names) <= 3}
+            lines = [
+                f"- {why}: {few.get(why, f'{len(names)} rows, by name in the JSON file')}"
+                for why, names in by_reason.items()
+            ]
             parts.append("\n".join(["Not in the table:", "", *lines]))
         return "\n\n".join([*parts, *([f"Taken {self.taken}."] if self.taken else [])])
 
