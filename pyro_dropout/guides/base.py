@@ -103,8 +103,7 @@ class SiteGuide(Marginals):
             "paper", and all else at the prior's median); "paper", U(±√(3/fan_in)) for weights and 0 for biases; a
             function of name and shape; or a fitted guide, whose mean it is, or a dict of weights by site.
         init_loc_fn: where all sites start, as in Pyro's guides: ``init_to_median``, ``init_to_value(values=...)``, ….
-        init_scale: the standard deviation at which learned widths start; "auto" is s/√fan_in, and s for biases, with s
-            = 0.1, or 0.2 and 0.3 in networks with two and three hidden layers.
+        init_scale: the standard deviation at which learned widths start; "auto" as in ``AutoMeanField``.
         create_plates: as in Pyro's AutoGuide.
     """
 
@@ -148,7 +147,6 @@ class SiteGuide(Marginals):
         self._sites: dict[str, GuideSite] = {}
         self._expected_sites: list[str] = []
         self._subsampled: set[str] = set()
-        self._hidden = 0  # weight layers but the last
         self.states = nn.ModuleDict()
 
     def _start(self) -> None:
@@ -187,7 +185,8 @@ class SiteGuide(Marginals):
 
     def log_width(self, site: GuideSite) -> Tensor:
         """Return the starting value of a learned log standard deviation."""
-        return torch.full_like(site.start, first_width(self.init_scale, site.fan_in, self._hidden)).log()
+        hidden = sum(each.kind == "weight" for each in self._sites.values()) - 1
+        return torch.full_like(site.start, first_width(self.init_scale, site.fan_in, hidden)).log()
 
     def setting(
         self, name: str, value: BySite, site: GuideSite, default: float, check: Check = lambda name, value: None
@@ -303,7 +302,6 @@ class SiteGuide(Marginals):
             self._sites[name] = read_site(
                 name, message, guide=guide, sites=sites, row_dim=self._row_dim, init=self.init, given=given
             )
-        self._hidden = sum(site.kind == "weight" for site in self._sites.values()) - 1
         for site in self._sites.values():
             self._states[site.key] = SiteState(**self._tensors_of(site))
         self._check_built()
