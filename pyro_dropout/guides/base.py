@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pyro
 import pyro.distributions as dist
@@ -298,10 +298,8 @@ class SiteGuide(Marginals):
         check_supports(ModelCall(self.model, args, kwargs), dict(found), trained=True)
         self._expected_sites = [name for name, _ in found]
         guide, sites, given = type(self).__name__, self._expected_sites, self.init_loc_fn is not None
-        for name, message in found:
-            self._sites[name] = read_site(
-                name, message, guide=guide, sites=sites, row_dim=self._row_dim, init=self.init, given=given
-            )
+        how: Any = {"guide": guide, "sites": sites, "row_dim": self._row_dim, "init": self.init, "given": given}
+        self._sites |= {name: read_site(name, message, **how) for name, message in found}
         for site in self._sites.values():
             self._states[site.key] = SiteState(**self._tensors_of(site))
         self._check_built()
