@@ -14,11 +14,11 @@ the best so far:
 A later candidate replaces an earlier one if it is better by more than two standard errors of the difference over the
 rows. Noise by input must be better by a fifth of a nat as well: in a short training it makes up for what the mean has
 not learned yet. What is given ("log", "constant", a guide) is not chosen. What is chosen is then trained on the other
-rows with all steps, so that the held-back rows calibrate a network like the final one. Together with that one, which
+rows with all steps, so that the held-back rows calibrate a network like the final one; if more steps have made it worse
+than another candidate, that one is trained instead. Together with that one, which
 is trained on all rows, the steps are those of three trainings.
 """
 
-import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -44,7 +44,7 @@ STEPS, LEARNING_RATE = 1200, 0.05  # of the final training; the rate falls to ze
 _MEMBERS, _COLD = 8, 0.3
 _LARGEST_MEAN = 200.0  # of counts; larger ones are as good as continuous
 _SKEWED = 0.5
-_NOISY = 0.2  # nats that noise by input must gain
+_NOISY = 0.2  # nats that noise by input must gain, and that more steps may lose
 _WHOLE_BATCH, _BATCH = 2048, 1024
 _WIDEST, _NARROWEST, _WEIGHTS = 50, 10, 25_000  # hidden units, and weights of the first layer that are enough
 _SAMPLES = 200
@@ -137,7 +137,12 @@ def choose_recipe(
     both, noisy = scale == "auto" and chosen.scale != "plain", noise == "auto" and not classes
     count = 1 + both + noisy + (1 + bool(classes)) * (guide == "auto")
     with progress_bar(count * few + steps, progress) as bar, sharing_bar(bar):
-        search.say = lambda number: bar.set_description(f"choosing, training {number} of {count + 1}")
+
+        def say(number: int) -> None:
+            bar.total += steps * (number > count + 1)  # one that is trained instead of another
+            bar.set_description(f"choosing, training {number} of {max(number, count + 1)}")
+
+        search.say = say
         search.attempt(chosen)
         if both:
             search.attempt(replace(search.base, scale="plain"))
@@ -216,10 +221,22 @@ class _Search:
         self.tried.append(mine)
 
     def train_longer(self, steps: int) -> None:
-        """Train the best candidate anew, with all steps: what it then says about the held-back rows calibrates it."""
-        if self.tried:
-            with contextlib.suppress(DivergedError):  # as the final training may; the candidate's answers are there
-                self.answer = self._tried(self.best.recipe, steps).found
+        """Train the best candidate anew, with all steps: what it then says about the held-back rows calibrates it.
+
+        If more steps have made it worse than another one was after few, it has diverged, and the other one is taken.
+        """
+        while self.tried:
+            try:
+                mine = self._tried(self.best.recipe, steps)
+            except DivergedError:  # as the final training may; the candidate's answers are there
+                return
+            others = [each for each in self.tried if each is not self.best]
+            other = max(others, key=lambda each: each.log_prob.mean().item(), default=None)
+            if other is None or (other.log_prob - mine.log_prob).mean().item() <= _NOISY:
+                self.answer = mine.found
+                return
+            self.lost.append((self.best.recipe, DivergedError(_REMEDY)))
+            self.tried, self.best = others, other
 
     @property
     def base(self) -> Recipe:

@@ -1,5 +1,6 @@
 """The choice of a recipe: what is tried, by which rule one wins, and what is said about it."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from torch import Tensor
 
 import pyro_dropout as pd
 from pyro_dropout.tabular import choice
-from pyro_dropout.tabular.choice import choose_recipe, natural_scale
+from pyro_dropout.tabular.choice import _Candidate, _Search, choose_recipe, natural_scale
 from pyro_dropout.tabular.recipe import Recipe
 
 X = torch.linspace(-1, 1, 60).unsqueeze(-1)
@@ -156,3 +157,19 @@ def test_noise_that_grows_is_found_by_training() -> None:
     assert found.recipe.noise == "by-input"
     low, high = found.prediction.interval(0.95)
     assert (high - low)[-5:].mean() > 2 * (high - low)[:5].mean()
+
+
+def test_a_candidate_that_more_steps_spoil_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise by input may win a short training and explode in a long one; its intervals would be of no use."""
+    real = _Search._tried
+
+    def tried(self: _Search, recipe: Recipe, steps: int | None = None) -> _Candidate:
+        found = real(self, recipe, steps)
+        if recipe.noise != "by-input":
+            return found
+        return replace(found, log_prob=found.log_prob + (100.0 if steps is None else -100.0))
+
+    monkeypatch.setattr(_Search, "_tried", tried)
+    found = choose_recipe(*halves(ROUGH), guide="mean-field", scale="plain", steps=20, width=5)
+    assert found.recipe.noise == "constant"
+    assert "noise by input diverged" in found.said
