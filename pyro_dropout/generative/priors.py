@@ -284,8 +284,7 @@ class PriorWidths(nn.Module):
             raise PyroDropoutError(
                 "Prior(learn=...) is for linear models: in a network, widths that fit the weights best say little about"
                 " which widths predict well, and may shrink to zero. Give fixed ones: maximise_evidence finds them by a"
-                " Laplace approximation, and pyro-dropout fit chooses on held-back rows. To learn them all the same, at"
-                " T = 1, write Prior(learn=..., tempered=False)."
+                " Laplace approximation. To learn them all the same, at T = 1, write Prior(learn=..., tempered=False)."
             )
 
     def prior_of(self, name: str) -> Distribution:

@@ -116,7 +116,7 @@ def trained(case: Case, engine: Engine, steps: int = STEPS, folder: Path | None 
     return {"losses": history.losses, **found}
 
 
-@pytest.mark.thinned(40)
+@pytest.mark.thinned(80)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(map(str, case)))
 def test_a_kernel_in_cuda_takes_the_recorded_steps_and_goes_on_after_a_kill(case: Case, tmp_path: Path) -> None:
     by_kernel = StepsOnGpu if DEVICE == "cuda" else HostSteps

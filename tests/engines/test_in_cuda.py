@@ -36,7 +36,8 @@ def trained(count: int, batch: int | None, by: type[StepsOnGpu]) -> tuple[Tensor
     return losses, run.values
 
 
-@pytest.mark.parametrize(("count", "batch"), [(1, 3), (3, None), (3, 3)])
+@pytest.mark.thinned(3)
+@pytest.mark.parametrize(("count", "batch"), [(3, 3), (1, 3), (3, None)])
 def test_each_network_of_a_fleet_takes_its_own_steps(count: int, batch: int | None) -> None:
     found, expected = (trained(count, batch, by) for by in (HostSteps, InterpretedSteps))
     assert found[0].shape == (6, count)

@@ -137,7 +137,7 @@ STEPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("long", [6, pytest.param(25, marks=pytest.mark.deep)])
 @given(data=st.data())
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_programs_of_all_kinds(long: int, data: st.DataObject) -> None:
     words = data.draw(st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=long))
     pairs = [data.draw(st.tuples(st.integers(0, 99), st.integers(0, 99))) for _ in words]

@@ -52,6 +52,7 @@ def agrees(function: Callable[..., list[Tensor]], *inputs: Tensor) -> None:
         torch.testing.assert_close(left, right, rtol=slack, atol=tiny, equal_nan=True, msg=lambda m, k=k: f"{k}: {m}")
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_every_function_of_one_element(dtype: torch.dtype) -> None:
     big = 80.0 if dtype == torch.float32 else 600.0
