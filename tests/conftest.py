@@ -49,7 +49,7 @@ hypothesis.register_random(TORCH_RANDOM)
 
 TOO_SLOW = [hypothesis.HealthCheck.too_slow]
 hypothesis.settings.register_profile(
-    "ci", max_examples=30, deadline=None, derandomize=True, suppress_health_check=TOO_SLOW
+    "ci", max_examples=20, deadline=None, derandomize=True, suppress_health_check=TOO_SLOW
 )
 hypothesis.settings.register_profile("deep", max_examples=5_000, deadline=None, suppress_health_check=TOO_SLOW)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))

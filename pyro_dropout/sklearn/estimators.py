@@ -213,8 +213,7 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
         guide: the posterior. By default "auto": guide, scale of the target and noise are chosen on held-back rows, and
             intervals are calibrated on them, as ``pyro-dropout fit`` does, usually in at most the steps of three
             trainings; the settings that this decides must be left at their defaults. Or a guide by its name, as
-            ``pyro-dropout fit --help`` lists them: "dropout-ensemble" (several networks with dropout),
-            "dropout", "mean-field", ….
+            ``pyro-dropout fit --help`` lists them: "dropout-ensemble", "dropout", "mean-field", ….
         keep: probability that an input or hidden unit is kept, for guides with dropout; a number, or one for each
             weight layer, the inputs first. Given a number, an only input is always kept.
         members: of an ensemble; by default 8 with guide="auto", and else those of the guide.

@@ -76,7 +76,7 @@ def cases() -> list[object]:
 
 
 @pytest.mark.parametrize(("guide", "scenario"), cases())
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(7)
 def test_it_stands_where_autonormal_stood(guide: str, scenario: str) -> None:
     what, why = outcome(scenario, guide)
     if guide in DROPS_VECTORS:

@@ -140,7 +140,7 @@ PAIRS = [(engine, case) for engine in ("recorded", *(["C"] if DEVICE == "cpu" el
 COMPILED = [pytest.param("inductor", case, marks=pytest.mark.deep) for case in CASES[:: 1 if DEVICE == "cuda" else 7]]
 
 
-@pytest.mark.thinned(13)
+@pytest.mark.thinned(26)
 @pytest.mark.parametrize(("engine", "case"), [*PAIRS, *COMPILED], ids=lambda each: str(each).replace("torch.", ""))
 def test_an_engine_takes_the_eager_steps_and_goes_on_after_a_kill(engine: str, case: Case, tmp_path: Path) -> None:
     refused = next((words for of, settings, words in REFUSED if of == engine and settings <= {*case}), None)

@@ -131,7 +131,7 @@ def test_what_a_record_cannot_hold_is_left_to_make_fx(name: str) -> None:
         assert record(UNRECORDED[name], [torch.randn(3)]) is None
 
 
-@pytest.mark.thinned(12)
+@pytest.mark.thinned(24)
 @pytest.mark.filterwarnings("ignore:the point of this Laplace")
 @pytest.mark.parametrize("guide", guide_names())
 def test_steps_of_every_guide_are_recorded(guide: str, monkeypatch: pytest.MonkeyPatch) -> None:
