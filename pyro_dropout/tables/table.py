@@ -15,7 +15,7 @@ import pandas
 
 from pyro_dropout.mathematics.checks import did_you_mean
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
-from pyro_dropout.tables.cells import EXACT, Cell, Cells, Ints, brief
+from pyro_dropout.tables.cells import EXACT, Cells, Ints, brief
 
 _FIRST, _LAST = np.datetime64("0001-01-01", "us"), np.datetime64("9999-12-31T23:59:59.999999", "us")
 _WHOLE = {kind.lower(): pandas.array([], kind).dtype for n in (8, 16, 32, 64) for kind in (f"Int{n}", f"UInt{n}")}
@@ -27,7 +27,7 @@ class Table:
 
     Attributes:
         file: the name of the file, for messages.
-        columns: {name: cells}; a cell is text, a number, a date, or None if it is missing.
+        columns: {name: cells}, of series or sequences; a cell is text, a number, a date, or None if it is missing.
         rows: the number of each row in the file.
         unread: {name: type} of the columns whose types cannot be read; they are not in ``columns``.
         notes: what was noticed about the file, in words.
@@ -41,7 +41,7 @@ class Table:
     """
 
     file: str
-    columns: Mapping[str, Sequence[Cell]]
+    columns: Mapping[str, Any]
     rows: list[int]
     unread: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
