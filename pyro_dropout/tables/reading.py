@@ -134,7 +134,7 @@ def read_table(path: str | Path | Table, **how: Any) -> Dataset:
         >>> data.note.split("; ")[1]
         'missing values filled in, with an indicator: age (10)'
     """
-    return Reading(**how).read(path)
+    return Reading(**{name: tuple(value) if isinstance(value, list) else value for name, value in how.items()}).read(path)
 
 
 def _stand_ins(table: Table, learned: Encoding) -> Remarks:
