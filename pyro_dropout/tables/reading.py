@@ -134,7 +134,8 @@ def read_table(path: str | Path | Table, **how: Any) -> Dataset:
         >>> data.note.split("; ")[1]
         'missing values filled in, with an indicator: age (10)'
     """
-    return Reading(**{name: tuple(value) if isinstance(value, list) else value for name, value in how.items()}).read(path)
+    fields: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in how.items()}
+    return Reading(**fields).read(path)
 
 
 def _stand_ins(table: Table, learned: Encoding) -> Remarks:
