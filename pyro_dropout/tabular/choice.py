@@ -8,15 +8,15 @@ the best so far:
    whole numbers from 0 or 1 and a mean of at most 200, "log" if it is positive with a skewness above ½, else "plain";
 2. the plain scale, if the natural one is another;
 3. noise by input, on the better scale;
-4. for classes, a cold posterior: the KL counts for three tenths;
+4. for classes, a cold posterior (the KL counts for three tenths);
 5. an ensemble of points instead of mean field.
 
 A later candidate replaces an earlier one if it is better by more than two standard errors of the difference over the
 rows. Noise by input must be better by a fifth of a nat as well: in a short training it makes up for what the mean has
 not learned yet. What is given ("log", "constant", a guide) is not chosen. What is chosen is then trained on the other
 rows with all steps, so that the held-back rows calibrate a network like the final one; if more steps have made it worse
-than another candidate, that one is trained instead. Together with that one, which
-is trained on all rows, the steps are those of three trainings.
+than another candidate, that one is trained instead. With the final training on all rows, the steps are those of three
+trainings.
 """
 
 import math
