@@ -105,12 +105,12 @@ def compare(
         The comparison, with its table, figures and report.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> x = torch.linspace(-1, 1, 40).unsqueeze(-1)
-        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1), likelihood=pd.Gaussian(tau=100.0))
-        >>> guides = {"dropout": pd.AutoDropout, "mean field": pd.AutoMeanField}
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(1, 1), likelihood=pdrop.Gaussian(tau=100.0))
+        >>> guides = {"dropout": pdrop.AutoDropout, "mean field": pdrop.AutoMeanField}
         >>> options = {"steps": 100, "lr": 0.03, "seeds": 2, "samples": 50, "compile": False, "progress": False}
-        >>> found = pd.compare(model, guides, (x, 2 * x), (x + 0.1, 2 * x + 0.2), **options)
+        >>> found = pdrop.compare(model, guides, (x, 2 * x), (x + 0.1, 2 * x + 0.2), **options)
         >>> [row.name for row in found.rows], found.cell(found.rows[0], "elbo")
         (['dropout', 'mean field'], 'undefined, σ = 0')
     """

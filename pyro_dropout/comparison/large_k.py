@@ -171,8 +171,8 @@ def plot_kl_gap(
         The figure; show it in a notebook, or save it with ``figure.savefig``.
 
     Example:
-        >>> import pyro_dropout as pd
-        >>> figure = pd.plot_kl_gap(keeps=[0.5, 0.9], scales=[0.3, 1.0], draws=20)
+        >>> import pyro_dropout as pdrop
+        >>> figure = pdrop.plot_kl_gap(keeps=[0.5, 0.9], scales=[0.3, 1.0], draws=20)
         >>> [axes.get_yscale() for axes in figure.axes]
         ['log', 'log']
     """

@@ -61,9 +61,9 @@ class GP:
         jitter: Added to the diagonal of the covariance, for a τ so large that its Cholesky factor does not exist.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> x, y = torch.tensor([[0.0], [1.0]]), torch.tensor([[1.0], [2.0]])
-        >>> gp = pd.GP("se", tau=100.0).fit(x, y, steps=0)  # hyper-parameters as they are given
+        >>> gp = pdrop.GP("se", tau=100.0).fit(x, y, steps=0)  # hyper-parameters as they are given
         >>> mean, variance = gp.predict(torch.tensor([[0.5]]))
         >>> round(mean.item(), 2), round(variance.item(), 2)
         (1.64, 0.05)

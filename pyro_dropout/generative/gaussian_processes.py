@@ -73,8 +73,8 @@ class DeepGP(nn.Module):
         likelihood: The distribution of y given f; ``Gaussian(tau=1.0)`` by default.
 
     Example:
-        >>> import pyro, torch, pyro_dropout as pd
-        >>> model = pd.DeepGP(2, [50, 30], 1, nonlinearity="tanh", likelihood=pd.Gaussian(tau=4.0))
+        >>> import pyro, torch, pyro_dropout as pdrop
+        >>> model = pdrop.DeepGP(2, [50, 30], 1, nonlinearity="tanh", likelihood=pdrop.Gaussian(tau=4.0))
         >>> trace = pyro.poutine.trace(model).get_trace(torch.zeros(10, 2))
         >>> {name: tuple(trace.nodes[name]["value"].shape) for name in model.sites}
         {'W1': (50, 2), 'b1': (50,), 'W2': (30, 50), 'b2': (30,), 'W3': (1, 30)}
@@ -232,8 +232,8 @@ class FiniteRankGP(DeepGP):
         likelihood: The distribution of y given f; ``Gaussian(tau=1.0)`` by default.
 
     Example:
-        >>> import pyro, torch, pyro_dropout as pd
-        >>> model = pd.FiniteRankGP(1, width=20, out_features=3, space="function", likelihood=pd.Categorical())
+        >>> import pyro, torch, pyro_dropout as pdrop
+        >>> model = pdrop.FiniteRankGP(1, width=20, out_features=3, space="function", likelihood=pdrop.Categorical())
         >>> trace = pyro.poutine.trace(model).get_trace(torch.zeros(50, 1))
         >>> [(name, tuple(trace.nodes[name]["value"].shape)) for name in ("W1", "b1", "F", "y")]
         [('W1', (20, 1)), ('b1', (20,)), ('F', (50, 3)), ('y', (50,))]

@@ -176,9 +176,9 @@ def last_layer(model: Any, weights: Weights, x: AnyInputs, *, sure: bool = False
         sure: whether the network is known to be a stack of plain layers, so that f = W φ + b needs no check.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
-        >>> found = last_layer(pd.BayesianNet(net), dict(net.named_parameters()), torch.zeros(5, 3))
+        >>> found = last_layer(pdrop.BayesianNet(net), dict(net.named_parameters()), torch.zeros(5, 3))
         >>> found.path, found.sites, found.linear, found.features.shape
         ('2', ('2.weight', '2.bias'), True, torch.Size([5, 8]))
     """

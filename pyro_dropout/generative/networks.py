@@ -93,9 +93,9 @@ class BayesianNet(PriorWidths):
             others are frozen: ``requires_grad=False`` is set on them. What the prior hides is not random anyway.
 
     Example:
-        >>> import pyro, torch, pyro_dropout as pd
+        >>> import pyro, torch, pyro_dropout as pdrop
         >>> net = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
-        >>> model = pd.BayesianNet(net, likelihood=pd.Gaussian(tau=4.0))
+        >>> model = pdrop.BayesianNet(net, likelihood=pdrop.Gaussian(tau=4.0))
         >>> trace = pyro.poutine.trace(model).get_trace(torch.zeros(5, 2))
         >>> [name for name in trace.stochastic_nodes if name != "data"]
         ['0.weight', '0.bias', '2.weight', '2.bias', 'y']

@@ -87,8 +87,8 @@ def products_in(precision: Precision) -> Iterator[None]:
     """Within this context the products of networks have another precision.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> model = pd.BayesianNet(torch.nn.Linear(16, 16, bias=False))
+        >>> import torch, pyro_dropout as pdrop
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(16, 16, bias=False))
         >>> weights, x = {"weight": torch.eye(16)}, torch.full((1, 16), 1.001)
         >>> with products_in("bf16"):
         ...     low = model.evaluate(weights, x)

@@ -128,9 +128,9 @@ class Prior:
             network with ``learn`` needs tempered=False written out, because its widths may shrink to zero.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> net = torch.nn.Sequential(torch.nn.Linear(3, 100), torch.nn.ReLU(), torch.nn.Linear(100, 1))
-        >>> prior = pd.Prior(length_scale=2.0)
+        >>> prior = pdrop.Prior(length_scale=2.0)
         >>> {name: round(scale.item(), 3) for name, scale in prior.scales(net).items()}
         {'0.weight': 0.5, '0.bias': 1.0, '2.weight': 0.1, '2.bias': 1.0}
     """

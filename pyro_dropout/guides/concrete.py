@@ -53,8 +53,8 @@ class AutoConcreteDropout(SiteGuide):
             in every guide; ``pyro_dropout.guides.base.SiteGuide`` explains them.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> guide = pd.AutoConcreteDropout(pd.BayesianNet(torch.nn.Linear(3, 1)), keep=0.75)
+        >>> import torch, pyro_dropout as pdrop
+        >>> guide = pdrop.AutoConcreteDropout(pdrop.BayesianNet(torch.nn.Linear(3, 1)), keep=0.75)
         >>> {name: round(keep.item(), 3) for name, keep in guide.keeps().items()}
         {'weight': 0.75}
     """

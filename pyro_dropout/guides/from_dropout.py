@@ -55,10 +55,10 @@ def from_dropout(
             Python's generator), which may be noticed with the first data. The message names the layer.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> from torch import nn
         >>> net = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1))
-        >>> model, guide = pd.from_dropout(net, tau=10.0)
+        >>> model, guide = pdrop.from_dropout(net, tau=10.0)
         >>> guide.posterior("3.weight").keep[0].item(), bool(torch.allclose(guide.mean()["3.weight"], net[3].weight))
         (0.800000011920929, True)
     """

@@ -41,8 +41,8 @@ class AutoFullRank(SiteGuide):
             in every guide; ``pyro_dropout.guides.base.SiteGuide`` explains them.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> guide = pd.AutoFullRank(pd.BayesianNet(torch.nn.Linear(3, 2)))
+        >>> import torch, pyro_dropout as pdrop
+        >>> guide = pdrop.AutoFullRank(pdrop.BayesianNet(torch.nn.Linear(3, 2)))
         >>> guide.posterior("weight").covariance_matrix.shape
         torch.Size([6, 6])
     """

@@ -38,8 +38,8 @@ class AutoRowMixture(SiteGuide):
             in every guide; ``pyro_dropout.guides.base.SiteGuide`` explains them.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> guide = pd.AutoRowMixture(pd.BayesianNet(torch.nn.Linear(3, 2)), components=3)
+        >>> import torch, pyro_dropout as pdrop
+        >>> guide = pdrop.AutoRowMixture(pdrop.BayesianNet(torch.nn.Linear(3, 2)), components=3)
         >>> guide.posterior("weight")
         RowMixture(event_shape=(2, 3), components=3, row_dim=1, singular=False)
     """

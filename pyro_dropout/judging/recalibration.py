@@ -33,11 +33,11 @@ def refit_tau(prediction: Prediction, y: Tensor) -> float:
         y: their targets, (N, D), which should all have the same units.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> model = pd.BayesianNet(torch.nn.Linear(2, 1), likelihood=pd.Gaussian(tau=100.0))
-        >>> answer = pd.predict(model, pd.AutoDropout(model, keep=1.0), torch.zeros(4, 2), samples=5)
+        >>> import torch, pyro_dropout as pdrop
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 1), likelihood=pdrop.Gaussian(tau=100.0))
+        >>> answer = pdrop.predict(model, pdrop.AutoDropout(model, keep=1.0), torch.zeros(4, 2), samples=5)
         >>> y = answer.mean + torch.tensor([[2.0], [-2.0], [2.0], [-2.0]])  # all are off by 2: τ = 1/2²
-        >>> round(pd.refit_tau(answer, y), 6)
+        >>> round(pdrop.refit_tau(answer, y), 6)
         0.25
     """
     _check_gaussian(prediction, "refit_tau")
@@ -71,12 +71,12 @@ def refit_temperature(prediction: Prediction, y: Tensor) -> float:
         y: class indices, (N,); with a Bernoulli likelihood 0 and 1, (N, D).
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1, bias=False), likelihood=pd.Bernoulli())
-        >>> guide = pd.AutoDropout(model, keep=1.0, init=lambda name, shape: torch.ones(shape))
-        >>> answer = pd.predict(model, guide, torch.full((4, 1), 5.0), samples=3)  # log-odds 5: 99.3 % yes
-        >>> temperature = pd.refit_temperature(answer, torch.tensor([1, 1, 1, 0]))  # but three of four
-        >>> round(pd.tempered(answer, temperature).probs[0].item(), 4)
+        >>> import torch, pyro_dropout as pdrop
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(1, 1, bias=False), likelihood=pdrop.Bernoulli())
+        >>> guide = pdrop.AutoDropout(model, keep=1.0, init=lambda name, shape: torch.ones(shape))
+        >>> answer = pdrop.predict(model, guide, torch.full((4, 1), 5.0), samples=3)  # log-odds 5: 99.3 % yes
+        >>> temperature = pdrop.refit_temperature(answer, torch.tensor([1, 1, 1, 0]))  # but three of four
+        >>> round(pdrop.tempered(answer, temperature).probs[0].item(), 4)
         0.75
     """
     _check_classes(prediction, "refit_temperature")
@@ -115,10 +115,10 @@ def with_tau(prediction: Prediction, tau: float) -> Prediction:
         tau: the noise precision, for example that of ``refit_tau``.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> model = pd.BayesianNet(torch.nn.Linear(2, 1), likelihood=pd.Gaussian(tau=100.0))
-        >>> answer = pd.predict(model, pd.AutoDropout(model), torch.zeros(4, 2), samples=5)
-        >>> wider = pd.with_tau(answer, tau=0.25)
+        >>> import torch, pyro_dropout as pdrop
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 1), likelihood=pdrop.Gaussian(tau=100.0))
+        >>> answer = pdrop.predict(model, pdrop.AutoDropout(model), torch.zeros(4, 2), samples=5)
+        >>> wider = pdrop.with_tau(answer, tau=0.25)
         >>> wider.aleatoric[0].item(), torch.equal(wider.epistemic, answer.epistemic)
         (4.0, True)
     """
@@ -137,10 +137,10 @@ def tempered(prediction: Prediction, temperature: float) -> Prediction:
         temperature: above 1 for a less confident prediction, for example that of ``refit_temperature``.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> model = pd.BayesianNet(torch.nn.Linear(2, 3), likelihood=pd.Categorical())
-        >>> answer = pd.predict(model, pd.AutoDropout(model), torch.ones(4, 2), samples=5)
-        >>> bool((pd.tempered(answer, temperature=2.0).entropy > answer.entropy).all())
+        >>> import torch, pyro_dropout as pdrop
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 3), likelihood=pdrop.Categorical())
+        >>> answer = pdrop.predict(model, pdrop.AutoDropout(model), torch.ones(4, 2), samples=5)
+        >>> bool((pdrop.tempered(answer, temperature=2.0).entropy > answer.entropy).all())
         True
     """
     _check_classes(prediction, "tempered")

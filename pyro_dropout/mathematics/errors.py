@@ -5,10 +5,10 @@ class PyroDropoutError(ValueError):
     """Base class of all errors that pyro_dropout raises.
 
     Example:
-        >>> import pyro_dropout as pd
+        >>> import pyro_dropout as pdrop
         >>> try:
-        ...     pd.weight_decay(keep=1.5, tau=1.0, num_data=10)
-        ... except pd.PyroDropoutError as mistake:
+        ...     pdrop.weight_decay(keep=1.5, tau=1.0, num_data=10)
+        ... except pdrop.PyroDropoutError as mistake:
         ...     print(mistake)
         keep must lie in (0, 1]; got 1.5.
     """
@@ -18,10 +18,10 @@ class RangeError(PyroDropoutError):
     """A value is outside its allowed range.
 
     Example:
-        >>> import pyro_dropout as pd
+        >>> import pyro_dropout as pdrop
         >>> try:
-        ...     pd.weight_decay(keep=0.9, tau=-1.0, num_data=10)
-        ... except pd.RangeError as mistake:
+        ...     pdrop.weight_decay(keep=0.9, tau=-1.0, num_data=10)
+        ... except pdrop.RangeError as mistake:
         ...     print(mistake)
         tau must be positive and finite; got -1.0.
     """
@@ -31,10 +31,10 @@ class ShapeError(PyroDropoutError):
     """Tensors whose shapes do not fit together.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> try:
-        ...     pd.BernoulliMixture(torch.ones(3, 4), keep=0.9, row_dim=2)
-        ... except pd.ShapeError as mistake:
+        ...     pdrop.BernoulliMixture(torch.ones(3, 4), keep=0.9, row_dim=2)
+        ... except pdrop.ShapeError as mistake:
         ...     print(mistake)
         row_dim must index a dimension of the weights, -2 to 1 for shape (3, 4); got 2.
     """
@@ -44,10 +44,10 @@ class SingularError(PyroDropoutError):
     """A density was requested from a distribution that has none, such as dropout at ``scale=0``.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> try:
-        ...     pd.BernoulliMixture(torch.ones(2, 3), keep=0.9).log_prob(torch.zeros(2, 3))
-        ... except pd.SingularError as mistake:
+        ...     pdrop.BernoulliMixture(torch.ones(2, 3), keep=0.9).log_prob(torch.zeros(2, 3))
+        ... except pdrop.SingularError as mistake:
         ...     print("no density at scale=0" if "scale=0" in str(mistake) else mistake)
         no density at scale=0
     """
@@ -61,10 +61,10 @@ class NoWeightWarning(UserWarning):
     """A guide that drops weights finds none in its model.
 
     Example:
-        >>> import pyro, warnings, pyro.distributions as dist, pyro_dropout as pd
-        >>> guide = pd.AutoDropout(lambda: pyro.sample("z", dist.Normal(0.0, 1.0)))
+        >>> import pyro, warnings, pyro.distributions as dist, pyro_dropout as pdrop
+        >>> guide = pdrop.AutoDropout(lambda: pyro.sample("z", dist.Normal(0.0, 1.0)))
         >>> with warnings.catch_warnings():
-        ...     warnings.simplefilter("ignore", pd.NoWeightWarning)
+        ...     warnings.simplefilter("ignore", pdrop.NoWeightWarning)
         ...     print(list(guide()))
         ['z']
     """
@@ -105,8 +105,8 @@ class IgnoredInputsWarning(UserWarning):
     ``fit``, ``Fleet.fit`` and ``predict`` issue it.
 
     Example:
-        >>> import warnings, pyro_dropout as pd
-        >>> warnings.filterwarnings("error", category=pd.IgnoredInputsWarning)  # stop where it happens
+        >>> import warnings, pyro_dropout as pdrop
+        >>> warnings.filterwarnings("error", category=pdrop.IgnoredInputsWarning)  # stop where it happens
         >>> warnings.filters.pop(0)[0]
         'error'
     """

@@ -41,8 +41,8 @@ class RowMixture(Scored):
         validate_args: check the values once, here; on by default.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> q = pd.RowMixture(torch.stack([torch.ones(2, 3), -torch.ones(2, 3)]), 0.1, torch.tensor([0.75, 0.25]))
+        >>> import torch, pyro_dropout as pdrop
+        >>> q = pdrop.RowMixture(torch.stack([torch.ones(2, 3), -torch.ones(2, 3)]), 0.1, torch.tensor([0.75, 0.25]))
         >>> q.event_shape, q.mean[0].tolist(), q.sample((5,)).shape
         (torch.Size([2, 3]), [0.5, 0.5, 0.5], torch.Size([5, 2, 3]))
     """

@@ -56,8 +56,8 @@ def has_small_rows(model: object, x: AnyInputs, most: int) -> bool:
     """Whether it is plain without a run that no row of a layer's output has more than ``most`` bytes.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> has_small_rows(pd.BayesianNet(torch.nn.Linear(3, 5)), torch.zeros(1, 3), 100)
+        >>> import torch, pyro_dropout as pdrop
+        >>> has_small_rows(pdrop.BayesianNet(torch.nn.Linear(3, 5)), torch.zeros(1, 3), 100)
         True
     """
     net = model.model if isinstance(model, Standardised) else model

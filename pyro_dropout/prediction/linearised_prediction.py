@@ -43,10 +43,10 @@ class LinearisedPrediction(Prediction):
         keeps: whether ``samples`` may be asked for.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> model = pd.BayesianNet(torch.nn.Linear(3, 1, bias=False), likelihood=pd.Gaussian(tau=4.0))
-        >>> guide = pd.AutoMeanField(model, init_scale=0.5)
-        >>> answer = pd.predict(model, guide, torch.ones(2, 3), method="linearised", shared=True)
+        >>> import torch, pyro_dropout as pdrop
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(3, 1, bias=False), likelihood=pdrop.Gaussian(tau=4.0))
+        >>> guide = pdrop.AutoMeanField(model, init_scale=0.5)
+        >>> answer = pdrop.predict(model, guide, torch.ones(2, 3), method="linearised", shared=True)
         >>> answer
         LinearisedPrediction(2 points, Gaussian)
         >>> answer.epistemic.flatten().allclose(torch.tensor(3 * 0.5**2)), answer.joint_covariance.shape

@@ -103,10 +103,10 @@ def predict(
         posterior leaves several sites to predict.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> model = pd.BayesianNet(torch.nn.Linear(3, 1, bias=False), likelihood=pd.Gaussian(tau=4.0))
-        >>> guide = pd.AutoDropout(model, keep=0.5)
-        >>> answer = pd.predict(model, guide, torch.ones(5, 3), samples=200, seed=0)
+        >>> import torch, pyro_dropout as pdrop
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(3, 1, bias=False), likelihood=pdrop.Gaussian(tau=4.0))
+        >>> guide = pdrop.AutoDropout(model, keep=0.5)
+        >>> answer = pdrop.predict(model, guide, torch.ones(5, 3), samples=200, seed=0)
         >>> answer.mean.shape, answer.aleatoric[0].item()
         (torch.Size([5, 1]), 0.25)
         >>> bool((answer.epistemic > 0).all()), answer.log_prob(torch.zeros(5, 1)).shape

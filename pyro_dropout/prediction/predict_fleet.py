@@ -36,13 +36,13 @@ class FleetPrediction(Prediction):
     """The predictions of every replica of a fleet: like ``Prediction``, with E in front of each result.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> def build(seed):
         ...     torch.manual_seed(seed)
-        ...     model = pd.BayesianNet(torch.nn.Linear(2, 1), likelihood=pd.Gaussian(tau=4.0))
-        ...     return model, pd.AutoDropout(model)
-        >>> fleet = pd.Fleet(build, {"seed": [0, 1, 2]})
-        >>> answer = pd.predict_fleet(fleet, torch.ones(5, 2), torch.zeros(5, 1), samples=50, seed=0)
+        ...     model = pdrop.BayesianNet(torch.nn.Linear(2, 1), likelihood=pdrop.Gaussian(tau=4.0))
+        ...     return model, pdrop.AutoDropout(model)
+        >>> fleet = pdrop.Fleet(build, {"seed": [0, 1, 2]})
+        >>> answer = pdrop.predict_fleet(fleet, torch.ones(5, 2), torch.zeros(5, 1), samples=50, seed=0)
         >>> answer.mean.shape, answer.log_prob().shape, answer.scores()["log_likelihood"].shape
         (torch.Size([3, 5, 1]), torch.Size([3, 5]), torch.Size([3]))
     """
@@ -117,12 +117,12 @@ def predict_fleet(
         progress: whether to show a bar.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> def build(keep):
-        ...     model = pd.BayesianNet(torch.nn.Linear(2, 1), likelihood=pd.Gaussian(tau=4.0))
-        ...     return model, pd.AutoDropout(model, keep=keep)
-        >>> fleet = pd.Fleet(build, {"keep": [0.5, 0.99]})
-        >>> answer = pd.predict_fleet(fleet, torch.ones(5, 2), samples=200, seed=0)
+        ...     model = pdrop.BayesianNet(torch.nn.Linear(2, 1), likelihood=pdrop.Gaussian(tau=4.0))
+        ...     return model, pdrop.AutoDropout(model, keep=keep)
+        >>> fleet = pdrop.Fleet(build, {"keep": [0.5, 0.99]})
+        >>> answer = pdrop.predict_fleet(fleet, torch.ones(5, 2), samples=200, seed=0)
         >>> bool((answer.epistemic[0] > answer.epistemic[1]).all())  # more dropout, more uncertainty
         True
     """

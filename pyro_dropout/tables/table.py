@@ -34,8 +34,8 @@ class Table:
         separator: between the columns of a CSV file.
 
     Example:
-        >>> import pyro_dropout as pd
-        >>> table = pd.Table("trees", {"age": [12, 30], "kind": ["oak", None]}, rows=[2, 3])
+        >>> import pyro_dropout as pdrop
+        >>> table = pdrop.Table("trees", {"age": [12, 30], "kind": ["oak", None]}, rows=[2, 3])
         >>> len(table), table.where(1, "kind")
         (2, "trees, row 3, column 'kind'")
     """

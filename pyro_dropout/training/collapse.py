@@ -90,9 +90,9 @@ def learned_from(
         thorough: whether the network is run even where no layer is shut.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1), pd.Prior(length_scale=100.0))
-        >>> guide = pd.AutoMeanField(model, init=lambda name, shape: torch.zeros(shape))
+        >>> import torch, pyro_dropout as pdrop
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(1, 1), pdrop.Prior(length_scale=100.0))
+        >>> guide = pdrop.AutoMeanField(model, init=lambda name, shape: torch.zeros(shape))
         >>> x = torch.linspace(-1, 1, 50).unsqueeze(-1)
         >>> learned_from(model, guide, x, 2 * x).ignores_inputs
         True

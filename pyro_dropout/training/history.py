@@ -23,12 +23,12 @@ class DivergedError(PyroDropoutError):
     """The training loss or a parameter is not finite; the message names the step and the site.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1))
+        >>> import torch, pyro_dropout as pdrop
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(1, 1))
         >>> x = torch.tensor([[float("nan")]])
         >>> try:
-        ...     pd.fit(model, pd.AutoDropout(model), x, x, steps=3, compile=False, progress=False)
-        ... except pd.DivergedError as stop:
+        ...     pdrop.fit(model, pdrop.AutoDropout(model), x, x, steps=3, compile=False, progress=False)
+        ... except pdrop.DivergedError as stop:
         ...     print(str(stop).split(";")[0])
         the loss is nan at step 1
     """
@@ -74,8 +74,8 @@ class History:
         unchecked: why that could not be found out, in a sentence that ``fit`` warned with; empty if nothing went wrong.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> history = pd.History(losses=torch.tensor([3.0, 2.0]), steps=2, seconds=0.5)
+        >>> import torch, pyro_dropout as pdrop
+        >>> history = pdrop.History(losses=torch.tensor([3.0, 2.0]), steps=2, seconds=0.5)
         >>> history, history.steps_per_second
         (History(2 steps in 0.5 s, eager, last loss 2), 4.0)
     """

@@ -17,14 +17,14 @@ class OutOfMemoryError(PyroDropoutError):
     """A training step needs more memory than the device has; the message names a mini-batch that fits.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> from pyro_dropout.training.out_of_memory import explained
         >>> def step(points):
         ...     if points > 100:
         ...         raise torch.OutOfMemoryError("CUDA out of memory")
         >>> try:
         ...     explained(lambda: step(512), step, 512)
-        ... except pd.PyroDropoutError as told:
+        ... except pdrop.PyroDropoutError as told:
         ...     print(told)
         memory runs out in a step of 512 points. A step of 64 was tried and fits: give fit(batch_size=64).
     """

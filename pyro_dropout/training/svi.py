@@ -50,10 +50,10 @@ class SVI(pyro.infer.SVI):
         precision: "bf16" for products of a ``BayesianNet`` in bfloat16, as in ``fit``.
 
     Example:
-        >>> import pyro, torch, pyro_dropout as pd
+        >>> import pyro, torch, pyro_dropout as pdrop
         >>> _ = torch.manual_seed(0)
-        >>> model = pd.BayesianNet(torch.nn.Linear(3, 1))
-        >>> svi = pd.SVI(model, pd.AutoMeanField(model), pyro.optim.Adam({"lr": 0.1}), compile=False)
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(3, 1))
+        >>> svi = pdrop.SVI(model, pdrop.AutoMeanField(model), pyro.optim.Adam({"lr": 0.1}), compile=False)
         >>> x = torch.randn(20, 3)
         >>> losses = [svi.step(x, x.sum(1, keepdim=True)) for _ in range(100)]
         >>> losses[-1] < losses[0]

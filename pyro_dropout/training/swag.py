@@ -78,13 +78,13 @@ def swag(
         A guide to use as it is, or to train further.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> x = torch.linspace(-1, 1, 40).unsqueeze(-1)
-        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1), likelihood=pd.Gaussian(tau=4.0))
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(1, 1), likelihood=pdrop.Gaussian(tau=4.0))
         >>> weights = {"weight": torch.tensor([[2.0]]), "bias": torch.tensor([0.0])}
         >>> y = 2 * x + 0.5 * torch.randn(40, 1, generator=torch.Generator().manual_seed(0))
         >>> how = {"steps": 800, "lr": 5e-4, "batch_size": 10, "compile": False, "progress": False, "seed": 0}
-        >>> guide = pd.swag(model, weights, x, y, rank=5, **how)
+        >>> guide = pdrop.swag(model, weights, x, y, rank=5, **how)
         >>> bool((guide.mean()["weight"] - 2).abs() < 0.3), bool(guide.posterior("weight").stddev > 0.01)
         (True, True)
     """

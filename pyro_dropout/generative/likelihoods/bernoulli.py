@@ -20,8 +20,8 @@ class Bernoulli(Likelihood):
     """Yes or no by the sigmoid of the output; ``y`` holds 0 and 1, (N, D), or (N,) for one output.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> pd.Bernoulli().distribution(torch.zeros(2, 1)).mean.tolist()
+        >>> import torch, pyro_dropout as pdrop
+        >>> pdrop.Bernoulli().distribution(torch.zeros(2, 1)).mean.tolist()
         [[0.5], [0.5]]
     """
 

@@ -60,10 +60,10 @@ class Categorical(Likelihood):
         ignore_index: a value of ``y`` that is not a class: such targets have no likelihood, and no score counts them.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> pd.Categorical().distribution(torch.zeros(3, 4)).probs[0].tolist()
+        >>> import torch, pyro_dropout as pdrop
+        >>> pdrop.Categorical().distribution(torch.zeros(3, 4)).probs[0].tolist()
         [0.25, 0.25, 0.25, 0.25]
-        >>> tokens = pd.Categorical(dims=(None, 4), ignore_index=-100)
+        >>> tokens = pdrop.Categorical(dims=(None, 4), ignore_index=-100)
         >>> p = tokens.distribution(tokens.flattened(torch.zeros(1, 3, 4)))  # a text of three tokens
         >>> torch.allclose(p.log_prob(torch.tensor([[2, 0, -100]])).exp(), torch.tensor([0.25**2]))
         True

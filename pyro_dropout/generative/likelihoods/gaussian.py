@@ -23,8 +23,8 @@ class Gaussian(Likelihood):
         learn: whether τ is a parameter, trained together with the guide.
 
     Example:
-        >>> import pyro_dropout as pd
-        >>> pd.Gaussian(tau=0.25).tau.item()
+        >>> import pyro_dropout as pdrop
+        >>> pdrop.Gaussian(tau=0.25).tau.item()
         0.25
     """
 

@@ -34,8 +34,8 @@ class Transformed(Likelihood):
         link: "log" for positive numbers, "logit" for proportions between 0 and 1, both without their ends.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> price = pd.Transformed(pd.Gaussian(tau=4.0), "log")
+        >>> import torch, pyro_dropout as pdrop
+        >>> price = pdrop.Transformed(pdrop.Gaussian(tau=4.0), "log")
         >>> p = price.distribution(torch.tensor([[12.0]]))
         >>> p.log_prob(torch.tensor([[150_000.0]])).item()  # log N(log y; 12, 1/4) - log y
         -12.157...

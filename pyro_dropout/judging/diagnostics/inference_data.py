@@ -71,9 +71,10 @@ def to_arviz(
         attribute ``log_q`` of ``sample_stats`` says why.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> model = pd.BayesianNet(torch.nn.Linear(2, 1))
-        >>> data = pd.to_arviz(model, pd.AutoMeanField(model), torch.ones(5, 2), torch.zeros(5, 1), samples=50, seed=0)
+        >>> import torch, pyro_dropout as pdrop
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 1))
+        >>> guide, x, y = pdrop.AutoMeanField(model), torch.ones(5, 2), torch.zeros(5, 1)
+        >>> data = pdrop.to_arviz(model, guide, x, y, samples=50, seed=0)
         >>> data["log_likelihood"]["y"].dims, data["posterior"]["weight"].shape
         (('chain', 'draw', 'point'), (1, 50, 1, 2))
         >>> sorted(data["sample_stats"].data_vars)
@@ -152,12 +153,12 @@ def khat(
         kwargs: the model's own keyword arguments.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1, bias=False), likelihood=pd.Gaussian(tau=1.0))
+        >>> import torch, pyro_dropout as pdrop
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(1, 1, bias=False), likelihood=pdrop.Gaussian(tau=1.0))
         >>> x = torch.ones(3, 1)  # the posterior of the one weight is N(mean of y · 3/4, 1/4)
-        >>> wide = pd.AutoMeanField(model, init=lambda name, shape: torch.zeros(shape), init_scale=1.0)
-        >>> narrow = pd.AutoMeanField(model, init=lambda name, shape: torch.zeros(shape), init_scale=0.1)
-        >>> [pd.khat(model, guide, x, 0 * x, seed=0) < 0.7 for guide in (wide, narrow)]
+        >>> wide = pdrop.AutoMeanField(model, init=lambda name, shape: torch.zeros(shape), init_scale=1.0)
+        >>> narrow = pdrop.AutoMeanField(model, init=lambda name, shape: torch.zeros(shape), init_scale=0.1)
+        >>> [pdrop.khat(model, guide, x, 0 * x, seed=0) < 0.7 for guide in (wide, narrow)]
         [True, False]
     """
     call, samples = asked(khat, model, posterior, args, kwargs, samples)
@@ -214,8 +215,8 @@ class LOO(loo_results()):  # type: ignore[misc]
         elpd: as above, and so are se, p_loo, pointwise, khat and corrected.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> pd.LOO(-12.0, 1.5, 2.1, torch.full((3,), -4.0), torch.tensor([0.1, 0.9, 0.2]), True)
+        >>> import torch, pyro_dropout as pdrop
+        >>> pdrop.LOO(-12.0, 1.5, 2.1, torch.full((3,), -4.0), torch.tensor([0.1, 0.9, 0.2]), True)
         LOO(elpd=-12.00 ± 1.50, p_loo=2.10, 3 points, 1 with k̂ > 0.7)
     """
 
@@ -268,11 +269,11 @@ def loo(
         kwargs: the model's own keyword arguments.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> x = torch.linspace(-1, 1, 20).unsqueeze(-1)
-        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1, bias=False), likelihood=pd.Gaussian(tau=1.0))
-        >>> guide = pd.AutoMeanField(model, init=lambda name, shape: torch.zeros(shape), init_scale=0.4)
-        >>> found = pd.loo(model, guide, x, 0 * x, seed=0)
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(1, 1, bias=False), likelihood=pdrop.Gaussian(tau=1.0))
+        >>> guide = pdrop.AutoMeanField(model, init=lambda name, shape: torch.zeros(shape), init_scale=0.4)
+        >>> found = pdrop.loo(model, guide, x, 0 * x, seed=0)
         >>> found.khat.shape, bool((found.khat < 0.7).all()), found.elpd < 0
         (torch.Size([20]), True, True)
     """

@@ -108,8 +108,8 @@ class SBC:
         samples: the number of draws that each true value is ranked among.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> found = pd.SBC({"even": torch.arange(100), "low": torch.arange(100) // 2}, samples=99)
+        >>> import torch, pyro_dropout as pdrop
+        >>> found = pdrop.SBC({"even": torch.arange(100), "low": torch.arange(100) // 2}, samples=99)
         >>> found.inside_band(0.99)
         {'even': True, 'low': False}
         >>> {name: p < 0.001 for name, p in found.pvalues().items()}
@@ -199,13 +199,13 @@ def sbc(
         kwargs: the model's own keyword arguments.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1, bias=False))
+        >>> import torch, pyro_dropout as pdrop
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(1, 1, bias=False))
         >>> def fit(model, x, y):  # the exact posterior: N(Σxy/(1 + Σx²), 1/(1 + Σx²))
         ...     scale = (1 + (x**2).sum()) ** -0.5
         ...     start = ((x * y).sum() * scale**2).reshape(1, 1)
-        ...     return pd.AutoMeanField(model, init=lambda name, shape: start, init_scale=scale.item())
-        >>> found = pd.sbc(model, fit, torch.ones(5, 1), replications=50, progress=False)
+        ...     return pdrop.AutoMeanField(model, init=lambda name, shape: start, init_scale=scale.item())
+        >>> found = pdrop.sbc(model, fit, torch.ones(5, 1), replications=50, progress=False)
         >>> found
         SBC(50 replications, 99 draws, 4 quantities: f[0], f[2], f[4], weight)
         >>> found.inside_band()["weight"]

@@ -56,12 +56,12 @@ def crps(
         over the samples if that is less than T, and otherwise T²/2 pairs for each target; memory is bounded.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> model = pd.BayesianNet(torch.nn.Linear(2, 1), likelihood=pd.Gaussian(tau=1.0))
-        >>> answer = pd.predict(model, pd.AutoMeanField(model), torch.zeros(4, 2), method="standard")
-        >>> pd.crps(answer, answer.mean)[0].item()  # of a standard normal at its mean: (√2 - 1)/√π
+        >>> import torch, pyro_dropout as pdrop
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 1), likelihood=pdrop.Gaussian(tau=1.0))
+        >>> answer = pdrop.predict(model, pdrop.AutoMeanField(model), torch.zeros(4, 2), method="standard")
+        >>> pdrop.crps(answer, answer.mean)[0].item()  # of a standard normal at its mean: (√2 - 1)/√π
         0.2336...
-        >>> pd.crps(answer, answer.mean + 100)[0].item()  # far away, almost the distance
+        >>> pdrop.crps(answer, answer.mean + 100)[0].item()  # far away, almost the distance
         99.43...
     """
     check_choice("method", method, ("mixture", "gaussian", "sample"))

@@ -67,9 +67,9 @@ def interval_score(low: Tensor, high: Tensor, y: Tensor, level: float = 0.95) ->
         The score of each target, in the shape of y.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> low, high = torch.zeros(3), torch.ones(3)
-        >>> pd.interval_score(low, high, torch.tensor([0.5, 1.5, -1.0]), level=0.8)
+        >>> pdrop.interval_score(low, high, torch.tensor([0.5, 1.5, -1.0]), level=0.8)
         tensor([ 1.,  6., 11.])
     """
     check_level("level", level)

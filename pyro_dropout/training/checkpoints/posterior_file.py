@@ -31,13 +31,13 @@ class DifferentModelError(PyroDropoutError):
     """A file belongs to another model or guide; the message lists the differences.
 
     Example:
-        >>> import pathlib, tempfile, torch, pyro_dropout as pd
+        >>> import pathlib, tempfile, torch, pyro_dropout as pdrop
         >>> path = pathlib.Path(tempfile.mkdtemp()) / "posterior.safetensors"
-        >>> narrow, wide = (pd.BayesianNet(torch.nn.Linear(2, width)) for width in (1, 3))
-        >>> pd.save(path, narrow, pd.AutoDropout(narrow))
+        >>> narrow, wide = (pdrop.BayesianNet(torch.nn.Linear(2, width)) for width in (1, 3))
+        >>> pdrop.save(path, narrow, pdrop.AutoDropout(narrow))
         >>> try:
-        ...     pd.load(path, wide, pd.AutoDropout(wide))
-        ... except pd.PyroDropoutError as refused:
+        ...     pdrop.load(path, wide, pdrop.AutoDropout(wide))
+        ... except pdrop.PyroDropoutError as refused:
         ...     print("guide.states.bias.loc: (1,) in the file, (3,) here" in str(refused))
         True
     """
@@ -57,15 +57,15 @@ def save(path: str | Path, model: object, guide: object, extra: Mapping[str, obj
         extra: anything else to save that JSON can hold.
 
     Example:
-        >>> import pathlib, tempfile, torch, pyro_dropout as pd
+        >>> import pathlib, tempfile, torch, pyro_dropout as pdrop
         >>> def pair(seed):
         ...     torch.manual_seed(seed)
-        ...     model = pd.BayesianNet(torch.nn.Linear(2, 1))
-        ...     return model, pd.AutoDropout(model, keep=0.9)
+        ...     model = pdrop.BayesianNet(torch.nn.Linear(2, 1))
+        ...     return model, pdrop.AutoDropout(model, keep=0.9)
         >>> path = pathlib.Path(tempfile.mkdtemp()) / "posterior.safetensors"
         >>> trained, fresh = pair(0), pair(1)
-        >>> pd.save(path, *trained, extra={"trained on": "Monday"})
-        >>> pd.load(path, *fresh)
+        >>> pdrop.save(path, *trained, extra={"trained on": "Monday"})
+        >>> pdrop.load(path, *fresh)
         {'trained on': 'Monday'}
         >>> torch.equal(trained[1].mean()["weight"], fresh[1].mean()["weight"])
         True
@@ -100,14 +100,15 @@ def load(path: str | Path, model: object, guide: object) -> Record:
         The ``extra`` that was saved with it.
 
     Example:
-        >>> import pathlib, tempfile, torch, pyro_dropout as pd
-        >>> model = pd.BayesianNet(torch.nn.Linear(2, 1))
-        >>> guide = pd.AutoDropout(model)
+        >>> import pathlib, tempfile, torch, pyro_dropout as pdrop
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 1))
+        >>> guide = pdrop.AutoDropout(model)
         >>> path = pathlib.Path(tempfile.mkdtemp()) / "posterior.safetensors"
-        >>> pd.save(path, model, guide)
+        >>> pdrop.save(path, model, guide)
         >>> before = guide.mean()["weight"]
-        >>> history = pd.fit(model, guide, torch.ones(4, 2), torch.ones(4, 1), steps=3, compile=False, progress=False)
-        >>> _ = pd.load(path, model, guide)
+        >>> x, y = torch.ones(4, 2), torch.ones(4, 1)
+        >>> history = pdrop.fit(model, guide, x, y, steps=3, compile=False, progress=False)
+        >>> _ = pdrop.load(path, model, guide)
         >>> torch.equal(guide.mean()["weight"], before)
         True
     """

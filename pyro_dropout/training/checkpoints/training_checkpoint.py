@@ -44,14 +44,14 @@ class Checkpoint:
             with another ``run`` is refused.
 
     Example:
-        >>> import tempfile, torch, pyro_dropout as pd
+        >>> import tempfile, torch, pyro_dropout as pdrop
         >>> x = torch.linspace(-1, 1, 32).unsqueeze(-1)
         >>> def train(steps):
         ...     torch.manual_seed(0)
-        ...     model = pd.BayesianNet(torch.nn.Linear(1, 1))
-        ...     guide = pd.AutoDropout(model)
+        ...     model = pdrop.BayesianNet(torch.nn.Linear(1, 1))
+        ...     guide = pdrop.AutoDropout(model)
         ...     quiet = {"compile": False, "progress": False, "seed": 0}
-        ...     pd.fit(model, guide, x, x, steps=steps, checkpoint=pd.Checkpoint(folder, every=20), **quiet)
+        ...     pdrop.fit(model, guide, x, x, steps=steps, checkpoint=pdrop.Checkpoint(folder, every=20), **quiet)
         ...     return guide.mean()["weight"]
         >>> folder = tempfile.mkdtemp()
         >>> part = train(40)

@@ -74,13 +74,13 @@ class Fleet:
         settings: the settings, one dict for each replica.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> def build(seed, keep):
         ...     torch.manual_seed(seed)
         ...     net = torch.nn.Sequential(torch.nn.Linear(1, 20), torch.nn.ReLU(), torch.nn.Linear(20, 1))
-        ...     model = pd.BayesianNet(net, likelihood=pd.Gaussian(tau=25.0))
-        ...     return model, pd.AutoDropout(model, keep=keep)
-        >>> fleet = pd.Fleet(build, {"seed": [0, 1, 2], "keep": [0.8, 0.9, 0.95]})
+        ...     model = pdrop.BayesianNet(net, likelihood=pdrop.Gaussian(tau=25.0))
+        ...     return model, pdrop.AutoDropout(model, keep=keep)
+        >>> fleet = pdrop.Fleet(build, {"seed": [0, 1, 2], "keep": [0.8, 0.9, 0.95]})
         >>> x = torch.linspace(-1, 1, 64).unsqueeze(-1)
         >>> history = fleet.fit(x, x**2, steps=50, lr=0.01, compile=False, progress=False)
         >>> history.losses.shape
@@ -270,12 +270,12 @@ class Fleet:
             device: where to train; everything is moved there. By default, where the replicas are.
 
         Example:
-            >>> import torch, pyro_dropout as pd
+            >>> import torch, pyro_dropout as pdrop
             >>> def build(seed):
             ...     torch.manual_seed(seed)
-            ...     model = pd.BayesianNet(torch.nn.Linear(2, 1), likelihood=pd.Gaussian(tau=4.0))
-            ...     return model, pd.AutoDropout(model)
-            >>> fleet = pd.Fleet(build, {"seed": [0, 1]})
+            ...     model = pdrop.BayesianNet(torch.nn.Linear(2, 1), likelihood=pdrop.Gaussian(tau=4.0))
+            ...     return model, pdrop.AutoDropout(model)
+            >>> fleet = pdrop.Fleet(build, {"seed": [0, 1]})
             >>> x, y = torch.zeros(4, 2), torch.zeros(4, 1)
             >>> run = fleet.prepare(x, y, steps=10, compile=False)
             >>> for _ in range(run.total):

@@ -53,10 +53,10 @@ class Evidence:
         trace: the log evidence of every round.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> x = torch.linspace(-1, 1, 20).unsqueeze(-1)
-        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1), likelihood=pd.Gaussian(tau=1.0))
-        >>> found = pd.maximise_evidence(model, x, x + 0.1 * torch.sin(40 * x), tune=["tau"], progress=False)
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(1, 1), likelihood=pdrop.Gaussian(tau=1.0))
+        >>> found = pdrop.maximise_evidence(model, x, x + 0.1 * torch.sin(40 * x), tune=["tau"], progress=False)
         >>> sorted(found.length_scales), found.log_evidence == max(found.trace)
         (['bias', 'weight'], True)
     """
@@ -139,12 +139,12 @@ def maximise_evidence(
         The guide, the settings, and the evidence of every round.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> _ = torch.manual_seed(0)
         >>> x = torch.linspace(-1, 1, 60).unsqueeze(-1)
         >>> y = 2 * x + 0.2 * torch.randn(60, 1)  # noise of precision 25
-        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1), likelihood=pd.Gaussian(tau=1.0))
-        >>> found = pd.maximise_evidence(model, x, y, progress=False)
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(1, 1), likelihood=pdrop.Gaussian(tau=1.0))
+        >>> found = pdrop.maximise_evidence(model, x, y, progress=False)
         >>> bool(15 < found.tau < 40), abs(model.likelihood.tau.item() / found.tau - 1) < 1e-6
         (True, True)
     """

@@ -67,11 +67,11 @@ def laplace(
         The guide. ``guide.curvature`` holds the curvature, the log-likelihood at the point and the number of data.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> x = torch.linspace(-1, 1, 20).unsqueeze(-1)
-        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1), likelihood=pd.Gaussian(tau=100.0))
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(1, 1), likelihood=pdrop.Gaussian(tau=100.0))
         >>> exact = {"weight": torch.tensor([[2.0]]), "bias": torch.tensor([0.0])}
-        >>> guide = pd.laplace(model, exact, x, 2 * x)
+        >>> guide = pdrop.laplace(model, exact, x, 2 * x)
         >>> precision = 1 + 100 * x.square().sum()  # of the prior, and of the data
         >>> bool(torch.isclose(guide.posterior("weight").variance, 1 / precision).item())
         True

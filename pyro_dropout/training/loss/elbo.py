@@ -59,17 +59,17 @@ class ELBO(pyro.infer.ELBO):
             schedule of the temperature stands. Set it to resume one. ``fit`` and ``Fleet`` count by themselves.
 
     Example:
-        >>> import pyro, torch, pyro_dropout as pd
+        >>> import pyro, torch, pyro_dropout as pdrop
         >>> _ = torch.manual_seed(0)
         >>> x = torch.linspace(-1, 1, 50).unsqueeze(-1)
         >>> net = torch.nn.Sequential(torch.nn.Linear(1, 20), torch.nn.ReLU(), torch.nn.Linear(20, 1))
-        >>> model = pd.BayesianNet(net, likelihood=pd.Gaussian(tau=25.0))
-        >>> guide = pd.AutoDropout(model, keep=0.95)
-        >>> svi = pyro.infer.SVI(model, guide, pyro.optim.Adam({"lr": 0.01}), pd.ELBO())
+        >>> model = pdrop.BayesianNet(net, likelihood=pdrop.Gaussian(tau=25.0))
+        >>> guide = pdrop.AutoDropout(model, keep=0.95)
+        >>> svi = pyro.infer.SVI(model, guide, pyro.optim.Adam({"lr": 0.01}), pdrop.ELBO())
         >>> losses = [svi.step(x, x**2) for _ in range(200)]
         >>> losses[-1] < losses[0] / 2
         True
-        >>> sorted(pd.ELBO().parts(model, guide, x, x**2))
+        >>> sorted(pdrop.ELBO().parts(model, guide, x, x**2))
         ['kl', 'nll']
     """
 

@@ -107,10 +107,10 @@ def warm_up(steps: int, start: float | None = None) -> Callable[[Tensor], Tensor
         A function of the number of steps done, for ``ELBO(temperature=...)``.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> pd.warm_up(4)(torch.arange(6.0))
+        >>> import torch, pyro_dropout as pdrop
+        >>> pdrop.warm_up(4)(torch.arange(6.0))
         tensor([0.2500, 0.5000, 0.7500, 1.0000, 1.0000, 1.0000])
-        >>> pd.warm_up(2, start=0.01)(torch.arange(3.0))
+        >>> pdrop.warm_up(2, start=0.01)(torch.arange(3.0))
         tensor([0.1000, 1.0000, 1.0000])
     """
     check_count("steps", steps)
