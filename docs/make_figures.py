@@ -91,9 +91,11 @@ def functions(guide: Any, model: pdrop.BayesianNet, x: Tensor, samples: int) -> 
 
 def wide_limit(x: Tensor, y: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
     """Return the exact posterior of f for the same prior and infinitely many hidden units, as a yardstick."""
-    first = pdrop.ArcCosine(1, length_scale=torch.tensor(LENGTH_SCALE), bias_length_scale=torch.tensor(LENGTH_SCALE))
-    second = pdrop.ArcCosine(1, bias_length_scale=torch.tensor(LENGTH_SCALE))
-    gp = pdrop.GP(pdrop.Layered(second, first), tau=NOISE**-2).fit(x, y, steps=0)
+    first = pdrop.paper.ArcCosine(
+        1, length_scale=torch.tensor(LENGTH_SCALE), bias_length_scale=torch.tensor(LENGTH_SCALE)
+    )
+    second = pdrop.paper.ArcCosine(1, bias_length_scale=torch.tensor(LENGTH_SCALE))
+    gp = pdrop.generative.GP(pdrop.paper.Layered(second, first), tau=NOISE**-2).fit(x, y, steps=0)
     mean, variance = gp.predict(at, noise=False)
     return mean.squeeze(-1), variance.clamp_min(0).sqrt().squeeze(-1)
 
@@ -208,7 +210,7 @@ def draw_sbc(quick: bool) -> Figure:
 # --- all figures ------------------------------------------------------------------------------------------------------
 
 DRAWINGS: dict[str, Callable[[bool], Any]] = {
-    "kl_gap": lambda quick: pdrop.plot_kl_gap(draws=20 if quick else 400),
+    "kl_gap": lambda quick: pdrop.comparison.plot_kl_gap(draws=20 if quick else 400),
     "six_posteriors": draw_six,
     "sbc": draw_sbc,
 }

@@ -58,7 +58,7 @@ def kept(site, dropped):
 def model(depth, width, kind, dropped, num_data, learn=False):
     """Return the network, with the prior under which every weight and bias has the same λ in eq. 3."""
     layers = [part for a, b in pairwise([1, *[width] * depth]) for part in (nn.Linear(a, b), Activation(kind))]
-    lengths = [pdrop.implied_length_scale(p, TAU, LAMBDA, num_data) for p in (1.0, 1 - dropped)]
+    lengths = [pdrop.paper.implied_length_scale(p, TAU, LAMBDA, num_data) for p in (1.0, 1 - dropped)]
     how = {"width_scaled": False, "learn": learn, "tempered": False}
     prior = pdrop.Prior(lambda site: lengths[site != "0.weight"], lengths[0], **how)
     return pdrop.BayesianNet(nn.Sequential(*layers, nn.Linear(width, 1)), prior, pdrop.Gaussian(TAU))
@@ -81,7 +81,7 @@ def train(x, y, args, device):
     for part in args.parts:
         how["checkpoint"] = args.checkpoints and args.checkpoints / part
         if part in ("guides", "learned"):
-            learn, warm = part == "learned", pdrop.warm_up(args.guide_steps, COLD)
+            learn, warm = part == "learned", pdrop.training.warm_up(args.guide_steps, COLD)
             of = {"steps": args.guide_steps, "loss": pdrop.ELBO(temperature=warm) if learn else None, **how}
             guides = LEARNED if learn else OTHERS
             found |= beside.fit_beside(lambda a=learn: build(4, "ReLU", 0.1, a)[0], guides, x, y, **of)
@@ -96,12 +96,14 @@ def train(x, y, args, device):
             continue
         keys = list(product([int(part)], KINDS, DROPPED))
         fleet = pdrop.Fleet(build, dict(zip(("depth", "kind", "dropped"), zip(*keys, strict=True), strict=True)))
-        fleet.fit(x, y, steps=args.steps, lr=rate, optim="sgd", schedule=pdrop.inverse_decay(), **how)
+        fleet.fit(x, y, steps=args.steps, lr=rate, optim="sgd", schedule=pdrop.training.inverse_decay(), **how)
         found |= dict(zip(keys, fleet, strict=True))
     if set(args.parts) < set(PARTS):
         return None if {"4", "5"} & set(args.parts) else found  # these are joined later, from checkpoints
-    gp = pdrop.GP("se", TAU, learn_tau=True, length_scale=0.1).fit(x, y, steps=args.gp_steps, progress=not args.quiet)
-    return found | {"GP": (SimpleNamespace(likelihood=pdrop.Gaussian(gp.tau)), pdrop.gp_posterior(gp))}
+    gp = pdrop.generative.GP("se", TAU, learn_tau=True, length_scale=0.1).fit(
+        x, y, steps=args.gp_steps, progress=not args.quiet
+    )
+    return found | {"GP": (SimpleNamespace(likelihood=pdrop.Gaussian(gp.tau)), pdrop.references.gp_posterior(gp))}
 
 
 class Questions:

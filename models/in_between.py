@@ -83,7 +83,7 @@ def fitted(name, depth, problems, args, device):
     how = {"loss": loss, "compile": "traced" if args.steps > 1000 else False, "seed": args.seed, "device": device}
     how |= {"lr": RATE, "schedule": lambda done: 1.02 - done / args.steps, "progress": not args.quiet}
     fleet.fit(x, y, indices=rows[:, : -len(GRID)], steps=args.steps, **how)
-    answer = pdrop.predict_fleet(fleet, x, indices=rows, samples=args.samples, seed=args.seed)
+    answer = pdrop.prediction.predict_fleet(fleet, x, indices=rows, samples=args.samples, seed=args.seed)
     both = answer.mean[..., 0].cpu(), answer.epistemic[..., 0].sqrt().cpu()
     return [part.unflatten(0, (len(problems), -1)) for part in both]
 

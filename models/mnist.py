@@ -44,7 +44,7 @@ def model(widths=LENET, num_data=60_000):
     a, b, c = widths
     convolutions = nn.Conv2d(1, a, 5), nn.MaxPool2d(2), nn.Conv2d(a, b, 5), nn.MaxPool2d(2)
     net = nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(16 * b, c), nn.ReLU(), nn.Linear(c, 10))
-    length = pdrop.implied_length_scale(keep=1.0, tau=1.0, weight_decay=WEIGHT_DECAY, num_data=num_data)
+    length = pdrop.paper.implied_length_scale(keep=1.0, tau=1.0, weight_decay=WEIGHT_DECAY, num_data=num_data)
     return pdrop.BayesianNet(net, pdrop.Prior(length, length, width_scaled=False), pdrop.Categorical())
 
 
@@ -59,7 +59,7 @@ def trained(arm, widths, train, seed, args, device):
     net = model(widths, len(train[0]))
     posterior = guide(net, arm, args.members)
     how = {"epochs": args.epochs, "batch_size": args.batch, "compile": False if args.quick else "auto", "seed": seed}
-    falling = pdrop.inverse_decay(10 * args.batch / (args.epochs * len(train[0])), 1.0)  # lr falls to a tenth
+    falling = pdrop.training.inverse_decay(10 * args.batch / (args.epochs * len(train[0])), 1.0)  # lr falls to a tenth
     pdrop.fit(net, posterior, *train, lr=args.lr, schedule=falling, device=device, progress=not args.quiet, **how)
     return net, posterior
 

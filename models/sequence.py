@@ -93,7 +93,9 @@ def trained(arm, keeps, train, args, device):
     fleet = pdrop.Fleet(build, dict(zip(("keep", "seed"), every, strict=True)))
     how = {"steps": args.steps, "batch_size": args.batch, "seed": args.seed, "device": device, "compile": False}
     # Not compiled: an unrolled network is a long program, and compilation would take longer than training.
-    fleet.fit(*train, lr=0.01, schedule=pdrop.inverse_decay(8 / args.steps, 1.0), progress=not args.quiet, **how)
+    fleet.fit(
+        *train, lr=0.01, schedule=pdrop.training.inverse_decay(8 / args.steps, 1.0), progress=not args.quiet, **how
+    )
     return fleet
 
 
@@ -102,8 +104,8 @@ def judged(fleet, validation, args):
     taus, scores = [], []
     for pair in fleet:
         answer = pdrop.predict(*pair, validation[0], samples=args.samples, seed=args.seed, chunk=ROWS)
-        taus.append(pdrop.refit_tau(answer, validation[1]))
-        scores.append(pdrop.with_tau(answer, taus[-1]).log_prob(validation[1]).mean().item())
+        taus.append(pdrop.judging.refit_tau(answer, validation[1]))
+        scores.append(pdrop.judging.with_tau(answer, taus[-1]).log_prob(validation[1]).mean().item())
     return taus, torch.tensor(scores).reshape(-1, args.seeds)
 
 
@@ -112,7 +114,9 @@ def tested(fleet, taus, chosen, test, args):
     (x, y), starts = test, torch.arange(0, len(test[0]) - args.ahead + 1, STRIDE, device=test[0].device)
     truth, found = y.flatten().unfold(0, args.ahead, 1)[starts], {"one step": [], "free-running": []}
     for k in chosen:
-        answer = pdrop.with_tau(pdrop.predict(*fleet[k], x, samples=args.samples, seed=args.seed, chunk=ROWS), taus[k])
+        answer = pdrop.judging.with_tau(
+            pdrop.predict(*fleet[k], x, samples=args.samples, seed=args.seed, chunk=ROWS), taus[k]
+        )
         found["one step"].append(answer.log_prob(y).mean().cpu())
         run = free_run(*fleet[k], x[starts], args.ahead, tau=taus[k], samples=args.samples)
         found["free-running"].append(run.log_prob(truth).mean(0).cpu())

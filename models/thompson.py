@@ -50,8 +50,8 @@ class QOfAction(nn.Module):
 def model(seed):
     torch.manual_seed(seed)
     decay = {"tau": TAU, "weight_decay": DECAY / 2, "num_data": MINIBATCH}
-    lengths = {site: pdrop.implied_length_scale(keep=keep, **decay) for site, keep in KEEPS.items()}
-    prior = pdrop.Prior(lengths, bias_length_scale=pdrop.implied_length_scale(keep=1.0, **decay))
+    lengths = {site: pdrop.paper.implied_length_scale(keep=keep, **decay) for site, keep in KEEPS.items()}
+    prior = pdrop.Prior(lengths, bias_length_scale=pdrop.paper.implied_length_scale(keep=1.0, **decay))
     return pdrop.BayesianNet(QOfAction(), prior, pdrop.Gaussian(TAU))
 
 
@@ -75,7 +75,7 @@ class Learners:
         self.x = torch.zeros(self.count * MINIBATCH, OBSERVATION + ACTIONS, device=device)
         self.y = torch.zeros(len(self.x), 1, device=device)
         rows = torch.arange(len(self.x), device=device).view(self.count, MINIBATCH)
-        descend = pdrop.Update("sgd", LR, 0, lambda p, g, state, lr, t: (p - lr * g, state))
+        descend = pdrop.training.Update("sgd", LR, 0, lambda p, g, state, lr, t: (p - lr * g, state))
         # -ELBO is Nτ times (½ the mean square + weight decay); the learning rate is for the latter.
         options = {"lr": LR / (MINIBATCH * TAU), "optim": descend, "compile": args.compile, "device": device}
         self.run = self.fleet.prepare(self.x, self.y, indices=rows, steps=args.ticks, **options)
@@ -186,7 +186,9 @@ def main(argv=None):
     experiment.option("--no-compile", dest="compile", action="store_const", const=False, default="auto", quick=False)
     args = experiment.start(argv)
     if args.seeds < 2 or args.ticks < args.burn_in + args.batch:
-        raise pdrop.PyroDropoutError("--seeds must be at least 2, and --ticks at least --burn-in plus one --batch.")
+        raise pdrop.errors.PyroDropoutError(
+            "--seeds must be at least 2, and --ticks at least --burn-in plus one --batch."
+        )
     if args.device is None:
         experiment.device = torch.device("cpu")  # too small for a GPU
         torch.set_num_threads(1)

@@ -101,7 +101,7 @@ def started(problem, args, quiet):
 # --- training and reading ---------------------------------------------------------------------------------------------
 def trained(build, settings, problem, heat, args, quiet):
     """Train replicas, one for each setting, as one fleet at a falling rate; return each, (model, guide)."""
-    heats = {"1": 1.0, "0.1": 0.1, "warm-up": pdrop.warm_up(max(1, args.steps * 4 // 5), start=0.01)}
+    heats = {"1": 1.0, "0.1": 0.1, "warm-up": pdrop.training.warm_up(max(1, args.steps * 4 // 5), start=0.01)}
     how = {"loss": pdrop.ELBO(temperature=heats[heat]), "lr": RATE, "schedule": lambda done: 1.02 - done / args.steps}
     fleet = pdrop.Fleet(build, {"setting": list(settings)})
     fleet.fit(problem.x, problem.y, steps=args.steps, **how, **quiet)

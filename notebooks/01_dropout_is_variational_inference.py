@@ -38,7 +38,7 @@ keeps = {"3.weight": 1 - DROP, "6.weight": 1 - DROP}  # everything else is never
 
 
 def decay(name: str) -> float:
-    return pdrop.optimizer_weight_decay(keeps.get(name, 1.0), TAU, len(x), LENGTH_SCALE, loss="half_mse")
+    return pdrop.paper.optimizer_weight_decay(keeps.get(name, 1.0), TAU, len(x), LENGTH_SCALE, loss="half_mse")
 
 
 # torch multiplies what it keeps by 1/keep, so that its weights are keep times the paper's M: ‖M‖² = ‖w‖²/keep².
@@ -102,7 +102,7 @@ plt.show()
 # %%
 elbo = pdrop.ELBO(per_example=False)
 names = list(guide.mean())
-decays = [pdrop.weight_decay(keeps.get(name, 1.0), TAU, len(x), LENGTH_SCALE) for name in names]
+decays = [pdrop.paper.weight_decay(keeps.get(name, 1.0), TAU, len(x), LENGTH_SCALE) for name in names]
 
 
 def difference(seed: int) -> tuple[float, float]:
@@ -114,7 +114,7 @@ def difference(seed: int) -> tuple[float, float]:
         drawn = poutine.trace(guide).get_trace(x, y)
         weights = {name: drawn.nodes[name]["value"] for name in names}
         M = [guide.mean()[name] / keeps.get(name, 1.0) for name in names]
-        objective = pdrop.dropout_objective(y, model.evaluate(weights, x), M, decays)
+        objective = pdrop.paper.dropout_objective(y, model.evaluate(weights, x), M, decays)
         return loss, loss - len(x) * TAU * float(objective)
 
 

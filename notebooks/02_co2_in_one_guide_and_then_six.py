@@ -21,7 +21,7 @@ SHORT = os.environ.get("PYRO_DROPOUT_SHORT") == "1"
 BLUE, VERMILION = "#0072B2", "#D55E00"
 STEPS, SAMPLES = (12, 150) if SHORT else (250, 1000)
 
-data = pdrop.co2()
+data = pdrop.datasets.co2()
 (x, y), (test_x, test_y) = data.train, data.test
 print(data.note)
 
@@ -69,7 +69,7 @@ grid = torch.linspace(1955, 2000, 181).unsqueeze(-1)
 answer = pdrop.predict(model, guide, grid, samples=SAMPLES, shared=True, seed=0)  # whole functions
 
 
-def draw(axes: plt.Axes, answer: pdrop.Prediction, title: str) -> None:
+def draw(axes: plt.Axes, answer: pdrop.prediction.Prediction, title: str) -> None:
     mean, std = answer.mean[:, 0], answer.epistemic[:, 0].sqrt()
     for wide, alpha in ((2, 0.18), (1, 0.3)):
         axes.fill_between(grid[:, 0], mean - wide * std, mean + wide * std, color=BLUE, alpha=alpha, lw=0)
@@ -79,7 +79,7 @@ def draw(axes: plt.Axes, answer: pdrop.Prediction, title: str) -> None:
     axes.set(title=title, xlim=(1955, 2000), ylim=(-15, 15))
 
 
-def widths(answer: pdrop.Prediction) -> list[float]:
+def widths(answer: pdrop.prediction.Prediction) -> list[float]:
     """The mean std of f, in ppm: on the data, soon after them, and long after them."""
     std, year = answer.epistemic[:, 0].sqrt(), grid[:, 0]
     return [float(std[(year > a) & (year < b)].mean()) for a, b in ((1959, 1981), (1985, 1988), (1997, 2000))]

@@ -118,7 +118,7 @@ print(said[0].message)
 assert (found.khat > 0.7).float().mean() > 0.5
 try:
     pdrop.loo(model, guide, x, y, samples=100, seed=0)
-except pdrop.SingularError as refusal:
+except pdrop.errors.SingularError as refusal:
     print("refused:", str(refusal).split(".")[0])
 else:
     raise AssertionError("a singular q has no density to correct with")
@@ -224,7 +224,7 @@ class BatchNoise(nn.Module):
 
 try:
     pdrop.from_dropout(nn.Sequential(nn.Linear(2, 2), BatchNoise()), example=torch.ones(2, 2))
-except pdrop.PyroDropoutError as refusal:
+except pdrop.errors.PyroDropoutError as refusal:
     print(refusal)
 else:
     raise AssertionError("draws of one pass would not be independent")

@@ -39,7 +39,7 @@ for _ in range(500 if SHORT else 1500):
 
 model, guide = pdrop.from_dropout(net, tau=0.05**-2)
 claimed = pdrop.predict(model, guide, test_x, samples=T, seed=0)
-curve = pdrop.coverage_curve(claimed, test_y)
+curve = pdrop.judging.coverage_curve(claimed, test_y)
 print(f"the 90 % interval holds {pdrop.coverage(claimed, test_y, 0.9):.0%} of the targets")
 assert pdrop.coverage(claimed, test_y, 0.9) < 0.8
 
@@ -49,9 +49,9 @@ assert pdrop.coverage(claimed, test_y, 0.9) < 0.8
 
 # %%
 valid = pdrop.predict(model, guide, valid_x, samples=T, seed=0)
-tau = pdrop.refit_tau(valid, valid_y)
-mended = pdrop.with_tau(claimed, tau)
-better = pdrop.coverage_curve(mended, test_y)
+tau = pdrop.judging.refit_tau(valid, valid_y)
+mended = pdrop.judging.with_tau(claimed, tau)
+better = pdrop.judging.coverage_curve(mended, test_y)
 print(f"noise {tau**-0.5:.3f}; the 90 % interval now holds {pdrop.coverage(mended, test_y, 0.9):.0%}")
 before, after = (float(each.log_prob(test_y).mean()) for each in (claimed, mended))
 print(f"log-likelihood of a test point: {before:.2f} before, {after:.2f} after")
@@ -88,7 +88,7 @@ for _ in range(200 if SHORT else 500):
 model, guide = pdrop.from_dropout(net, likelihood=pdrop.Categorical())
 answer = pdrop.predict(model, guide, test_x, samples=T, seed=0)
 right = (answer.probs.argmax(-1) == test_y).float()
-table = pdrop.reliability(answer, test_y, bins=10)
+table = pdrop.judging.reliability(answer, test_y, bins=10)
 print(f"accuracy {right.mean():.2f}, mean confidence {answer.probs.amax(-1).mean():.2f}, ECE {table.ece:.3f}")
 assert answer.probs.amax(-1).mean() > right.mean() + 0.05  # overconfident, dropout or not
 
@@ -98,9 +98,9 @@ assert answer.probs.amax(-1).mean() > right.mean() + 0.05  # overconfident, drop
 
 # %%
 valid = pdrop.predict(model, guide, valid_x, samples=T, seed=0)
-temperature = pdrop.refit_temperature(valid, valid_y)
-cooler = pdrop.tempered(answer, temperature)
-after = pdrop.reliability(cooler, test_y, bins=10)
+temperature = pdrop.judging.refit_temperature(valid, valid_y)
+cooler = pdrop.judging.tempered(answer, temperature)
+after = pdrop.judging.reliability(cooler, test_y, bins=10)
 print(f"temperature {temperature:.2f}, ECE {after.ece:.3f}")
 print(f"log-likelihood {answer.log_prob(test_y).mean():.3f} before, {cooler.log_prob(test_y).mean():.3f} after")
 assert temperature > 1
@@ -114,7 +114,7 @@ assert cooler.log_prob(test_y).mean() > answer.log_prob(test_y).mean()
 # accuracy on the rest, beside that of an oracle, which knows the mistakes, and of chance.
 
 # %%
-curve = pdrop.rejection_curve(answer.entropy, right)
+curve = pdrop.judging.rejection_curve(answer.entropy, right)
 handed_on = pdrop.defer(answer.entropy, budget=0.2)
 before, kept = float(right.mean()), float(right[~handed_on].mean())
 caught = float((1 - right[handed_on]).sum() / (1 - right).sum())

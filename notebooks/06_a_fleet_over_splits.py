@@ -64,7 +64,7 @@ assert (history.losses[-10:].mean(0) < history.losses[:10].mean(0)).all()
 
 # %%
 held = torch.stack([test_rows[s] for s in range(SPLITS) for _ in DROPS])
-answer = pdrop.predict_fleet(fleet, x, y, indices=held, samples=200 if SHORT else 1000, seed=0)
+answer = pdrop.prediction.predict_fleet(fleet, x, y, indices=held, samples=200 if SHORT else 1000, seed=0)
 error = (answer.mean - y[held]).square().mean((1, 2)).sqrt().view(SPLITS, len(DROPS))
 for drop, column in zip(DROPS, error.T, strict=True):
     print(f"drop {drop:5.3f}: test RMSE {column.mean():.2f} ± {column.std():.2f} over splits")
@@ -102,13 +102,13 @@ assert not history.diverged.any()
 
 place = torch.arange(len(fleet)).view(SPLITS, len(SETTINGS), FOLDS + 1)
 held = torch.stack(part).unsqueeze(1).expand(-1, len(SETTINGS), -1, -1).flatten(0, 2)
-folds = pdrop.predict_fleet(
+folds = pdrop.prediction.predict_fleet(
     fleet.select(place[..., :-1].flatten().tolist()), x, y, indices=held, samples=300 if SHORT else 2000, seed=0
 )
 validation = folds.scores()["log_likelihood"].view(SPLITS, len(SETTINGS), FOLDS).mean(-1)
 best = validation.argmax(1)
 chosen = fleet.select(place[torch.arange(SPLITS), best, -1].tolist())
-test = pdrop.predict_fleet(chosen, x, y, indices=torch.stack(list(test_rows)), samples=2000, seed=0).scores()
+test = pdrop.prediction.predict_fleet(chosen, x, y, indices=torch.stack(list(test_rows)), samples=2000, seed=0).scores()
 for split, choice in enumerate(best.tolist()):
     drop, tau = SETTINGS[choice]
     print(f"split {split}: drop {drop}, τ {tau:g}, test RMSE {test['rmse'][split]:.2f},", end=" ")

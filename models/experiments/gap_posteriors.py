@@ -63,7 +63,7 @@ def laplaced(
             net = build()
             how = {"lr": args.laplace_rate, "schedule": lambda done: 1.02 - done / args.steps, "steps": args.steps}
             how |= {"compile": False, "progress": not args.quiet, "seed": seed}
-            laplace = pdrop.AutoLaplace(net, "full")
+            laplace = pdrop.guides.AutoLaplace(net, "full")
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore" if args.quick else "default")  # a few steps do not find a maximum
                 pdrop.fit(net, laplace, problem.x, problem.y, **{**how, "compile": "auto"})  # a point draws nothing

@@ -21,7 +21,7 @@ from tqdm import tqdm
 import pyro_dropout as pdrop
 from experiments.collection import UCI
 from experiments.cross_validation import folds_of, repeated
-from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.mathematics.shapes import Float
 
 _NUMBERS = 2**25  # of Jacobians and inputs held at once

@@ -16,7 +16,8 @@ from experiments.collection import UCI
 from experiments.cross_validation import choose
 from experiments.experiment import Experiment
 from experiments.summaries import said
-from pyro_dropout import ELBO, DivergedError
+from pyro_dropout import ELBO
+from pyro_dropout.errors import DivergedError
 
 DROPS, DECAY = (0.0002, 0.002, 0.005, 0.01, 0.05, 0.1), (1e-6,)
 BELIEFS: dict[str, tuple[float, ...]] = {"drop": (0.0,), "length": (0.3, 2.0), "lr": (3e-3, 1e-2)}  # widths are learned
@@ -46,7 +47,7 @@ def beliefs(
     have about the size of the data: later layers are N(0, 1/fan_in).
     """
     if decay is not None:
-        length = pdrop.implied_length_scale(1 - drop, 1.0, decay, points)
+        length = pdrop.paper.implied_length_scale(1 - drop, 1.0, decay, points)
     prior = pdrop.Prior(length_scale=length, bias_length_scale=length, width_scaled=tau is not None)
     return prior, pdrop.Gaussian(tau or 1.0, learn=decay is None and tau is None)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from pyro_dropout.comparison.figure import draw_bands, draw_scores
 from pyro_dropout.comparison.findings import Findings
 from pyro_dropout.comparison.report.page import page
-from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.protocols import Figure
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from pyro_dropout.comparison.comparison import Comparison
 from pyro_dropout.comparison.findings import Score, distinct
 from pyro_dropout.comparison.json_values import plain
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.judging.diagnostics.inference_data import to_arviz
-from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Record
 from pyro_dropout.training.checkpoints.atomic_file import clear_unfinished, naming, whole_file
 from pyro_dropout.training.checkpoints.folder_claim import LOCK, claimed

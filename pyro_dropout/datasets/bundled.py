@@ -21,7 +21,7 @@ def co2() -> Dataset:
 
     Example:
         >>> import pyro_dropout as pdrop
-        >>> data = pdrop.co2()
+        >>> data = pdrop.datasets.co2()
         >>> [tuple(part.shape) for part in (*data.train, *data.test)]
         [(236, 1), (236, 1), (69, 1), (69, 1)]
     """

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, finfo, nn
 from torch.func import jacfwd, jacrev, vmap
 
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.inputs import AnyInputs, Inputs, copies, leaves_of, picked, takes_all
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.own_noise import check_no_noise, silent
 from pyro_dropout.generative.precision import HALF
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.generative.trial_run import aside, can_run, evaluating
-from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Model, Weights
 
 _ASKER = "predict(method='linearised')"

@@ -12,6 +12,7 @@ from torch import Size, Tensor, nn
 from torch.func import functional_call, vmap
 
 from pyro_dropout.engines.torch_internals import is_jit_traced, reparametrize_module
+from pyro_dropout.errors import NotFollowedError, PyroDropoutError, ShapeError
 from pyro_dropout.generative.inputs import (
     AnyInputs,
     Output,
@@ -49,7 +50,6 @@ from pyro_dropout.generative.priors import Prior, PriorWidths, Site
 from pyro_dropout.generative.registration import tell_pyro
 from pyro_dropout.generative.trial_run import aside, can_run
 from pyro_dropout.mathematics.checks import check_choice, check_flag, describe
-from pyro_dropout.mathematics.errors import NotFollowedError, PyroDropoutError, ShapeError
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
 from pyro_dropout.mathematics.shapes import broadcast_shape
 from pyro_dropout.mathematics.whole_sums import is_traced
@@ -64,7 +64,7 @@ _SHOWN = 8  # the most names that a summary lists
 # Without a batching rule of their own.
 _LOOPED = (nn.RNNBase, nn.RNNCellBase, nn.TransformerEncoderLayer, nn.MultiheadAttention, nn.EmbeddingBag, nn.Bilinear)
 _A_PRIOR = "a pyro_dropout.Prior, such as Prior(length_scale=1.0)"
-_A_LIKELIHOOD = "a pyro_dropout.Likelihood, such as Gaussian(tau=1.0)"
+_A_LIKELIHOOD = "a pyro_dropout.generative.Likelihood, such as Gaussian(tau=1.0)"
 
 
 class BayesianNet(PriorWidths):

@@ -19,8 +19,8 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from pyro_dropout.engines.torch_internals import onednn
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.mathematics.checks import check_choice
-from pyro_dropout.mathematics.errors import PyroDropoutError
 
 Precision = Literal["float32", "bf16", "fp16"]
 

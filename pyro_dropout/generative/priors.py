@@ -9,9 +9,9 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor, nn
 
+from pyro_dropout.errors import PyroDropoutError, ShapeError
 from pyro_dropout.generative.layouts import hidden_by_default, layout_of
 from pyro_dropout.mathematics.checks import check_choice, check_flag, check_positive
-from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.mathematics.shapes import broadcast_shape
 from pyro_dropout.protocols import Distribution
 

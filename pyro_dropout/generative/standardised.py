@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.generative.inputs import takes_all
 from pyro_dropout.generative.likelihoods.likelihood import check_standardised, likelihood_of
 from pyro_dropout.mathematics.checks import check_finite, describe
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.protocols import Distribution, Likelihood, Weights
 
 _SMALLEST, _LARGEST = 1e-150, 1e150  # standard deviations whose squares float64 can hold

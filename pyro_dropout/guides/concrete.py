@@ -10,12 +10,12 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
+from pyro_dropout.errors import RangeError
 from pyro_dropout.generative.priors import BySite
 from pyro_dropout.guides.base import SiteGuide, State, matching, trained
 from pyro_dropout.guides.sites import GuideSite, Options, check_unless_by_site, per_row
 from pyro_dropout.mathematics.checks import check_keep, check_positive
 from pyro_dropout.mathematics.distributions import BernoulliMixture
-from pyro_dropout.mathematics.errors import RangeError
 from pyro_dropout.mathematics.scored import Stacked
 from pyro_dropout.protocols import Distribution, PyroModel, SiteDistribution
 from pyro_dropout.registry import guide

@@ -17,6 +17,7 @@ from pyro.poutine.trace_messenger import TraceMessenger
 from torch import Tensor, nn
 from torch.distributions import TransformedDistribution
 
+from pyro_dropout.errors import PyroDropoutError, RangeError, SingularError
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.guides.dropout import AutoDropout
@@ -26,7 +27,6 @@ from pyro_dropout.guides.points import Points
 from pyro_dropout.guides.stacked_members import StackedMembers, Start
 from pyro_dropout.guides.summary import facts_of, guide_card, told
 from pyro_dropout.mathematics.checks import check_choice, check_count, check_seed
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, SingularError
 from pyro_dropout.mathematics.mixtures import MemberMixture, balanced
 from pyro_dropout.protocols import Distribution, PyroModel, Weights
 from pyro_dropout.registry import guide

@@ -4,6 +4,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.inputs import AnyInputs, Output, inputs_of
 from pyro_dropout.generative.likelihoods import Gaussian, Likelihood
 from pyro_dropout.generative.networks import BayesianNet, copied
@@ -12,7 +13,6 @@ from pyro_dropout.guides.dropout import AutoDropout
 from pyro_dropout.guides.other_randomness import find_noise, with_dropout
 from pyro_dropout.guides.row_masks import Points, RowMask, check_masks, on_rows
 from pyro_dropout.mathematics.checks import describe
-from pyro_dropout.mathematics.errors import PyroDropoutError
 
 
 def from_dropout(

@@ -10,12 +10,12 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.guides.base import SiteGuide, State, gaussian, trained
 from pyro_dropout.guides.sites import GuideSite, Init, InitLoc
 from pyro_dropout.mathematics.checks import check_choice, check_positive
 from pyro_dropout.mathematics.curvature import Block, Curvature, Dense, Diagonal, Kronecker, log_evidence
-from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.mathematics.full_rank_normal import (
     FullRankBlock,
     FullRankNormal,
@@ -58,7 +58,7 @@ class AutoLaplace(SiteGuide):
         >>> import torch, pyro_dropout as pdrop
         >>> x = torch.linspace(-1, 1, 20).unsqueeze(-1)
         >>> model = pdrop.BayesianNet(torch.nn.Linear(1, 1), likelihood=pdrop.Gaussian(tau=100.0))
-        >>> guide = pdrop.AutoLaplace(model)
+        >>> guide = pdrop.guides.AutoLaplace(model)
         >>> _ = pdrop.fit(model, guide, x, 2 * x, steps=500, lr=0.02, compile=False, progress=False, seed=0)
         >>> guide.posterior("weight").stddev.item() < 0.05
         True

@@ -13,12 +13,12 @@ from pyro.infer.autoguide import AutoGuide
 from torch import Tensor
 from torch.distributions import TransformedDistribution
 
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.guides.moments import check_rows, site_root
 from pyro_dropout.guides.sites import GuideSite
 from pyro_dropout.mathematics.checks import check_count, check_level
-from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.mathematics.mixtures import marginal_quantile
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
 from pyro_dropout.mathematics.scored import Stacked

@@ -17,10 +17,10 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
+from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.generative.likelihoods.moments import is_class
 from pyro_dropout.judging.checked_prediction import check_prediction, checked_targets
 from pyro_dropout.mathematics.checks import check_level, describe
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.mathematics.shapes import Bool
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.protocols import Record
@@ -83,7 +83,7 @@ class Conformal:
     Example:
         >>> import torch, pyro_dropout as pdrop
         >>> scores = torch.arange(1.0, 20.0, dtype=torch.float64).unsqueeze(-1)
-        >>> held_back = pdrop.Conformal({"": scores}, "Gaussian")
+        >>> held_back = pdrop.judging.Conformal({"": scores}, "Gaussian")
         >>> held_back.highest_level, held_back.posterior_level(0.5).item()  # the tenth of 19: 1 - 2 exp(-10)
         (0.95, 0.99990...)
     """
@@ -173,8 +173,8 @@ class Conformal:
 
         Example:
             >>> import json, torch, pyro_dropout as pdrop
-            >>> made = pdrop.Conformal({"": torch.ones(3, 1, dtype=torch.float64)}, "Gaussian")
-            >>> pdrop.Conformal.from_json(json.loads(json.dumps(made.as_json())))
+            >>> made = pdrop.judging.Conformal({"": torch.ones(3, 1, dtype=torch.float64)}, "Gaussian")
+            >>> pdrop.judging.Conformal.from_json(json.loads(json.dumps(made.as_json())))
             Conformal(3 rows, Gaussian; levels up to 0.75)
         """
         family, groups, flags = found["family"], found["scores"], (found["grouped"], found["classes"])

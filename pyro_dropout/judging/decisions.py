@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pyro_dropout.errors import PyroDropoutError, ShapeError
 from pyro_dropout.generative.likelihoods.moments import is_class
 from pyro_dropout.generative.own_noise import check_no_noise
 from pyro_dropout.judging.checked_prediction import checked_targets
 from pyro_dropout.mathematics.checks import check_choice, check_finite, check_non_negative, check_number, check_rate
-from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.mathematics.shapes import Bool, Float, Int
 from pyro_dropout.prediction.plot_style import axes_or_new
 from pyro_dropout.prediction.predict import predict
@@ -68,7 +68,7 @@ class RejectionCurve:
     Example:
         >>> import torch, pyro_dropout as pdrop
         >>> right = torch.tensor([1.0, 0.0, 1.0, 1.0])
-        >>> curve = pdrop.rejection_curve(uncertainty=torch.tensor([0.1, 0.9, 0.3, 0.2]), score=right)
+        >>> curve = pdrop.judging.rejection_curve(uncertainty=torch.tensor([0.1, 0.9, 0.3, 0.2]), score=right)
         >>> curve.score.tolist(), curve.ratio  # the one error is rejected first
         ([1.0, 1.0, 1.0, 0.75], 1.0)
     """
@@ -117,7 +117,7 @@ def rejection_curve(
     Example:
         >>> import torch, pyro_dropout as pdrop
         >>> error = torch.tensor([0.5, 2.0, 1.0, 0.1])
-        >>> curve = pdrop.rejection_curve(torch.tensor([0.3, 0.9, 0.2, 0.1]), error, higher_is_better=False)
+        >>> curve = pdrop.judging.rejection_curve(torch.tensor([0.3, 0.9, 0.2, 0.1]), error, higher_is_better=False)
         >>> [round(value, 3) for value in curve.score.tolist()], 0 < curve.ratio < 1
         ([0.1, 0.55, 0.533, 0.9], True)
     """
@@ -174,7 +174,7 @@ class Cascade:
         >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 3), likelihood=pdrop.Categorical())
         >>> guide = pdrop.AutoDropout(model, keep=0.5)
         >>> weak, strong = (lambda x, T=T: pdrop.predict(model, guide, x, samples=T, seed=0) for T in (5, 500))
-        >>> result = pdrop.cascade(weak, strong, torch.randn(10, 2), budget=0.3)
+        >>> result = pdrop.judging.cascade(weak, strong, torch.randn(10, 2), budget=0.3)
         >>> result.cost, result.probs.shape  # ten cheap calls, and three at ten times the cost
         (40.0, torch.Size([10, 3]))
     """
@@ -246,7 +246,7 @@ def cascade(
         >>> guide = pdrop.AutoMeanField(model)
         >>> weak, strong = (lambda x, T=T: pdrop.predict(model, guide, x, samples=T, seed=0) for T in (5, 500))
         >>> x = torch.arange(8.0).reshape(4, 2)  # the farther from the origin, the less certain
-        >>> result = pdrop.cascade(weak, strong, x, budget=0.5, uncertainty="std", costs=(5.0, 500.0))
+        >>> result = pdrop.judging.cascade(weak, strong, x, budget=0.5, uncertainty="std", costs=(5.0, 500.0))
         >>> result.deferred.tolist(), result.cost
         ([False, False, True, True], 1020.0)
     """
@@ -328,7 +328,7 @@ def thompson(model: PyroModel, posterior: object, contexts: Tensor, *, seed: int
         >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 1, bias=False))
         >>> guide = pdrop.AutoMeanField(model, init=lambda name, shape: torch.zeros(shape), init_scale=1.0)
         >>> arms = torch.eye(2)  # two actions, equally good a priori
-        >>> chosen = [pdrop.thompson(model, guide, arms, seed=k).item() for k in range(20)]
+        >>> chosen = [pdrop.judging.thompson(model, guide, arms, seed=k).item() for k in range(20)]
         >>> set(chosen) == {0, 1}
         True
     """

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pyro_dropout.errors import ShapeError
 from pyro_dropout.mathematics.checks import check_count, check_finite, check_level
-from pyro_dropout.mathematics.errors import ShapeError
 from pyro_dropout.mathematics.shapes import Bool, Float
 
 _F64 = torch.float64
@@ -54,7 +54,7 @@ class Support:
         >>> _ = torch.manual_seed(0)
         >>> x = torch.rand(1000, 6)
         >>> x = x[(x[:, 2] < 0.4) | (x[:, 2] > 0.6)]  # a hole in one of six inputs
-        >>> support = pdrop.Support.of(x)
+        >>> support = pdrop.judging.Support.of(x)
         >>> row = torch.full((1, 6), 0.3)
         >>> support.flag(row).tolist(), support.flag(row.index_fill(1, torch.tensor(2), 0.45)).tolist()
         ([False], [True])
@@ -129,9 +129,9 @@ class Support:
 
         Example:
             >>> import torch, pyro_dropout as pdrop
-            >>> support = pdrop.Support.of(torch.rand(100, 3))
+            >>> support = pdrop.judging.Support.of(torch.rand(100, 3))
             >>> x = 2 * torch.rand(10, 3)
-            >>> torch.equal(pdrop.Support.from_state(support.state()).score(x), support.score(x))
+            >>> torch.equal(pdrop.judging.Support.from_state(support.state()).score(x), support.score(x))
             True
         """
         rows, along, among, paired, limits = (state[name] for name in ("rows", "along", "among", "paired", "limits"))

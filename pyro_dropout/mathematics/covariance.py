@@ -19,8 +19,8 @@ from pyro.poutine.runtime import am_i_wrapped
 from torch import Tensor
 from torch.distributions import constraints
 
+from pyro_dropout.errors import RangeError, ShapeError
 from pyro_dropout.mathematics.checks import check_count, check_finite, check_positive
-from pyro_dropout.mathematics.errors import RangeError, ShapeError
 from pyro_dropout.mathematics.shapes import Float
 from pyro_dropout.protocols import Context
 
@@ -185,7 +185,7 @@ class ArcCosine(_WideLayer):
 
     Example:
         >>> import torch, pyro_dropout as pdrop
-        >>> pdrop.ArcCosine(input_dim=1)(torch.tensor([-1.0, 1.0])).detach().round(decimals=3)
+        >>> pdrop.paper.ArcCosine(input_dim=1)(torch.tensor([-1.0, 1.0])).detach().round(decimals=3)
         tensor([[1.0000, 0.3180],
                 [0.3180, 1.0000]])
     """
@@ -205,7 +205,8 @@ class ArcSine(_WideLayer):
 
     Example:
         >>> import torch, pyro_dropout as pdrop
-        >>> pdrop.ArcSine(input_dim=2, length_scale=torch.tensor([1.0, 2.0]))(torch.eye(2)).detach().round(decimals=3)
+        >>> kernel = pdrop.paper.ArcSine(input_dim=2, length_scale=torch.tensor([1.0, 2.0]))
+        >>> kernel(torch.eye(2)).detach().round(decimals=3)
         tensor([[0.5900, 0.3170],
                 [0.3170, 0.5060]])
     """
@@ -231,7 +232,8 @@ class Layered(Kernel):
 
     Example:
         >>> import torch, pyro_dropout as pdrop
-        >>> pdrop.Layered(pdrop.ArcSine(1), pdrop.ArcCosine(1))(torch.tensor([0.0, 1.0])).detach().round(decimals=3)
+        >>> kernel = pdrop.paper.Layered(pdrop.paper.ArcSine(1), pdrop.paper.ArcCosine(1))
+        >>> kernel(torch.tensor([0.0, 1.0])).detach().round(decimals=3)
         tensor([[0.5400, 0.4810],
                 [0.4810, 0.5900]])
     """

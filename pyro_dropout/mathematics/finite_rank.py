@@ -14,9 +14,9 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
 
+from pyro_dropout.errors import RangeError, ShapeError
 from pyro_dropout.mathematics.checks import check_choice, check_count, check_finite, check_positive, check_seed
 from pyro_dropout.mathematics.covariance import Covariance, Number, check_shape, check_values, own_parameters
-from pyro_dropout.mathematics.errors import RangeError, ShapeError
 from pyro_dropout.mathematics.shapes import Float, broadcast_shape
 
 Nonlinearity = str | Callable[[Tensor], Tensor]
@@ -59,7 +59,7 @@ def finite_rank_features(
     Example:
         >>> import torch, pyro_dropout as pdrop
         >>> weight = torch.tensor([[1.0], [-1.0], [2.0], [0.0]])
-        >>> pdrop.finite_rank_features(torch.tensor([[1.0], [2.0]]), weight, torch.zeros(4), "relu")
+        >>> pdrop.paper.finite_rank_features(torch.tensor([[1.0], [2.0]]), weight, torch.zeros(4), "relu")
         tensor([[0.5000, 0.0000, 1.0000, 0.0000],
                 [1.0000, 0.0000, 2.0000, 0.0000]])
     """
@@ -87,7 +87,7 @@ def second_layer_features(h: Tensor, bias: Tensor, nonlinearity: Nonlinearity) -
 
     Example:
         >>> import torch, pyro_dropout as pdrop
-        >>> pdrop.second_layer_features(torch.tensor([[1.0, -2.0, 3.0, 0.0]]), torch.ones(4), "relu")
+        >>> pdrop.paper.second_layer_features(torch.tensor([[1.0, -2.0, 3.0, 0.0]]), torch.ones(4), "relu")
         tensor([[1.0000, 0.0000, 2.0000, 0.5000]])
     """
     act = nonlinearity_of(nonlinearity)
@@ -141,8 +141,8 @@ class FiniteRank(_Featured):
 
     Example:
         >>> import torch, pyro_dropout as pdrop
-        >>> x, kernel = torch.tensor([0.0, 1.0]), pdrop.FiniteRank("relu", width=100_000, seed=0)
-        >>> bool((kernel(x) - pdrop.ArcCosine(1)(x)).abs().max() < 0.02)
+        >>> x, kernel = torch.tensor([0.0, 1.0]), pdrop.paper.FiniteRank("relu", width=100_000, seed=0)
+        >>> bool((kernel(x) - pdrop.paper.ArcCosine(1)(x)).abs().max() < 0.02)
         True
         >>> kernel.features(x).shape
         torch.Size([2, 100000])
@@ -201,7 +201,7 @@ class SecondLayer(_Featured):
     Example:
         >>> import torch, pyro_dropout as pdrop
         >>> hidden = torch.tensor([[0.0, 1.0, 2.0], [1.0, 1.0, -1.0]])
-        >>> pdrop.SecondLayer("tanh", width=3).exact(hidden).detach().round(decimals=3)
+        >>> pdrop.paper.SecondLayer("tanh", width=3).exact(hidden).detach().round(decimals=3)
         tensor([[0.5850, 0.1350],
                 [0.1350, 0.5500]])
     """
@@ -263,7 +263,7 @@ def finite_rank_log_marginal(y: Tensor, features: Tensor, tau: Number) -> Float[
 
     Example:
         >>> import torch, pyro_dropout as pdrop
-        >>> pdrop.finite_rank_log_marginal(torch.zeros(2), torch.eye(2), tau=1.0)  # y ~ N(0, 2I)
+        >>> pdrop.paper.finite_rank_log_marginal(torch.zeros(2), torch.eye(2), tau=1.0)  # y ~ N(0, 2I)
         tensor(-2.5310)
     """
     check_values(check_finite, y=y, features=features)

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.likelihoods.gaussian_outputs import (
     Nodes,
     outputs_of,
 )
 from pyro_dropout.generative.likelihoods.moments import F64, Points, Sums
 from pyro_dropout.generative.random_state import seeded
-from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.mathematics.gaussian_rows import semidefinite_root
 from pyro_dropout.mathematics.mixtures import balanced
 from pyro_dropout.mathematics.normal import Normal

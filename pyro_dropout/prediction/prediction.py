@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
+from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.generative.likelihoods.likelihood import OutputShape
 from pyro_dropout.generative.likelihoods.moments import (
     F64,
@@ -26,7 +27,6 @@ from pyro_dropout.generative.likelihoods.moments import (
     normal_parts,
 )
 from pyro_dropout.mathematics.checks import check_dense, check_level, check_number, describe
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.prediction.blocks import Block, Walk
 from pyro_dropout.prediction.plot_style import classes_card, numbers_card
 from pyro_dropout.prediction.tails import Normals, Tails, behind, is_whole, log_tails, mixed, mixture_ends

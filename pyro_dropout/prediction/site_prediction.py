@@ -14,6 +14,7 @@ from pyro.distributions import Delta
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.generative.likelihoods.moments import (
     F64,
     Points,
@@ -36,7 +37,6 @@ from pyro_dropout.generative.observed_sites import (
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.mathematics.checks import check_dense, check_level, describe
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.prediction.predict_network import Request
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.prediction.tails import Normals, Tails, log_tails, mixed

@@ -11,6 +11,7 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
+from pyro_dropout.errors import IgnoredInputsWarning, RangeError
 from pyro_dropout.mathematics.checks import (
     check_choice,
     check_count,
@@ -19,7 +20,6 @@ from pyro_dropout.mathematics.checks import (
     check_level,
     check_positive,
 )
-from pyro_dropout.mathematics.errors import IgnoredInputsWarning, RangeError
 from pyro_dropout.protocols import Record
 from pyro_dropout.registry import guide_names
 from pyro_dropout.sklearn.network import ACTIVATIONS
@@ -64,7 +64,7 @@ def check_whole_numbers(name: str, values: Any) -> None:
         >>> check_whole_numbers("X", [[2**53]])
         >>> try:
         ...     check_whole_numbers("X", [[2**53 + 1]])
-        ... except pdrop.RangeError as mistake:
+        ... except pdrop.errors.RangeError as mistake:
         ...     print(str(mistake).split(",")[0])
         X holds whole numbers beyond 2**53
     """

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pandas
 
+from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.mathematics.checks import did_you_mean
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.tables.cells import EXACT, Cells, Ints, brief
 
 _FIRST, _LAST = np.datetime64("0001-01-01", "us"), np.datetime64("9999-12-31T23:59:59.999999", "us")
@@ -35,7 +35,7 @@ class Table:
 
     Example:
         >>> import pyro_dropout as pdrop
-        >>> table = pdrop.Table("trees", {"age": [12, 30], "kind": ["oak", None]}, rows=[2, 3])
+        >>> table = pdrop.tables.Table("trees", {"age": [12, 30], "kind": ["oak", None]}, rows=[2, 3])
         >>> len(table), table.where(1, "kind")
         (2, "trees, row 3, column 'kind'")
     """

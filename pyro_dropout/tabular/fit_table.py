@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.protocols import Record
 from pyro_dropout.tables.encoding import Dataset

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.judging.support import Support
 from pyro_dropout.mathematics.checks import check_finite, check_level
-from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.predict import predict
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.protocols import Figure, Record

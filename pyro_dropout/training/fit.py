@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from pyro_dropout.engines.choose import HowCompiled, check_how_compiled, decided, step_size
 from pyro_dropout.engines.program import recording
 from pyro_dropout.engines.threads import enough_threads
+from pyro_dropout.errors import IgnoredInputsWarning, PyroDropoutError
 from pyro_dropout.generative.inputs import takes_all
 from pyro_dropout.generative.model_call import ModelCall, call_of, check_keywords, is_network, takes
 from pyro_dropout.generative.networks import BayesianNet
@@ -27,7 +28,6 @@ from pyro_dropout.generative.trial_run import calls_noted, holders_of, owner_of,
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.guides.summary import note_training
 from pyro_dropout.mathematics.checks import check_seed
-from pyro_dropout.mathematics.errors import IgnoredInputsWarning, PyroDropoutError
 from pyro_dropout.protocols import PyroModel, Record
 from pyro_dropout.training.checkpoints.fingerprint import told_update
 from pyro_dropout.training.checkpoints.tensor_file import digest

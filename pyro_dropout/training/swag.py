@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pyro_dropout.engines.choose import Compile
+from pyro_dropout.errors import PyroDropoutError, RangeError
 from pyro_dropout.generative.model_call import call_of, is_network
 from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.generative.random_state import generators_stay
@@ -20,7 +21,6 @@ from pyro_dropout.guides.low_rank import AutoLowRank
 from pyro_dropout.guides.nearest import set_state
 from pyro_dropout.guides.points import Points
 from pyro_dropout.mathematics.checks import check_count, check_positive
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 from pyro_dropout.protocols import HasMean, PyroModel
 from pyro_dropout.training.fit import place_of
 from pyro_dropout.training.laplace.laplace import weights_at

@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Size, Tensor
 
+from pyro_dropout.errors import RangeError, ShapeError
 from pyro_dropout.generative.likelihoods.gaussian_outputs import Nodes, Outputs
 from pyro_dropout.generative.likelihoods.likelihood import Dims, Likelihood, OutputShape
 from pyro_dropout.generative.likelihoods.moments import F64, Sums
 from pyro_dropout.mathematics.class_kernel import class_moments, has_class_kernel
-from pyro_dropout.mathematics.errors import RangeError, ShapeError
 from pyro_dropout.mathematics.gaussian_rows import semidefinite_root
 from pyro_dropout.protocols import Distribution
 from pyro_dropout.registry import likelihood

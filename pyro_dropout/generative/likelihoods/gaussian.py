@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor, nn
 
+from pyro_dropout.errors import ShapeError
 from pyro_dropout.generative.likelihoods.gaussian_outputs import Nodes, Outputs, variance_of
 from pyro_dropout.generative.likelihoods.likelihood import Likelihood, checked_numbers
 from pyro_dropout.generative.likelihoods.moments import F64, Sums, moments_of
 from pyro_dropout.generative.registration import buffered
 from pyro_dropout.mathematics.checks import check_flag, check_positive
-from pyro_dropout.mathematics.errors import ShapeError
 from pyro_dropout.mathematics.normal import Normal
 from pyro_dropout.protocols import Distribution
 from pyro_dropout.registry import likelihood

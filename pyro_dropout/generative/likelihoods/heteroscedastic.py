@@ -5,10 +5,10 @@ import math
 import torch
 from torch import Tensor
 
+from pyro_dropout.errors import ShapeError
 from pyro_dropout.generative.likelihoods.gaussian_outputs import Nodes, Outputs, variance_of
 from pyro_dropout.generative.likelihoods.likelihood import Dims, Likelihood, OutputShape, checked_numbers
 from pyro_dropout.generative.likelihoods.moments import F64, Sums
-from pyro_dropout.mathematics.errors import ShapeError
 from pyro_dropout.mathematics.gaussian_expectations import log_expectation
 from pyro_dropout.mathematics.normal import Normal
 from pyro_dropout.protocols import Distribution

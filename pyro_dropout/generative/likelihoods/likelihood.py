@@ -15,9 +15,9 @@ from pyro import poutine
 from torch import Tensor, nn
 
 from pyro_dropout import protocols
+from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.generative.registration import tell_pyro
 from pyro_dropout.mathematics.checks import check_count, describe
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.protocols import Distribution
 
 Dims = tuple[int | None, ...]
@@ -108,7 +108,7 @@ class Likelihood(nn.Module):
     Example:
         >>> import torch, pyro_dropout as pdrop
         >>> noise = pdrop.Gaussian(tau=4.0)
-        >>> isinstance(noise, pdrop.Likelihood), noise.distribution(torch.zeros(5, 1))
+        >>> isinstance(noise, pdrop.generative.Likelihood), noise.distribution(torch.zeros(5, 1))
         (True, Independent(Normal(loc: torch.Size([5, 1]), scale: torch.Size([5, 1])), 1))
     """
 

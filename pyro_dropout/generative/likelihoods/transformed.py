@@ -9,11 +9,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from pyro_dropout.errors import PyroDropoutError, RangeError
 from pyro_dropout.generative.likelihoods.gaussian import Gaussian
 from pyro_dropout.generative.likelihoods.heteroscedastic import HeteroscedasticGaussian
 from pyro_dropout.generative.likelihoods.likelihood import Likelihood
 from pyro_dropout.mathematics.checks import check_choice, describe
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 from pyro_dropout.mathematics.normal import LogitNormal, LogNormal
 from pyro_dropout.mathematics.shapes import base_distribution
 from pyro_dropout.protocols import Distribution

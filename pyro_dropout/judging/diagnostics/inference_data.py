@@ -18,6 +18,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from pyro_dropout.errors import PyroDropoutError, RangeError, SingularError
 from pyro_dropout.generative.model_call import ModelCall, call_of, is_network
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.judging.diagnostics.arviz_export import (
@@ -29,7 +30,6 @@ from pyro_dropout.judging.diagnostics.arviz_export import (
     loo_results,
     pareto_smooth,
 )
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, SingularError
 from pyro_dropout.prediction.joint_draws import SAMPLED, JointDraws, joint_draws
 from pyro_dropout.protocols import PyroModel
 from pyro_dropout.training.fleet.fleet import Fleet
@@ -197,7 +197,7 @@ def check_one(posterior: object, samples: int) -> None:
         raise RangeError(f"samples must be at least {FEWEST}, to fit a tail to a fifth of them; got {samples!r}.")
 
 
-class LOO(loo_results()):  # type: ignore[misc]
+class LOOResult(loo_results()):  # type: ignore[misc]
     """The leave-one-out estimate of the expected log predictive density; returned by ``loo``.
 
     It is also an ArviZ result: ``az.compare({"a": loo(...), "b": loo(...)})`` accepts it.
@@ -216,8 +216,8 @@ class LOO(loo_results()):  # type: ignore[misc]
 
     Example:
         >>> import torch, pyro_dropout as pdrop
-        >>> pdrop.LOO(-12.0, 1.5, 2.1, torch.full((3,), -4.0), torch.tensor([0.1, 0.9, 0.2]), True)
-        LOO(elpd=-12.00 ± 1.50, p_loo=2.10, 3 points, 1 with k̂ > 0.7)
+        >>> pdrop.LOOResult(-12.0, 1.5, 2.1, torch.full((3,), -4.0), torch.tensor([0.1, 0.9, 0.2]), True)
+        LOOResult(elpd=-12.00 ± 1.50, p_loo=2.10, 3 points, 1 with k̂ > 0.7)
     """
 
     def __init__(
@@ -232,7 +232,7 @@ class LOO(loo_results()):  # type: ignore[misc]
     def __repr__(self) -> str:
         bad = int((self.khat > 0.7).sum())
         found = f"elpd={self.elpd:.2f} ± {self.se:.2f}, p_loo={self.p_loo:.2f}"
-        return f"LOO({found}, {len(self.pointwise)} points, {bad} with k̂ > 0.7)"
+        return f"LOOResult({found}, {len(self.pointwise)} points, {bad} with k̂ > 0.7)"
 
     __str__ = __repr__
 
@@ -246,7 +246,7 @@ def loo(
     seed: int | None = None,
     site: str | None = None,
     **kwargs: object,
-) -> LOO:
+) -> LOOResult:
     """Estimate how well new points would be predicted, from the training points: leave-one-out cross-validation.
 
     ``az.loo(to_arviz(...))`` treats the draws as exact posterior draws; so does ``approximate=False``, which gives the
@@ -312,7 +312,7 @@ def loo(
             " posterior is too far from the true one, or a point is too influential; hold data back instead.",
             stacklevel=2,
         )
-    return LOO(
+    return LOOResult(
         elpd=float(pointwise.sum()),
         se=float((len(pointwise) * pointwise.var(correction=0)).sqrt()),
         p_loo=float((fitted - pointwise).sum()),

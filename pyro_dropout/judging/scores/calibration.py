@@ -17,6 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from pyro_dropout.errors import PyroDropoutError, ShapeError
 from pyro_dropout.judging.checked_prediction import check_numbers, checked_targets
 from pyro_dropout.mathematics.checks import (
     check_choice,
@@ -27,7 +28,6 @@ from pyro_dropout.mathematics.checks import (
     check_positive,
     describe,
 )
-from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.mathematics.shapes import Float
 from pyro_dropout.prediction.plot_style import axes_or_new
 from pyro_dropout.prediction.prediction import Prediction
@@ -54,7 +54,7 @@ class CoverageCurve:
     Example:
         >>> import torch, pyro_dropout as pdrop
         >>> half = torch.tensor([0.25, 0.75])
-        >>> pdrop.CoverageCurve(levels=half, coverage=torch.tensor([0.25, 0.5]), width=half, count=100).error
+        >>> pdrop.judging.CoverageCurve(levels=half, coverage=torch.tensor([0.25, 0.5]), width=half, count=100).error
         0.125
     """
 
@@ -106,7 +106,8 @@ def pit(prediction: Prediction, y: Tensor) -> Float[Tensor, "*N"]:
         >>> import torch, pyro_dropout as pdrop
         >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 1))
         >>> answer = pdrop.predict(model, pdrop.AutoMeanField(model), torch.zeros(4, 2), samples=100, seed=0)
-        >>> pdrop.pit(answer, answer.mean - 20).max().item() < 1e-9, pdrop.pit(answer, answer.mean + 20).min().item()
+        >>> low, high = (pdrop.judging.pit(answer, answer.mean + far) for far in (-20, 20))
+        >>> low.max().item() < 1e-9, high.min().item()
         (True, 1.0)
     """
     return _pit(prediction, y, "pit").to(prediction.mean)
@@ -155,7 +156,7 @@ def coverage_curve(prediction: Prediction, y: Tensor, levels: Sequence[float] | 
         >>> import torch, pyro_dropout as pdrop
         >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 1))
         >>> answer = pdrop.predict(model, pdrop.AutoMeanField(model), torch.zeros(4, 2), samples=100, seed=0)
-        >>> curve = pdrop.coverage_curve(answer, answer.mean, levels=[0.5, 0.9])  # targets at the centre
+        >>> curve = pdrop.judging.coverage_curve(answer, answer.mean, levels=[0.5, 0.9])  # targets at the centre
         >>> curve.coverage.tolist(), bool(curve.width[0] < curve.width[1]), round(curve.error, 2)
         ([1.0, 1.0], True, 0.3)
     """
@@ -188,7 +189,7 @@ def plot_pit(prediction: Prediction, y: Tensor, ax: Axes = None, *, bins: int = 
         >>> import torch, pyro_dropout as pdrop
         >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 1))
         >>> answer = pdrop.predict(model, pdrop.AutoMeanField(model), torch.zeros(4, 2), samples=100, seed=0)
-        >>> pdrop.plot_pit(answer, answer.mean).get_xlabel()
+        >>> pdrop.judging.plot_pit(answer, answer.mean).get_xlabel()
         'F(y), the predicted probability below the target'
     """
     check_count("bins", bins)
@@ -250,10 +251,10 @@ class UncertaintyPercentile:
     Example:
         >>> import torch, pyro_dropout as pdrop
         >>> std = torch.tensor([5.0])
-        >>> calm = pdrop.UncertaintyPercentile(torch.linspace(0.2, 2.0, 100))
+        >>> calm = pdrop.judging.UncertaintyPercentile(torch.linspace(0.2, 2.0, 100))
         >>> calm.percentile(std).round(decimals=1)  # more uncertain than almost all training points
         tensor([99.7000])
-        >>> pdrop.UncertaintyPercentile(torch.linspace(10.0, 15.0, 100)).percentile(std).round(decimals=1)
+        >>> pdrop.judging.UncertaintyPercentile(torch.linspace(10.0, 15.0, 100)).percentile(std).round(decimals=1)
         tensor([0.])
     """
 
@@ -312,7 +313,7 @@ def rescale(std: Tensor, std_train: Tensor) -> Tensor:
 
     Example:
         >>> import torch, pyro_dropout as pdrop
-        >>> pdrop.rescale(torch.tensor([0.5, 1.5, 5.0]), std_train=torch.tensor([0.5, 1.0, 2.5])).tolist()
+        >>> pdrop.judging.rescale(torch.tensor([0.5, 1.5, 5.0]), std_train=torch.tensor([0.5, 1.0, 2.5])).tolist()
         [0.0, 0.5, 2.25]
     """
     check_finite("std", std)

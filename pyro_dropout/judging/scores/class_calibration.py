@@ -32,7 +32,7 @@ class Reliability:
 
     Example:
         >>> import torch, pyro_dropout as pdrop
-        >>> table = pdrop.Reliability(
+        >>> table = pdrop.judging.Reliability(
         ...     confidence=torch.tensor([0.25, 0.75]), accuracy=torch.tensor([0.25, 0.5]), count=torch.tensor([10, 30])
         ... )
         >>> table.ece
@@ -80,7 +80,7 @@ def reliability(prediction: Prediction, y: Tensor, bins: int = 15) -> Reliabilit
         >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 4), likelihood=pdrop.Categorical())
         >>> guide = pdrop.AutoDropout(model, init=lambda name, shape: torch.zeros(shape))
         >>> answer = pdrop.predict(model, guide, torch.ones(8, 2), samples=10)  # each class has a quarter
-        >>> table = pdrop.reliability(answer, torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]), bins=10)
+        >>> table = pdrop.judging.reliability(answer, torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]), bins=10)
         >>> table.count.tolist(), table.accuracy[2].item(), table.ece
         ([0, 0, 8, 0, 0, 0, 0, 0, 0, 0], 0.25, 0.0)
     """
@@ -157,7 +157,8 @@ def brier(prediction: Prediction, y: Tensor) -> Float[Tensor, "*N"]:
         >>> import torch, pyro_dropout as pdrop
         >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 4), likelihood=pdrop.Categorical())
         >>> guide = pdrop.AutoDropout(model, init=lambda name, shape: torch.zeros(shape))
-        >>> pdrop.brier(pdrop.predict(model, guide, torch.ones(2, 2), samples=10), torch.tensor([0, 3])).tolist()
+        >>> answer = pdrop.predict(model, guide, torch.ones(2, 2), samples=10)
+        >>> pdrop.judging.brier(answer, torch.tensor([0, 3])).tolist()
         [0.75, 0.75]
     """
     y, probs = _classes_of(prediction, y, "brier")

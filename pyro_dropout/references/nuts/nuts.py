@@ -81,7 +81,7 @@ def nuts(
         >>> posterior = pdrop.nuts(model, x, 2 * x, samples=250, warmup=100, seed=1, compile=False, progress=False)
         >>> posterior.num_chains, posterior.num_draws, posterior.divergences
         (4, 250, 0)
-        >>> exact = pdrop.conjugate(model, x, 2 * x).mean()["weight"].item()
+        >>> exact = pdrop.references.conjugate(model, x, 2 * x).mean()["weight"].item()
         >>> abs(posterior.mean()["weight"].item() - exact) < 0.05
         True
     """

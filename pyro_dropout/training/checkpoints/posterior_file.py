@@ -9,13 +9,13 @@ import pyro
 import torch
 from torch import Tensor, nn
 
+from pyro_dropout.errors import DifferentModelError, PyroDropoutError
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.generative.registration import met_by
 from pyro_dropout.generative.trial_run import holders_of, owner_of
 from pyro_dropout.guides.laplace import AutoLaplace
 from pyro_dropout.guides.summary import ignored_inputs, note_training
-from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Record
 from pyro_dropout.training.checkpoints.atomic_file import FULL, MAKE_ROOM
 from pyro_dropout.training.checkpoints.fingerprint import told_layers
@@ -25,22 +25,6 @@ _RIGHTS = "Give a file in a folder that you may write to"
 _REMEDIES = dict.fromkeys(FULL, MAKE_ROOM)
 _REMEDIES |= dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _RIGHTS)
 _SHOWN = 8  # the most differences that an error lists
-
-
-class DifferentModelError(PyroDropoutError):
-    """A file belongs to another model or guide; the message lists the differences.
-
-    Example:
-        >>> import pathlib, tempfile, torch, pyro_dropout as pdrop
-        >>> path = pathlib.Path(tempfile.mkdtemp()) / "posterior.safetensors"
-        >>> narrow, wide = (pdrop.BayesianNet(torch.nn.Linear(2, width)) for width in (1, 3))
-        >>> pdrop.save(path, narrow, pdrop.AutoDropout(narrow))
-        >>> try:
-        ...     pdrop.load(path, wide, pdrop.AutoDropout(wide))
-        ... except pdrop.PyroDropoutError as refused:
-        ...     print("guide.states.bias.loc: (1,) in the file, (3,) here" in str(refused))
-        True
-    """
 
 
 @one_at_a_time

@@ -17,6 +17,7 @@ from torch import Tensor
 from pyro_dropout.engines.choose import HowCompiled, check_how_compiled, decided, step_size
 from pyro_dropout.engines.engine import Solo
 from pyro_dropout.engines.torch_internals import tree_flatten, tree_map, tree_unflatten
+from pyro_dropout.errors import DivergedError, PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.generative.inputs import AnyInputs, check_pairs, inputs_of, named, takes_all
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.precision import Precision, check_precision, products_in
@@ -24,7 +25,6 @@ from pyro_dropout.generative.process_lock import RUNNING
 from pyro_dropout.generative.random_state import forked, generators_stay, random_state
 from pyro_dropout.guides.summary import note_training
 from pyro_dropout.mathematics.checks import check_positive
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.protocols import Record
 from pyro_dropout.training.batches import Batches
 from pyro_dropout.training.checkpoints.fingerprint import told_loss, told_update
@@ -47,7 +47,7 @@ from pyro_dropout.training.fleet.replicas import (
     tensors_in,
     told_settings,
 )
-from pyro_dropout.training.history import DivergedError, History
+from pyro_dropout.training.history import History
 from pyro_dropout.training.laplace.after_training import curvature_after
 from pyro_dropout.training.loop import loop
 from pyro_dropout.training.loss.elbo import ELBO
