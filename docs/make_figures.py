@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from tqdm import trange
 
-import pyro_dropout as pd
+import pyro_dropout as pdrop
 
 FIGURES = Path(__file__).parent / "figures"
 BLUE, VERMILION = "#0072B2", "#D55E00"  # of Okabe and Ito's palette
@@ -34,10 +34,10 @@ def toy_data(n: int = 200, seed: int = 0) -> tuple[Tensor, Tensor]:
     return x, truth(x) + NOISE * torch.randn(n, 1, generator=generator)
 
 
-def toy_model() -> pd.BayesianNet:
+def toy_model() -> pdrop.BayesianNet:
     net = nn.Sequential(nn.Linear(1, 50), nn.ReLU(), nn.Linear(50, 50), nn.ReLU(), nn.Linear(50, 1, bias=False))
-    prior = pd.Prior(length_scale=LENGTH_SCALE, bias_length_scale=LENGTH_SCALE)
-    return pd.BayesianNet(net, prior, pd.Gaussian(tau=NOISE**-2))
+    prior = pdrop.Prior(length_scale=LENGTH_SCALE, bias_length_scale=LENGTH_SCALE)
+    return pdrop.BayesianNet(net, prior, pdrop.Gaussian(tau=NOISE**-2))
 
 
 # --- six posteriors ---------------------------------------------------------------------------------------------------
@@ -46,43 +46,43 @@ def toy_model() -> pd.BayesianNet:
 SIX: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "AutoDropout": (
         r"$w_r = z_r m_r,\ z_r \sim \mathrm{Bernoulli}(0.9)$",
-        lambda model: pd.AutoDropout(model, keep={"0.weight": 1.0, "2.weight": 0.9, "4.weight": 0.9}),
+        lambda model: pdrop.AutoDropout(model, keep={"0.weight": 1.0, "2.weight": 0.9, "4.weight": 0.9}),
     ),
     "AutoMultiplicative": (
         r"$w_r = m_r\,(1 + \sqrt{\alpha}\,\varepsilon_r),\ \alpha = 1/9$",
-        lambda model: pd.AutoMultiplicative(model, alpha={"0.weight": 1e-4, "2.weight": 1 / 9, "4.weight": 1 / 9}),
+        lambda model: pdrop.AutoMultiplicative(model, alpha={"0.weight": 1e-4, "2.weight": 1 / 9, "4.weight": 1 / 9}),
     ),
     "AutoMeanField": (
         r"$w \sim \mathcal{N}(m, \mathrm{diag}\,\sigma^2)$",
-        lambda model: pd.AutoMeanField(model, init_scale=0.05),
+        lambda model: pdrop.AutoMeanField(model, init_scale=0.05),
     ),
     "AutoRowMixture": (
         r"$w_r \sim \frac{1}{2}\Sigma_l\,\mathcal{N}(m_{rl}, \mathrm{diag}\,\sigma_{rl}^2)$",
-        lambda model: pd.AutoRowMixture(model, components=2, init_scale=0.05),
+        lambda model: pdrop.AutoRowMixture(model, components=2, init_scale=0.05),
     ),
     "AutoLowRank": (
         r"$w \sim \mathcal{N}(m, \mathrm{diag}\,\sigma^2 + VV^\top)$, rank 5",
-        lambda model: pd.AutoLowRank(model, rank=5, init_scale=0.05),
+        lambda model: pdrop.AutoLowRank(model, rank=5, init_scale=0.05),
     ),
     "AutoConcreteDropout": (
         r"$w_r = z_r m_r,\ z_r \sim \mathrm{Bernoulli}(p)$, $p$ learned",
-        lambda model: pd.AutoConcreteDropout(model, keep=0.9),
+        lambda model: pdrop.AutoConcreteDropout(model, keep=0.9),
     ),
 }
 
 
-def fitted(name: str, model: pd.BayesianNet, x: Tensor, y: Tensor, steps: int) -> Any:
+def fitted(name: str, model: pdrop.BayesianNet, x: Tensor, y: Tensor, steps: int) -> Any:
     """Fit a guide with stock Pyro; the learning rate falls to 3 % of its first value."""
     guide = SIX[name][1](model)
     optimiser = pyro.optim.ClippedAdam({"lr": 0.02, "lrd": 0.03 ** (1 / steps)})
-    svi = pyro.infer.SVI(model, guide, optimiser, pd.ELBO(kl="exact"))
+    svi = pyro.infer.SVI(model, guide, optimiser, pdrop.ELBO(kl="exact"))
     with pyro.validation_enabled(False):
         for _ in trange(steps, desc=name):
             svi.step(x, y)
     return guide
 
 
-def functions(guide: Any, model: pd.BayesianNet, x: Tensor, samples: int) -> Tensor:
+def functions(guide: Any, model: pdrop.BayesianNet, x: Tensor, samples: int) -> Tensor:
     """Draw whole functions from the posterior and return their values at x, (samples, N)."""
     weights = {name: draws.unsqueeze(1) for name, draws in guide.sample_weights(samples).items()}
     with torch.no_grad():
@@ -91,9 +91,11 @@ def functions(guide: Any, model: pd.BayesianNet, x: Tensor, samples: int) -> Ten
 
 def wide_limit(x: Tensor, y: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
     """Return the exact posterior of f for the same prior and infinitely many hidden units, as a yardstick."""
-    first = pd.ArcCosine(1, length_scale=torch.tensor(LENGTH_SCALE), bias_length_scale=torch.tensor(LENGTH_SCALE))
-    second = pd.ArcCosine(1, bias_length_scale=torch.tensor(LENGTH_SCALE))
-    gp = pd.GP(pd.Layered(second, first), tau=NOISE**-2).fit(x, y, steps=0)
+    first = pdrop.paper.ArcCosine(
+        1, length_scale=torch.tensor(LENGTH_SCALE), bias_length_scale=torch.tensor(LENGTH_SCALE)
+    )
+    second = pdrop.paper.ArcCosine(1, bias_length_scale=torch.tensor(LENGTH_SCALE))
+    gp = pdrop.generative.GP(pdrop.paper.Layered(second, first), tau=NOISE**-2).fit(x, y, steps=0)
     mean, variance = gp.predict(at, noise=False)
     return mean.squeeze(-1), variance.clamp_min(0).sqrt().squeeze(-1)
 
@@ -135,7 +137,7 @@ def draw_six(quick: bool) -> Figure:
         f = functions(guide, model, grid.unsqueeze(-1), samples)
         mean, std = f.mean(0), f.std(0)
         table.append(row(f"`{name}`", rmse(functions(guide, model, x, samples).mean(0), y), grid, mean, std))
-        if isinstance(guide, pd.AutoConcreteDropout):  # whose draws are far from normal
+        if isinstance(guide, pdrop.AutoConcreteDropout):  # whose draws are far from normal
             low, high = torch.quantile(f, torch.tensor([0.1587, 0.8413]), dim=0)
             learned = ", ".join(f"{keep:.3f} ({site})" for site, keep in guide.keeps().items())
             middle = f"the middle 68 % of its draws lie within {((high - low) / 2 / std).mean():.2f} std of f"
@@ -174,7 +176,7 @@ def sbc_fit(make: Callable[[Any], Any], steps: int) -> Callable[[Any, Tensor, Te
 
     def fit(model: Any, x: Tensor, y: Tensor) -> Any:
         guide = make(model)
-        pd.fit(model, guide, x, y, steps=steps, lr=0.02, compile=False, progress=False)
+        pdrop.fit(model, guide, x, y, steps=steps, lr=0.02, compile=False, progress=False)
         return guide
 
     return fit
@@ -183,16 +185,16 @@ def sbc_fit(make: Callable[[Any], Any], steps: int) -> Callable[[Any, Tensor, Te
 def draw_sbc(quick: bool) -> Figure:
     """Rank true functions among draws of dropout and of mean field, for data that the model itself has made."""
     guides: dict[str, Callable[[Any], Any]] = {
-        "AutoDropout, keep 0.9": lambda model: pd.AutoDropout(
+        "AutoDropout, keep 0.9": lambda model: pdrop.AutoDropout(
             model, keep={"0.weight": 1.0, "2.weight": 0.9}, init="paper"
         ),
-        "AutoMeanField": lambda model: pd.AutoMeanField(model, init="paper", init_scale=0.05),
+        "AutoMeanField": lambda model: pdrop.AutoMeanField(model, init="paper", init_scale=0.05),
     }
     figure = Figure(figsize=(10, 3.6), layout="constrained")
     for ax, (name, make) in zip(figure.subplots(1, 2, sharey=True), guides.items(), strict=True):
         net = nn.Sequential(nn.Linear(1, 10), nn.Tanh(), nn.Linear(10, 1))
-        model = pd.BayesianNet(net, pd.Prior(), pd.Gaussian(tau=100.0))
-        found = pd.sbc(model, sbc_fit(make, 3 if quick else 300), SBC_POINTS, replications=5 if quick else 100)
+        model = pdrop.BayesianNet(net, pdrop.Prior(), pdrop.Gaussian(tau=100.0))
+        found = pdrop.sbc(model, sbc_fit(make, 3 if quick else 300), SBC_POINTS, replications=5 if quick else 100)
         found.plot(ax)
         ax.set_title(f"{name}: {len(found.ranks['f[0]'])} simulated data sets", fontsize="medium")
         ax.legend(frameon=False, fontsize="small", loc="lower left")
@@ -208,7 +210,7 @@ def draw_sbc(quick: bool) -> Figure:
 # --- all figures ------------------------------------------------------------------------------------------------------
 
 DRAWINGS: dict[str, Callable[[bool], Any]] = {
-    "kl_gap": lambda quick: pd.plot_kl_gap(draws=20 if quick else 400),
+    "kl_gap": lambda quick: pdrop.comparison.plot_kl_gap(draws=20 if quick else 400),
     "six_posteriors": draw_six,
     "sbc": draw_sbc,
 }

@@ -16,7 +16,7 @@ from experiments.curve_and_moons import NOISE, run
 from pyro.infer import SVI, Predictive, TraceMeanField_ELBO
 from tqdm import trange
 
-import pyro_dropout as pd
+import pyro_dropout as pdrop
 
 K = 50  # hidden units in each layer
 LENGTH_SCALE = 0.5  # l and l'; the shorter, the more a function may vary
@@ -52,7 +52,7 @@ def fit(model, x, y, steps):
     """Return a guide q(W) that maximises E_q[log p(y | x, W)] - KL(q ‖ p), eq. 7."""
     # Eqs. 10-12: each row of W is a learned m with probability keep, and zero otherwise. x has too few columns to drop
     # one, so W1 is not dropped: it is a point estimate, like the biases.
-    guide = pd.AutoDropout(model, keep={"W1": 1.0, "W2": 0.9, "W3": 0.9})
+    guide = pdrop.AutoDropout(model, keep={"W1": 1.0, "W2": 0.9, "W3": 0.9})
     optimiser = pyro.optim.ClippedAdam({"lr": 0.01, "lrd": 0.03 ** (1 / steps)})  # lr falls to 3 % of its start
     # Dropout's q has no density for Trace_ELBO to evaluate; this loss uses the KL in closed form, which exists.
     svi = SVI(model, guide, optimiser, TraceMeanField_ELBO())

@@ -24,7 +24,7 @@ from experiments.figures import co2_panels, spreads
 from experiments.summaries import apart, few_draws, rms
 from torch import nn
 
-import pyro_dropout as pd
+import pyro_dropout as pdrop
 
 LAMBDA, RATE = 1e-6, 0.01  # the paper's weight decay, and its rate before the schedule (1 + 10⁻⁴t)^(-1/4)
 TAU = 100.0  # noise of 0.1: a monthly mean is accurate to about 0.2 ppm, and y is in units of about 2 ppm
@@ -58,14 +58,14 @@ def kept(site, dropped):
 def model(depth, width, kind, dropped, num_data, learn=False):
     """Return the network, with the prior under which every weight and bias has the same λ in eq. 3."""
     layers = [part for a, b in pairwise([1, *[width] * depth]) for part in (nn.Linear(a, b), Activation(kind))]
-    lengths = [pd.implied_length_scale(p, TAU, LAMBDA, num_data) for p in (1.0, 1 - dropped)]
+    lengths = [pdrop.paper.implied_length_scale(p, TAU, LAMBDA, num_data) for p in (1.0, 1 - dropped)]
     how = {"width_scaled": False, "learn": learn, "tempered": False}
-    prior = pd.Prior(lambda site: lengths[site != "0.weight"], lengths[0], **how)
-    return pd.BayesianNet(nn.Sequential(*layers, nn.Linear(width, 1)), prior, pd.Gaussian(TAU))
+    prior = pdrop.Prior(lambda site: lengths[site != "0.weight"], lengths[0], **how)
+    return pdrop.BayesianNet(nn.Sequential(*layers, nn.Linear(width, 1)), prior, pdrop.Gaussian(TAU))
 
 
 def guide(net, dropped):
-    return pd.AutoDropout(net, keep=lambda site: kept(site, dropped), init="paper")
+    return pdrop.AutoDropout(net, keep=lambda site: kept(site, dropped), init="paper")
 
 
 def train(x, y, args, device):
@@ -81,8 +81,8 @@ def train(x, y, args, device):
     for part in args.parts:
         how["checkpoint"] = args.checkpoints and args.checkpoints / part
         if part in ("guides", "learned"):
-            learn, warm = part == "learned", pd.warm_up(args.guide_steps, COLD)
-            of = {"steps": args.guide_steps, "loss": pd.ELBO(temperature=warm) if learn else None, **how}
+            learn, warm = part == "learned", pdrop.training.warm_up(args.guide_steps, COLD)
+            of = {"steps": args.guide_steps, "loss": pdrop.ELBO(temperature=warm) if learn else None, **how}
             guides = LEARNED if learn else OTHERS
             found |= beside.fit_beside(lambda a=learn: build(4, "ReLU", 0.1, a)[0], guides, x, y, **of)
             if learn:
@@ -95,13 +95,15 @@ def train(x, y, args, device):
                 found[name] = beside.anchored_ensemble(build(5, "ReLU", 0.1)[0].net, x, y, **of, **how)
             continue
         keys = list(product([int(part)], KINDS, DROPPED))
-        fleet = pd.Fleet(build, dict(zip(("depth", "kind", "dropped"), zip(*keys, strict=True), strict=True)))
-        fleet.fit(x, y, steps=args.steps, lr=rate, optim="sgd", schedule=pd.inverse_decay(), **how)
+        fleet = pdrop.Fleet(build, dict(zip(("depth", "kind", "dropped"), zip(*keys, strict=True), strict=True)))
+        fleet.fit(x, y, steps=args.steps, lr=rate, optim="sgd", schedule=pdrop.training.inverse_decay(), **how)
         found |= dict(zip(keys, fleet, strict=True))
     if set(args.parts) < set(PARTS):
         return None if {"4", "5"} & set(args.parts) else found  # these are joined later, from checkpoints
-    gp = pd.GP("se", TAU, learn_tau=True, length_scale=0.1).fit(x, y, steps=args.gp_steps, progress=not args.quiet)
-    return found | {"GP": (SimpleNamespace(likelihood=pd.Gaussian(gp.tau)), pd.gp_posterior(gp))}
+    gp = pdrop.generative.GP("se", TAU, learn_tau=True, length_scale=0.1).fit(
+        x, y, steps=args.gp_steps, progress=not args.quiet
+    )
+    return found | {"GP": (SimpleNamespace(likelihood=pdrop.Gaussian(gp.tau)), pdrop.references.gp_posterior(gp))}
 
 
 class Questions:
@@ -115,7 +117,7 @@ class Questions:
 
     def ask(self, net, posterior, args, method="mc"):
         """Return f in every draw, (T, N), its mean and spread, the std of y, and the scores on the months after."""
-        asked = pd.predict(net, posterior, self.x, samples=args.samples, method=method, seed=args.seed, chunk=2**16)
+        asked = pdrop.predict(net, posterior, self.x, samples=args.samples, method=method, seed=args.seed, chunk=2**16)
         f, mean, std, spread = (t[..., 0].cpu() for t in (asked.samples, asked.mean, asked.std, asked.epistemic.sqrt()))
         error = (mean - self.y[:, 0])[self.after] / std[self.after]
         at = dict(zip((NEAR, FAR, LIMIT), spread[self.points].tolist(), strict=True))

@@ -23,7 +23,7 @@ from experiments.selection import BIG, LONGER, beliefs, collect
 from experiments.summaries import mean_and_error, said
 from torch import nn
 
-import pyro_dropout as pd
+import pyro_dropout as pdrop
 
 POINTS = {"decay": (1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 1e-2), "drop": (0.0,), "lr": (3e-3, 1e-2)}
 MEANS = {"decay": (1e-6,), "drop": (0.0002, 0.002, 0.005, 0.01, 0.05, 0.1), "lr": (1e-2, 3e-2)}  # as in `uci`
@@ -38,11 +38,11 @@ def model(x, y, width, decay, drop):
     """Return a network with one hidden layer of ReLU and a weight decay, in the units of the data."""
     net = nn.Sequential(nn.Linear(x.shape[1], width), nn.ReLU(), nn.Linear(width, 1))
     prior, noise = beliefs(len(x), drop=drop, decay=decay)
-    return pd.Standardised(pd.BayesianNet(net, prior, noise), x, y)
+    return pdrop.Standardised(pdrop.BayesianNet(net, prior, noise), x, y)
 
 
 def guide(model, drop):
-    return pd.AutoDropout(model, keep=1 - drop)  # a point where nothing is ever dropped
+    return pdrop.AutoDropout(model, keep=1 - drop)  # a point where nothing is ever dropped
 
 
 def run(name, args, device):
@@ -68,8 +68,8 @@ def run(name, args, device):
         grid = {key: values[: args.grid] for key, values in grid.items()}
         return choices(build, grid, multiples[: args.grid], data, rows, args.folds, device, loss=loss, **how)
 
-    points = chosen(POINTS, (1.0,), pd.ELBO(per_example=False))  # every draw of a point is the same
-    means = chosen(MEANS, MULTIPLES, pd.ELBO())
+    points = chosen(POINTS, (1.0,), pdrop.ELBO(per_example=False))  # every draw of a point is the same
+    means = chosen(MEANS, MULTIPLES, pdrop.ELBO())
     record = {"folds_chose": points["folds"], "evidence_chose": points["evidence"], "at_dropout": means["folds"]}
     for way, found in record.items():
         text = f"{name}, {way}: log-likelihood {said(found['log_likelihood'])}, rmse {said(found['rmse'])}"

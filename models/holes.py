@@ -21,7 +21,7 @@ from experiments.selection import ENSEMBLES, add_options, beliefs, collect, sele
 from experiments.summaries import gain, mean_and_error, plot_gains, said
 from torch import nn
 
-import pyro_dropout as pd
+import pyro_dropout as pdrop
 
 KINDS = ("dropout", "mean-field", *ENSEMBLES)
 ASKED = ("steps", "folds", "samples", "grid", "seed", "inputs")  # options that identify a run
@@ -32,14 +32,14 @@ SEVEN = 7 / 9  # share of the sets on which an ensemble should be better
 def model(x, y, width, **setting):
     """Return a network with one hidden layer of ReLU, in the units of the data."""
     net = nn.Sequential(nn.Linear(x.shape[1], width), nn.ReLU(), nn.Linear(width, 1))
-    return pd.Standardised(pd.BayesianNet(net, *beliefs(len(x), **setting)), x, y)
+    return pdrop.Standardised(pdrop.BayesianNet(net, *beliefs(len(x), **setting)), x, y)
 
 
 def guide(model, kind, drop):
     """Return q(w), for an ensemble that of a member; dropout of nothing is a point."""
     if kind.endswith("mean-field"):
-        return pd.AutoMeanField(model, init_scale=0.02)
-    return pd.AutoDropout(model, keep=1 - drop)
+        return pdrop.AutoMeanField(model, init_scale=0.02)
+    return pdrop.AutoDropout(model, keep=1 - drop)
 
 
 # --- holes ------------------------------------------------------------------------------------------------------------

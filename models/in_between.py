@@ -23,7 +23,7 @@ from experiments.summaries import standard_error
 from experiments.two_clusters import GRID, INPUTS, TAU, beside, gap_ratio, two_clusters
 from torch import nn
 
-import pyro_dropout as pd
+import pyro_dropout as pdrop
 
 RATE, DROPPED, START = 0.05, 0.1, 0.02  # START: initial value of learned widths, and value of fixed ones
 OVERCONFIDENT = 0.5  # uncertainty grows less than half as much as the posterior's; seeds and sampler vary far less
@@ -35,7 +35,7 @@ FIXED = {"scale": START, "bias": "gaussian", "init_scale": START}
 def model(depth, width):
     """Return a ReLU network with weights N(0, 1) in the first layer and N(0, 1/fan-in) after it, and known noise."""
     layers = [part for a, b in pairwise([INPUTS, *[width] * depth]) for part in (nn.Linear(a, b), nn.ReLU())]
-    return pd.BayesianNet(nn.Sequential(*layers, nn.Linear(width, 1)), pd.Prior(), pd.Gaussian(TAU))
+    return pdrop.BayesianNet(nn.Sequential(*layers, nn.Linear(width, 1)), pdrop.Prior(), pdrop.Gaussian(TAU))
 
 
 def keep(site):
@@ -43,13 +43,13 @@ def keep(site):
 
 
 GUIDES = {
-    "dropout": lambda net: pd.AutoDropout(net, keep),
-    f"dropout, σ = {START:g}": lambda net: pd.AutoDropout(net, keep, **FIXED),
-    "concrete dropout": lambda net: pd.AutoConcreteDropout(net, lambda site: min(keep(site), 0.999)),
-    "multiplicative": lambda net: pd.AutoMultiplicative(net, lambda site: 1 / keep(site) - 1 + 1e-6, **FIXED),
-    "mean field": lambda net: pd.AutoMeanField(net, init_scale=START),
-    "row mixture": lambda net: pd.AutoRowMixture(net, bias="gaussian", init_scale=START),
-    "low rank": lambda net: pd.AutoLowRank(net, rank=5, init_scale=START),
+    "dropout": lambda net: pdrop.AutoDropout(net, keep),
+    f"dropout, σ = {START:g}": lambda net: pdrop.AutoDropout(net, keep, **FIXED),
+    "concrete dropout": lambda net: pdrop.AutoConcreteDropout(net, lambda site: min(keep(site), 0.999)),
+    "multiplicative": lambda net: pdrop.AutoMultiplicative(net, lambda site: 1 / keep(site) - 1 + 1e-6, **FIXED),
+    "mean field": lambda net: pdrop.AutoMeanField(net, init_scale=START),
+    "row mixture": lambda net: pdrop.AutoRowMixture(net, bias="gaussian", init_scale=START),
+    "low rank": lambda net: pdrop.AutoLowRank(net, rank=5, init_scale=START),
 }
 NAMES = [*GUIDES, *KINDS, LAPLACE, LOW_RANK]
 KIN = ("concrete dropout", f"dropout, σ = {START:g}", "multiplicative")
@@ -76,14 +76,14 @@ def fitted(name, depth, problems, args, device):
     x = torch.cat([problem.asked for problem in problems])
     y = torch.cat([torch.cat([problem.y, torch.zeros(len(GRID), 1)]) for problem in problems])
     rows = torch.arange(len(x)).reshape(len(problems), 1, -1).expand(-1, args.seeds, -1).flatten(0, 1)
-    fleet = pd.Fleet(build, {"seed": list(range(args.seed, args.seed + args.seeds)) * len(problems)})
+    fleet = pdrop.Fleet(build, {"seed": list(range(args.seed, args.seed + args.seeds)) * len(problems)})
     # The large-K form is exact for one Gaussian; for dropout it is off by at most the Bernoulli entropy per row.
-    loss = pd.ELBO(kl="exact" if name == "row mixture" else "large_k")
+    loss = pdrop.ELBO(kl="exact" if name == "row mixture" else "large_k")
     # Such a small network takes longer to compile than to train; many steps are recorded.
     how = {"loss": loss, "compile": "traced" if args.steps > 1000 else False, "seed": args.seed, "device": device}
     how |= {"lr": RATE, "schedule": lambda done: 1.02 - done / args.steps, "progress": not args.quiet}
     fleet.fit(x, y, indices=rows[:, : -len(GRID)], steps=args.steps, **how)
-    answer = pd.predict_fleet(fleet, x, indices=rows, samples=args.samples, seed=args.seed)
+    answer = pdrop.prediction.predict_fleet(fleet, x, indices=rows, samples=args.samples, seed=args.seed)
     both = answer.mean[..., 0].cpu(), answer.epistemic[..., 0].sqrt().cpu()
     return [part.unflatten(0, (len(problems), -1)) for part in both]
 
@@ -94,7 +94,7 @@ def sampled(depth, problem, args):
     how = {"chains": args.chains, "samples": args.draws, "warmup": args.draws, "max_tree_depth": args.tree_depth}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # R-hat, its subject, is reported under the table
-        posterior = pd.nuts(net, problem.x, problem.y, seed=args.seed, progress=not args.quiet, **how)
+        posterior = pdrop.nuts(net, problem.x, problem.y, seed=args.seed, progress=not args.quiet, **how)
     weights = posterior.draws_at(torch.arange(args.chains * args.draws))
     f = net.evaluate(weights, problem.asked).detach()[..., 0].reshape(args.chains, args.draws, -1)
     moments = {"mean": f.mean((0, 1)), "std": f.flatten(0, 1).std(0), "by_chain": f.std(1)}

@@ -22,7 +22,7 @@ from experiments.odd_images import judge_detection
 from experiments.summaries import standard_error
 from torch import nn
 
-import pyro_dropout as pd
+import pyro_dropout as pdrop
 
 LENET, SMALL = (20, 50, 500), (4, 8, 32)  # channels, channels and hidden units; SMALL is the cascade's first network
 WEIGHTS = ("0.weight", "2.weight", "5.weight", "7.weight")
@@ -44,14 +44,14 @@ def model(widths=LENET, num_data=60_000):
     a, b, c = widths
     convolutions = nn.Conv2d(1, a, 5), nn.MaxPool2d(2), nn.Conv2d(a, b, 5), nn.MaxPool2d(2)
     net = nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(16 * b, c), nn.ReLU(), nn.Linear(c, 10))
-    length = pd.implied_length_scale(keep=1.0, tau=1.0, weight_decay=WEIGHT_DECAY, num_data=num_data)
-    return pd.BayesianNet(net, pd.Prior(length, length, width_scaled=False), pd.Categorical())
+    length = pdrop.paper.implied_length_scale(keep=1.0, tau=1.0, weight_decay=WEIGHT_DECAY, num_data=num_data)
+    return pdrop.BayesianNet(net, pdrop.Prior(length, length, width_scaled=False), pdrop.Categorical())
 
 
 def guide(bayesian_net, arm, members=10):
     if arm in ANCHORED:
-        return pd.Ensemble(bayesian_net, members=members, anchored=ANCHORED[arm])
-    return pd.AutoDropout(bayesian_net, keep=dict(zip(WEIGHTS, KEEP[arm], strict=True)))
+        return pdrop.Ensemble(bayesian_net, members=members, anchored=ANCHORED[arm])
+    return pdrop.AutoDropout(bayesian_net, keep=dict(zip(WEIGHTS, KEEP[arm], strict=True)))
 
 
 def trained(arm, widths, train, seed, args, device):
@@ -59,15 +59,15 @@ def trained(arm, widths, train, seed, args, device):
     net = model(widths, len(train[0]))
     posterior = guide(net, arm, args.members)
     how = {"epochs": args.epochs, "batch_size": args.batch, "compile": False if args.quick else "auto", "seed": seed}
-    falling = pd.inverse_decay(10 * args.batch / (args.epochs * len(train[0])), 1.0)  # lr falls to a tenth
-    pd.fit(net, posterior, *train, lr=args.lr, schedule=falling, device=device, progress=not args.quiet, **how)
+    falling = pdrop.training.inverse_decay(10 * args.batch / (args.epochs * len(train[0])), 1.0)  # lr falls to a tenth
+    pdrop.fit(net, posterior, *train, lr=args.lr, schedule=falling, device=device, progress=not args.quiet, **how)
     return net, posterior
 
 
 def asked(pair, x, args):
     """Return the standard prediction, that of MC dropout, and three measures of uncertainty."""
-    standard = pd.predict(*pair, x, method="standard")
-    mc = pd.predict(*pair, x, samples=args.samples, seed=args.seed, chunk=ROWS)
+    standard = pdrop.predict(*pair, x, method="standard")
+    mc = pdrop.predict(*pair, x, samples=args.samples, seed=args.seed, chunk=ROWS)
     return standard, mc, dict(zip(UNSURE, (mc.entropy, mc.mutual_information, standard.entropy), strict=True))
 
 
@@ -127,8 +127,8 @@ def cascades(experiment, small, large, widths, x, y):
     args = experiment.args
     each = [24 * 24 * 25 * a + 8 * 8 * 25 * a * b + 16 * b * c + 10 * c for a, b, c in (SMALL, widths)]  # products
     costs = (WEAK_DRAWS * each[0], args.samples * each[1])
-    weak = partial(pd.predict, *small, samples=WEAK_DRAWS, seed=args.seed, chunk=ROWS)
-    strong = partial(pd.predict, *large, samples=args.samples, seed=args.seed, chunk=ROWS)
+    weak = partial(pdrop.predict, *small, samples=WEAK_DRAWS, seed=args.seed, chunk=ROWS)
+    strong = partial(pdrop.predict, *large, samples=args.samples, seed=args.seed, chunk=ROWS)
     rows, figure = tables.cascade_table(weak, strong, x, y, budgets=BUDGETS, costs=costs)
     experiment.table("A small network first, LeNet where it is unsure", rows, "Cost in multiplications of LeNet.")
     alone = rows[-1]["error % by entropy"]

@@ -23,7 +23,7 @@ from experiments.summaries import standard_error
 from matplotlib.figure import Figure
 from torch import nn
 
-import pyro_dropout as pd
+import pyro_dropout as pdrop
 
 TRAIN, VALIDATION = 0.6, 0.2  # shares of the series, in time order; the rest is the test segment
 DROPPED, KEEPS = ("recurrent.weight", "output.weight"), (0.5, 0.7, 0.9, 0.97)  # x_t is one number: not dropped
@@ -60,12 +60,12 @@ class Forecaster(nn.Module):
 def model(arm, keep, hidden, tau):
     """N(0, 1/K) on W_h and W_y. If masks are noise in the network, its weights are keep·M: l² is divided by keep."""
     inside = None if arm == "sequence" else keep
-    prior = pd.Prior(length_scale=dict.fromkeys(DROPPED, (hidden / (inside or 1.0)) ** 0.5))
-    return pd.BayesianNet(Forecaster(hidden, inside), prior, pd.Gaussian(tau))
+    prior = pdrop.Prior(length_scale=dict.fromkeys(DROPPED, (hidden / (inside or 1.0)) ** 0.5))
+    return pdrop.BayesianNet(Forecaster(hidden, inside), prior, pdrop.Gaussian(tau))
 
 
 def guide(bayesian_net, arm, keep):
-    return pd.AutoDropout(bayesian_net, keep=lambda site: keep if arm == "sequence" and site in DROPPED else 1.0)
+    return pdrop.AutoDropout(bayesian_net, keep=lambda site: keep if arm == "sequence" and site in DROPPED else 1.0)
 
 
 # --- training, choosing and testing -----------------------------------------------------------------------------------
@@ -90,10 +90,12 @@ def trained(arm, keeps, train, args, device):
         return net, guide(net, arm, keep)
 
     every = zip(*product(keeps, range(args.seeds)), strict=True)
-    fleet = pd.Fleet(build, dict(zip(("keep", "seed"), every, strict=True)))
+    fleet = pdrop.Fleet(build, dict(zip(("keep", "seed"), every, strict=True)))
     how = {"steps": args.steps, "batch_size": args.batch, "seed": args.seed, "device": device, "compile": False}
     # Not compiled: an unrolled network is a long program, and compilation would take longer than training.
-    fleet.fit(*train, lr=0.01, schedule=pd.inverse_decay(8 / args.steps, 1.0), progress=not args.quiet, **how)
+    fleet.fit(
+        *train, lr=0.01, schedule=pdrop.training.inverse_decay(8 / args.steps, 1.0), progress=not args.quiet, **how
+    )
     return fleet
 
 
@@ -101,9 +103,9 @@ def judged(fleet, validation, args):
     """Return each replica's τ from the validation segment, and that segment's log-likelihood, (keeps, seeds)."""
     taus, scores = [], []
     for pair in fleet:
-        answer = pd.predict(*pair, validation[0], samples=args.samples, seed=args.seed, chunk=ROWS)
-        taus.append(pd.refit_tau(answer, validation[1]))
-        scores.append(pd.with_tau(answer, taus[-1]).log_prob(validation[1]).mean().item())
+        answer = pdrop.predict(*pair, validation[0], samples=args.samples, seed=args.seed, chunk=ROWS)
+        taus.append(pdrop.judging.refit_tau(answer, validation[1]))
+        scores.append(pdrop.judging.with_tau(answer, taus[-1]).log_prob(validation[1]).mean().item())
     return taus, torch.tensor(scores).reshape(-1, args.seeds)
 
 
@@ -112,7 +114,9 @@ def tested(fleet, taus, chosen, test, args):
     (x, y), starts = test, torch.arange(0, len(test[0]) - args.ahead + 1, STRIDE, device=test[0].device)
     truth, found = y.flatten().unfold(0, args.ahead, 1)[starts], {"one step": [], "free-running": []}
     for k in chosen:
-        answer = pd.with_tau(pd.predict(*fleet[k], x, samples=args.samples, seed=args.seed, chunk=ROWS), taus[k])
+        answer = pdrop.judging.with_tau(
+            pdrop.predict(*fleet[k], x, samples=args.samples, seed=args.seed, chunk=ROWS), taus[k]
+        )
         found["one step"].append(answer.log_prob(y).mean().cpu())
         run = free_run(*fleet[k], x[starts], args.ahead, tau=taus[k], samples=args.samples)
         found["free-running"].append(run.log_prob(truth).mean(0).cpu())

@@ -24,7 +24,7 @@ from experiments.series_posteriors import SCALED, anchored_ensemble, fit_beside,
 from matplotlib.figure import Figure
 from torch import nn
 
-import pyro_dropout as pd
+import pyro_dropout as pdrop
 
 DEPTH, DROPPED, RATE = 5, 0.1, 5e-3  # the paper's, with the schedule of its first experiment
 LAMBDAS = (5e-7, 5e-6, 5e-2)  # the paper's, then its authors' files'
@@ -48,13 +48,13 @@ def model(width, decay, num_data):
     layers = [nn.Linear(1, width), nn.ReLU()]
     for _ in range(DEPTH - 1):
         layers += [nn.Linear(width, width), nn.ReLU()]
-    lengths = [pd.implied_length_scale(p, TAU, decay, num_data) for p in (1.0, 1 - DROPPED)]
-    prior = pd.Prior(lambda site: lengths[site != "0.weight"], bias_length_scale=lengths[0], width_scaled=False)
-    return pd.BayesianNet(nn.Sequential(*layers, nn.Linear(width, 1)), prior, pd.Gaussian(TAU))
+    lengths = [pdrop.paper.implied_length_scale(p, TAU, decay, num_data) for p in (1.0, 1 - DROPPED)]
+    prior = pdrop.Prior(lambda site: lengths[site != "0.weight"], bias_length_scale=lengths[0], width_scaled=False)
+    return pdrop.BayesianNet(nn.Sequential(*layers, nn.Linear(width, 1)), prior, pdrop.Gaussian(TAU))
 
 
 def guide(net):
-    return pd.AutoDropout(net, keep=kept, init="paper")
+    return pdrop.AutoDropout(net, keep=kept, init="paper")
 
 
 OTHERS = other_guides(kept)  # five more posteriors of the same network
@@ -75,12 +75,14 @@ def train(x, y, args, device):
         found[name] = anchored_ensemble(build(LAMBDAS[0])[0].net, x, y, **of, **how)
     if args.ensembles:
         return found
-    fleet, rate = pd.Fleet(build, {"decay": LAMBDAS}), RATE / (TAU * len(x))
-    fleet.fit(x, y, steps=args.steps, lr=rate, optim="sgd", schedule=pd.inverse_decay(), **how)
+    fleet, rate = pdrop.Fleet(build, {"decay": LAMBDAS}), RATE / (TAU * len(x))
+    fleet.fit(x, y, steps=args.steps, lr=rate, optim="sgd", schedule=pdrop.training.inverse_decay(), **how)
     found = dict(zip(LAMBDAS, fleet, strict=True)) | found
     found |= fit_beside(lambda: build(LAMBDAS[0])[0], OTHERS, x, y, steps=args.guide_steps, **how)
-    gp = pd.GP("se", TAU, learn_tau=True, length_scale=0.1).fit(x, y, steps=args.gp_steps, progress=not args.quiet)
-    return found | {"GP": (SimpleNamespace(likelihood=pd.Gaussian(gp.tau)), pd.gp_posterior(gp))}
+    gp = pdrop.generative.GP("se", TAU, learn_tau=True, length_scale=0.1).fit(
+        x, y, steps=args.gp_steps, progress=not args.quiet
+    )
+    return found | {"GP": (SimpleNamespace(likelihood=pdrop.Gaussian(gp.tau)), pdrop.references.gp_posterior(gp))}
 
 
 # --- what they answer -------------------------------------------------------------------------------------------------
@@ -97,8 +99,8 @@ class Questions:
     def ask(self, net, posterior, args):
         """Return the mean, the spread of f and the std of y everywhere, with scores in the gaps, at the estimated τ."""
         options = {"samples": args.samples, "seed": args.seed, "chunk": 2**16}
-        tau = pd.refit_tau(pd.predict(net, posterior, self.x[self.held], **options), self.y[self.held])
-        asked = pd.with_tau(pd.predict(net, posterior, self.x, **options), tau)
+        tau = pdrop.judging.refit_tau(pdrop.predict(net, posterior, self.x[self.held], **options), self.y[self.held])
+        asked = pdrop.judging.with_tau(pdrop.predict(net, posterior, self.x, **options), tau)
         mean, std, spread = (each[:, 0].cpu() for each in (asked.mean, asked.std, asked.epistemic.sqrt()))
         error, at_data = (mean - self.y[:, 0])[self.gaps], spread[self.learned].mean()
         row = {"noise 1/√τ": tau**-0.5, "std of f on data": at_data.item()}

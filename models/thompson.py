@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from torch import nn
 from tqdm import tqdm
 
-import pyro_dropout as pd
+import pyro_dropout as pdrop
 
 ACTIONS, K = len(WHEELS), 50
 KEEP, TAU = 0.9, 1.0  # any τ gives the same steps: the learning rate is divided by it, and λ is fixed
@@ -50,13 +50,13 @@ class QOfAction(nn.Module):
 def model(seed):
     torch.manual_seed(seed)
     decay = {"tau": TAU, "weight_decay": DECAY / 2, "num_data": MINIBATCH}
-    lengths = {site: pd.implied_length_scale(keep=keep, **decay) for site, keep in KEEPS.items()}
-    prior = pd.Prior(lengths, bias_length_scale=pd.implied_length_scale(keep=1.0, **decay))
-    return pd.BayesianNet(QOfAction(), prior, pd.Gaussian(TAU))
+    lengths = {site: pdrop.paper.implied_length_scale(keep=keep, **decay) for site, keep in KEEPS.items()}
+    prior = pdrop.Prior(lengths, bias_length_scale=pdrop.paper.implied_length_scale(keep=1.0, **decay))
+    return pdrop.BayesianNet(QOfAction(), prior, pdrop.Gaussian(TAU))
 
 
 def guide(model):
-    return pd.AutoDropout(model, keep=KEEPS)
+    return pdrop.AutoDropout(model, keep=KEEPS)
 
 
 # --- the learners: one fleet, whose first half acts by Thompson sampling ----------------------------------------------
@@ -70,12 +70,12 @@ class Learners:
     def __init__(self, args, device):
         self.args, self.rng, self.count = args, np.random.default_rng(args.seed), 2 * args.seeds
         seeds = {"seed": 2 * [args.seed + k for k in range(args.seeds)]}
-        self.fleet = pd.Fleet(lambda seed: (net := model(seed), guide(net)), seeds)
+        self.fleet = pdrop.Fleet(lambda seed: (net := model(seed), guide(net)), seeds)
         self.memory = Replay(self.count, MEMORY, OBSERVATION, ACTIONS)
         self.x = torch.zeros(self.count * MINIBATCH, OBSERVATION + ACTIONS, device=device)
         self.y = torch.zeros(len(self.x), 1, device=device)
         rows = torch.arange(len(self.x), device=device).view(self.count, MINIBATCH)
-        descend = pd.Update("sgd", LR, 0, lambda p, g, state, lr, t: (p - lr * g, state))
+        descend = pdrop.training.Update("sgd", LR, 0, lambda p, g, state, lr, t: (p - lr * g, state))
         # -ELBO is Nτ times (½ the mean square + weight decay); the learning rate is for the latter.
         options = {"lr": LR / (MINIBATCH * TAU), "optim": descend, "compile": args.compile, "device": device}
         self.run = self.fleet.prepare(self.x, self.y, indices=rows, steps=args.ticks, **options)
@@ -186,7 +186,9 @@ def main(argv=None):
     experiment.option("--no-compile", dest="compile", action="store_const", const=False, default="auto", quick=False)
     args = experiment.start(argv)
     if args.seeds < 2 or args.ticks < args.burn_in + args.batch:
-        raise pd.PyroDropoutError("--seeds must be at least 2, and --ticks at least --burn-in plus one --batch.")
+        raise pdrop.errors.PyroDropoutError(
+            "--seeds must be at least 2, and --ticks at least --burn-in plus one --batch."
+        )
     if args.device is None:
         experiment.device = torch.device("cpu")  # too small for a GPU
         torch.set_num_threads(1)

@@ -18,7 +18,7 @@ from experiments.selection import ENSEMBLES, GRIDS, add_options, beliefs, collec
 from experiments.summaries import gain, mean_and_error, plot_gains, said, wins
 from torch import nn
 
-import pyro_dropout as pd
+import pyro_dropout as pdrop
 
 PAPER = {  # 1 layer: log-likelihood, its standard error, RMSE (Gal and Ghahramani 2016, table 1)
     "boston": (-2.46, 0.06, 2.97), "concrete": (-3.04, 0.02, 5.23), "energy": (-1.99, 0.02, 1.66),
@@ -36,23 +36,25 @@ def model(x, y, kind, layers, width, **setting):
     parts = [part for a, b in itertools.pairwise(sizes) for part in (nn.Linear(a, b), nn.ReLU())]
     net = nn.Sequential(*parts, nn.Linear(width, outputs))
     prior, noise = beliefs(len(x), **setting)
-    return pd.Standardised(pd.BayesianNet(net, prior, pd.HeteroscedasticGaussian() if outputs == 2 else noise), x, y)
+    return pdrop.Standardised(
+        pdrop.BayesianNet(net, prior, pdrop.HeteroscedasticGaussian() if outputs == 2 else noise), x, y
+    )
 
 
 def guide(model, kind, drop):
     """Return q(w), for an ensemble that of a member; "heteroscedastic" is dropout too, and without drop a point."""
     start = {"init_scale": 0.02}
     if kind == "multiplicative":
-        return pd.AutoMultiplicative(model, alpha=drop / (1 - drop))
+        return pdrop.AutoMultiplicative(model, alpha=drop / (1 - drop))
     if kind == "concrete":
-        return pd.AutoConcreteDropout(model, keep=1 - drop)
+        return pdrop.AutoConcreteDropout(model, keep=1 - drop)
     if kind.endswith("mean-field"):
-        return pd.AutoMeanField(model, **start)
+        return pdrop.AutoMeanField(model, **start)
     if kind == "row-mixture":
-        return pd.AutoRowMixture(model, components=2, bias="gaussian", **start)
+        return pdrop.AutoRowMixture(model, components=2, bias="gaussian", **start)
     if kind == "low-rank":
-        return pd.AutoLowRank(model, rank=2, **start)
-    return pd.AutoDropout(model, keep=1 - drop)
+        return pdrop.AutoLowRank(model, rank=2, **start)
+    return pdrop.AutoDropout(model, keep=1 - drop)
 
 
 def run(name, kind, layers, args, device):

@@ -25,7 +25,7 @@ from experiments.two_clusters import TAU, gap_ratio, two_clusters
 from torch import nn
 from tqdm.auto import tqdm
 
-import pyro_dropout as pd
+import pyro_dropout as pdrop
 
 NOISE, RATE, DROPPED, RANK = 100.0, 0.01, 0.1, 5  # NOISE: the precision of y in the regression set, standardised
 PRIORS, READS = ("fixed", "learned"), ("sampled", "linearised")
@@ -41,19 +41,19 @@ CHANGES[1:1] = [(f"a start from {start}, after {before}", 2, before, start) for 
 # --- the model and its guides -----------------------------------------------------------------------------------------
 def model(net, tau, learn=False):
     """Return a model of a network, with N(0, 1) in its first layer and N(0, 1/fan-in) after it, or learned widths."""
-    return pd.BayesianNet(net, pd.Prior(learn=learn, tempered=False), pd.Gaussian(tau))
+    return pdrop.BayesianNet(net, pdrop.Prior(learn=learn, tempered=False), pdrop.Gaussian(tau))
 
 
 def guide(name, net, start, known):
     """Return mean field or low rank, started as it is called; ``known`` holds the point and the Gaussians around it."""
     if name == "dropout":
-        return pd.AutoDropout(net, keep=lambda site: 1.0 if site.startswith("0.") else 1 - DROPPED)
+        return pdrop.AutoDropout(net, keep=lambda site: 1.0 if site.startswith("0.") else 1 - DROPPED)
     low = name == "low rank"
     if start in ("Laplace", "SWAG"):
         near = known[start]
-        return pd.AutoLowRank.nearest(near, RANK, model=net) if low else pd.AutoMeanField.nearest(near, model=net)
+        return pdrop.AutoLowRank.nearest(near, RANK, model=net) if low else pdrop.AutoMeanField.nearest(near, model=net)
     how = {"init_scale": 0.1 if start == "0.1" else "auto", "init": known["MAP"] if start == "MAP" else "module"}
-    return pd.AutoLowRank(net, RANK, "net", **how) if low else pd.AutoMeanField(net, **how)
+    return pdrop.AutoLowRank(net, RANK, "net", **how) if low else pdrop.AutoMeanField(net, **how)
 
 
 # --- the problems -----------------------------------------------------------------------------------------------------
@@ -85,25 +85,25 @@ def started(problem, args, quiet):
     torch.manual_seed(args.seed)
     net = nn.Sequential(nn.Linear(problem.x.shape[1], args.width), nn.ReLU(), nn.Linear(args.width, 1))
     mine, data = model(net, problem.tau), (problem.x, problem.y)
-    known = {"MAP": pd.AutoDropout(mine, keep=1.0)}
+    known = {"MAP": pdrop.AutoDropout(mine, keep=1.0)}
     falling = {"lr": RATE, "schedule": lambda done: 1.02 - done / (2 * args.steps)}
-    pd.fit(mine, known["MAP"], *data, steps=2 * args.steps, **falling, **quiet)
+    pdrop.fit(mine, known["MAP"], *data, steps=2 * args.steps, **falling, **quiet)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="the point of this Laplace")  # with few steps it is no maximum yet
-        known["Laplace"] = pd.laplace(mine, known["MAP"], *data, structure="full")
+        known["Laplace"] = pdrop.laplace(mine, known["MAP"], *data, structure="full")
     batch = max(1, len(problem.x) // 10)
     every = max(1, args.steps // (4 * RANK))
     slow = {"steps": max(args.steps, RANK * every), "every": every, "lr": RATE / (problem.tau * len(problem.x))}
-    known["SWAG"] = pd.swag(mine, known["MAP"], *data, rank=RANK, batch_size=batch, **slow, **quiet)
+    known["SWAG"] = pdrop.swag(mine, known["MAP"], *data, rank=RANK, batch_size=batch, **slow, **quiet)
     return net, known
 
 
 # --- training and reading ---------------------------------------------------------------------------------------------
 def trained(build, settings, problem, heat, args, quiet):
     """Train replicas, one for each setting, as one fleet at a falling rate; return each, (model, guide)."""
-    heats = {"1": 1.0, "0.1": 0.1, "warm-up": pd.warm_up(max(1, args.steps * 4 // 5), start=0.01)}
-    how = {"loss": pd.ELBO(temperature=heats[heat]), "lr": RATE, "schedule": lambda done: 1.02 - done / args.steps}
-    fleet = pd.Fleet(build, {"setting": list(settings)})
+    heats = {"1": 1.0, "0.1": 0.1, "warm-up": pdrop.training.warm_up(max(1, args.steps * 4 // 5), start=0.01)}
+    how = {"loss": pdrop.ELBO(temperature=heats[heat]), "lr": RATE, "schedule": lambda done: 1.02 - done / args.steps}
+    fleet = pdrop.Fleet(build, {"setting": list(settings)})
     fleet.fit(problem.x, problem.y, steps=args.steps, **how, **quiet)
     return dict(zip(settings, fleet, strict=True))
 
@@ -112,7 +112,7 @@ def read(mine, q, problem, how, args):
     """Return the test log-likelihood and RMSE of a posterior, and its ratio of std in the gap to that at the data."""
     points, count = torch.cat([problem.test_x, problem.asked]), len(problem.test_x)
     ask = {"method": "mc" if how == "sampled" else "linearised", "samples": args.samples, "seed": args.seed}
-    answer = pd.predict(mine, q, points, **ask)
+    answer = pdrop.predict(mine, q, points, **ask)
     log_p = answer.log_prob(torch.cat([problem.test_y, torch.zeros(len(points) - count, 1)]))[:count]
     error = (answer.mean[:count] - problem.test_y).square().mean().sqrt()
     found = {"log p": log_p.mean().item(), "RMSE": error.item()}

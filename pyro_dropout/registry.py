@@ -110,10 +110,10 @@ def guide(
         per_site: whether it is a ``SiteGuide``, with one distribution per site, which any SVI can train.
 
     Example:
-        >>> import pyro_dropout as pd
+        >>> import pyro_dropout as pdrop
         >>> from pyro_dropout.registry import guide, guides
         >>> @guide("point", make=lambda model, keep: Point(model), density=False)
-        ... class Point(pd.AutoDropout):
+        ... class Point(pdrop.AutoDropout):
         ...     "Points, without noise."
         >>> guides()["point"].guide is Point, list(guides())[-1]
         (True, 'point')
@@ -221,7 +221,7 @@ def likelihood(name: str, *, make: Callable[[], Any] | None = None, outputs: int
         outputs: of a network with one target.
 
     Example:
-        >>> import pyro_dropout as pd
+        >>> import pyro_dropout as pdrop
         >>> from pyro_dropout import registry
         >>> list(registry.likelihoods())[:3]
         ['bernoulli', 'categorical', 'poisson']

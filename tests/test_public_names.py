@@ -1,6 +1,5 @@
 """The door of the package: every name is there, comes when it is asked for, and is on the API page where it belongs."""
 
-import ast
 import gc
 import importlib
 import inspect
@@ -9,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,27 +16,27 @@ import pyro_dropout as pd
 from pyro_dropout.registry import FLOORS
 
 ROOT = Path(__file__).parents[1]
-TREE = ast.parse((ROOT / "pyro_dropout" / "__init__.pyi").read_text("utf-8"))
 COMMANDS = ("compare", "fit", "predict", "resume", "reproduce", "datasets", "info")
 
 
-def homes() -> dict[str, str]:
-    """{name: module} in the stub."""
-    imports = [node for node in TREE.body if isinstance(node, ast.ImportFrom)]
-    assert all(node.level == 1 for node in imports)
-    assert all(alias.asname == alias.name for node in imports for alias in node.names)  # re-exported, for type checkers
-    return {alias.name: f"pyro_dropout.{node.module}" for node in imports for alias in node.names}
-
-
-def api_entries() -> dict[str, tuple[str, str]]:
-    """{name: (heading of the floor, directive)} on the API page."""
-    found, floor = {}, ""
+def api_entries() -> dict[str, str]:
+    """{name with its module: directive} on the API page."""
+    found, place = {}, ""
     for line in (ROOT / "docs" / "api.md").read_text("utf-8").splitlines():
-        floor = line[3:].strip() if line.startswith("## ") else floor
+        place = line.split()[-1] if line.startswith(".. currentmodule::") else place
         entry = re.match(r"\.\. (auto\w+):: (\w+)$", line)
         if entry:
-            found[entry[2]] = (floor.lower(), entry[1])
+            found[f"{place}.{entry[2]}"] = entry[1]
     return found
+
+
+API = api_entries()
+
+
+def found_at(dotted: str) -> Any:
+    """What a name with its module means."""
+    place, _, name = dotted.rpartition(".")
+    return getattr(importlib.import_module(place), name)
 
 
 def fresh(source: str) -> str:
@@ -46,7 +46,7 @@ def fresh(source: str) -> str:
     return done.stdout
 
 
-# --- the stub is the list ---------------------------------------------------------------------------------------------
+# --- every name has one place -----------------------------------------------------------------------------------------
 
 # Scripts outside the repository use these; a name may be added, and none may go.
 PROMISED = """
@@ -65,27 +65,54 @@ save sbc second_layer_features standardised_precision tempered thompson to_arviz
 
 
 def test_no_public_name_is_lost() -> None:
-    missing = set(PROMISED.split()) - set(homes())
-    assert not missing, f"pyro_dropout/__init__.pyi: {missing} is missing"
-    assert set(homes()) == set(pd.__all__)  # the tests have every extra
+    heart = set(pd.__all__)
+    lost = [
+        name for name in PROMISED.split() if name not in heart and f"pyro_dropout.{pd._PLACES.get(name)}" not in API
+    ]
+    assert not lost, f"pyro_dropout/__init__.py: {lost} must be there, or in _PLACES"
+    assert not heart & set(pd._PLACES)
 
 
-@pytest.mark.parametrize("name", homes())
-def test_a_name_lives_where_the_stub_and_the_api_page_say(name: str) -> None:
-    thing = getattr(pd, name)
-    home = homes()[name]
-    assert getattr(importlib.import_module(home), name) is thing
-    assert thing.__module__ == home or thing.__module__.startswith(f"pyro_dropout.{home.split('.')[1]}.")
+def test_the_top_is_small_and_dir_shows_it_and_the_submodules() -> None:
+    assert len(pd.__all__) <= 45
+    shown = {name for name in dir(pd) if not name.startswith("__")}
+    assert shown == {*pd.__all__, *FLOORS, "errors", "paper", "protocols", "registry"}
+
+
+@pytest.mark.parametrize("name", pd._PLACES)
+def test_a_name_that_moved_says_where_it_is_now(name: str) -> None:
+    new = f"pyro_dropout.{pd._PLACES[name]}"
+    with pytest.warns(
+        DeprecationWarning, match=rf"^pyro_dropout\.{name} will be removed in version 0\.2; use {new}\.$"
+    ) as seen:
+        assert getattr(pd, name) is found_at(new)
+    assert seen[0].filename == __file__
+
+
+def test_an_import_of_a_name_that_moved_warns_where_it_is_written() -> None:
+    with pytest.warns(DeprecationWarning, match="use pyro_dropout.paper.kl_gap") as seen:
+        exec(compile("from pyro_dropout import kl_gap", "script.py", "exec"), {})
+    assert {each.filename for each in seen} == {"script.py"}
+
+
+def test_the_rooms_and_the_api_page_list_the_same_names() -> None:
+    rooms = {place for place in (name.rpartition(".")[0] for name in API) if place != "pyro_dropout.guides"}
+    listed = {f"{place}.{name}" for place in rooms for name in importlib.import_module(place).__all__}
+    assert {name for name in API if not name.startswith("pyro_dropout.guides.")} == listed
+
+
+@pytest.mark.parametrize("name", API)
+def test_a_name_is_described_and_comes_from_its_room(name: str) -> None:
+    thing = found_at(name)
+    room = name.split(".")[1]
+    assert thing.__module__.startswith(f"pyro_dropout.{room}" if room in FLOORS else "pyro_dropout.")
     assert (inspect.getdoc(thing) or "").strip()
-    assert name in api_entries(), f"docs/api.md: {name} is missing"
-    floor, directive = api_entries()[name]
-    assert floor == home.split(".")[1]
-    assert directive == ("autoclass" if inspect.isclass(thing) else "autofunction")
+    assert API[name] == ("autoclass" if inspect.isclass(thing) else "autofunction")
 
 
-@pytest.mark.parametrize("name", [name for name in homes() if inspect.isclass(getattr(pd, name))])
+@pytest.mark.parametrize("name", [name for name in API if inspect.isclass(found_at(name))])
 def test_the_methods_of_a_public_class_are_described(name: str) -> None:
-    kind = getattr(pd, name)
+    kind = found_at(name)
     own = {key: value for key, value in vars(kind).items() if not key.startswith("_")}
     methods = {
         key
@@ -129,7 +156,7 @@ def test_a_word_is_completed_without_torch() -> None:
 def test_a_program_meets_the_package_as_if_it_were_imported_whole() -> None:
     said = fresh(
         "import torch, pyro_dropout as pd\n"
-        "q = pd.BernoulliMixture(torch.ones(2, 3), keep=0.9)\n"
+        "q = pd.paper.BernoulliMixture(torch.ones(2, 3), keep=0.9)\n"
         "p = torch.distributions.Normal(torch.zeros(2, 3), 1.0)\n"
         "import sys\n"
         "print(torch.distributions.kl_divergence(q, torch.distributions.Independent(p, 2)).shape == ())\n"
@@ -176,8 +203,7 @@ def test_what_is_like_nothing_gets_no_suggestion() -> None:
         exec("from pyro_dropout import qqq", {})
 
 
-def test_dir_and_help_show_everything() -> None:
-    assert {*pd.__all__, *FLOORS, "__version__"} <= set(dir(pd))
+def test_help_shows_everything() -> None:
     text = pydoc.render_doc(pd, renderer=pydoc.plaintext)
     assert [name for name in pd.__all__ if name not in text] == []
 

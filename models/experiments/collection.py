@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.datasets.made_data import made_digits, made_regression
-from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.errors import PyroDropoutError
 
 VARIABLE = "PYRO_DROPOUT_DATA"
 UCI_NAMES = {

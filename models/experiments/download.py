@@ -18,7 +18,7 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 from tqdm.auto import tqdm
 
 from experiments.collection import PAPER_SERIES, UCI_NAMES
-from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.errors import PyroDropoutError
 
 DOWNLOADS = (*UCI_NAMES, "mnist")
 NOT_FETCHED = f"co2 and solar are not fetched: the paper's series are published as HDF5 only ({PAPER_SERIES})."

@@ -18,8 +18,8 @@ import pyro
 import torch
 from matplotlib.figure import Figure
 
+from pyro_dropout.errors import PyroDropoutError, RangeError
 from pyro_dropout.mathematics.checks import check_device
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 
 Verdict = Literal["holds", "holds in part", "does not hold"]
 VERDICTS: tuple[Verdict, ...] = ("holds", "holds in part", "does not hold")

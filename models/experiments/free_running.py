@@ -51,10 +51,10 @@ def free_run(model: Any, guide: Any, windows: Float[Tensor, "N L"], steps: int, 
         The forecasts.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> from experiments.free_running import free_run
-        >>> model = pd.BayesianNet(torch.nn.Linear(4, 1))
-        >>> run = free_run(model, pd.AutoDropout(model, keep=0.9), torch.randn(3, 4), 5, tau=100.0, samples=20)
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(4, 1))
+        >>> run = free_run(model, pdrop.AutoDropout(model, keep=0.9), torch.randn(3, 4), 5, tau=100.0, samples=20)
         >>> run.f.shape
         torch.Size([20, 3, 5])
     """

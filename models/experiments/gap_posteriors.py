@@ -2,8 +2,8 @@
 
 A Laplace approximation predicts linearised: with draws its test scores are far lower (``why_gaussian``). The low-rank
 guide that starts from one is trained further and predicts with draws, as the other guides do. The point is trained
-until ``pd.laplace`` finds it near a maximum, and no further: at the maximum itself (``--steps 20000``) the doubt in the
-gap is far smaller, so the result depends on when training stops, and on the learning rate (``--laplace-rate``).
+until ``pdrop.laplace`` finds it near a maximum, and no further: at the maximum itself (``--steps 20000``) the doubt in
+the gap is far smaller, so the result depends on when training stops, and on the learning rate (``--laplace-rate``).
 """
 
 import warnings
@@ -14,22 +14,22 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-import pyro_dropout as pd
+import pyro_dropout as pdrop
 
 KINDS = ("ensemble", "plain ensemble", "ensemble of dropout")
 
 
-def ensemble(kind: str, net: pd.BayesianNet, keep: Callable[[str], float], members: int) -> pd.Ensemble:
+def ensemble(kind: str, net: pdrop.BayesianNet, keep: Callable[[str], float], members: int) -> pdrop.Ensemble:
     """Return an untrained ensemble of this kind."""
     if kind == "ensemble of dropout":
-        return pd.Ensemble(net, lambda model: pd.AutoDropout(model, keep), members)
+        return pdrop.Ensemble(net, lambda model: pdrop.AutoDropout(model, keep), members)
     anchored = kind == "ensemble"
-    return pd.Ensemble(net, None, members, anchored, start="anchor" if anchored else "fresh")
+    return pdrop.Ensemble(net, None, members, anchored, start="anchor" if anchored else "fresh")
 
 
 def ensembled(
     kind: str,
-    build: Callable[[], pd.BayesianNet],
+    build: Callable[[], pdrop.BayesianNet],
     keep: Callable[[str], float],
     problems: list[SimpleNamespace],
     args: SimpleNamespace,
@@ -42,8 +42,8 @@ def ensembled(
             net = build()
             posterior = ensemble(kind, net, keep, args.members)
             how = {"lr": args.ensemble_rate, "schedule": lambda done: 1.02 - done / steps, "seed": seed}
-            pd.fit(net, posterior, problem.x, problem.y, steps=steps, compile=False, progress=not args.quiet, **how)
-            answer = pd.predict(net, posterior, problem.asked, samples=args.samples, seed=seed)
+            pdrop.fit(net, posterior, problem.x, problem.y, steps=steps, compile=False, progress=not args.quiet, **how)
+            answer = pdrop.predict(net, posterior, problem.asked, samples=args.samples, seed=seed)
             found.append(torch.stack([answer.mean[:, 0], answer.epistemic[:, 0].sqrt()]).cpu())
     return list(torch.stack(found, 1).unflatten(1, (len(problems), -1)))
 
@@ -53,7 +53,7 @@ RANK = 60
 
 
 def laplaced(
-    kind: str, build: Callable[[], pd.BayesianNet], problems: list[SimpleNamespace], args: SimpleNamespace
+    kind: str, build: Callable[[], pdrop.BayesianNet], problems: list[SimpleNamespace], args: SimpleNamespace
 ) -> list[Tensor]:
     """Train from every seed on every problem; return mean and std of f, each (problem, seed, point)."""
     found = []
@@ -63,14 +63,14 @@ def laplaced(
             net = build()
             how = {"lr": args.laplace_rate, "schedule": lambda done: 1.02 - done / args.steps, "steps": args.steps}
             how |= {"compile": False, "progress": not args.quiet, "seed": seed}
-            laplace = pd.AutoLaplace(net, "full")
+            laplace = pdrop.guides.AutoLaplace(net, "full")
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore" if args.quick else "default")  # a few steps do not find a maximum
-                pd.fit(net, laplace, problem.x, problem.y, **{**how, "compile": "auto"})  # a point draws nothing
-            guide = laplace if kind == LAPLACE else pd.AutoLowRank.nearest(laplace, rank=RANK)
+                pdrop.fit(net, laplace, problem.x, problem.y, **{**how, "compile": "auto"})  # a point draws nothing
+            guide = laplace if kind == LAPLACE else pdrop.AutoLowRank.nearest(laplace, rank=RANK)
             if kind == LOW_RANK:
-                pd.fit(net, guide, problem.x, problem.y, **how)
+                pdrop.fit(net, guide, problem.x, problem.y, **how)
             method: Literal["mc", "linearised"] = "linearised" if kind == LAPLACE else "mc"
-            answer = pd.predict(net, guide, problem.asked, method=method, samples=args.samples, seed=seed)
+            answer = pdrop.predict(net, guide, problem.asked, method=method, samples=args.samples, seed=seed)
             found.append(torch.stack([answer.mean[:, 0], answer.epistemic[:, 0].sqrt()]))
     return list(torch.stack(found, 1).unflatten(1, (len(problems), -1)))

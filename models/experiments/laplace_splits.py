@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 from tqdm import tqdm
 
-import pyro_dropout as pd
+import pyro_dropout as pdrop
 from experiments.collection import UCI
 from experiments.cross_validation import folds_of, repeated
-from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.mathematics.shapes import Float
 
 _NUMBERS = 2**25  # of Jacobians and inputs held at once
@@ -56,7 +56,7 @@ def laplace_fleet(
     multiples: Sequence[float] = (1.0,),
     **how: Any,
 ) -> Answers:
-    """Train a fleet, and make the Laplace approximation of each mean, as ``pd.laplace`` does one by one.
+    """Train a fleet, and make the Laplace approximation of each mean, as ``pdrop.laplace`` does one by one.
 
     Args:
         build: builds one replica, (model, guide), from its training data and settings; the model is ``Standardised``,
@@ -78,7 +78,7 @@ def laplace_fleet(
     def built(row: Tensor, **setting: Any) -> tuple[Any, Any]:
         return build(inputs[row.unique()], targets[row.unique()], **setting)
 
-    fleet = pd.Fleet(built, {"row": list(rows), **own}, progress=False)
+    fleet = pdrop.Fleet(built, {"row": list(rows), **own}, progress=False)
     indices = torch.stack(list(rows)).to(x.device)
     fleet.fit(x, y, indices=indices, device=x.device, **how)
     size = sum(value.numel() for value in fleet[0][1].mean().values())

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import pyro_dropout as pd
+import pyro_dropout as pdrop
 from experiments.collection import UCI
 from experiments.cross_validation import choose
 from experiments.experiment import Experiment
 from experiments.summaries import said
-from pyro_dropout import ELBO, DivergedError
+from pyro_dropout import ELBO
+from pyro_dropout.errors import DivergedError
 
 DROPS, DECAY = (0.0002, 0.002, 0.005, 0.01, 0.05, 0.1), (1e-6,)
 BELIEFS: dict[str, tuple[float, ...]] = {"drop": (0.0,), "length": (0.3, 2.0), "lr": (3e-3, 1e-2)}  # widths are learned
@@ -39,16 +40,16 @@ DEEPER = {"drop": (0.002, 0.005, 0.02, 0.05)}  # with 2 hidden layers, for guide
 
 def beliefs(
     points: int, drop: float, decay: float | None = None, length: float = 1.0, tau: float | None = None
-) -> tuple[pd.Prior, pd.Gaussian]:
+) -> tuple[pdrop.Prior, pdrop.Gaussian]:
     """Return prior and noise on standardised data, from a weight decay, a length-scale, or a length-scale and τ.
 
     Without a weight decay and without τ, τ is learned. With τ given, as for anchored points, the functions of the prior
     have about the size of the data: later layers are N(0, 1/fan_in).
     """
     if decay is not None:
-        length = pd.implied_length_scale(1 - drop, 1.0, decay, points)
-    prior = pd.Prior(length_scale=length, bias_length_scale=length, width_scaled=tau is not None)
-    return prior, pd.Gaussian(tau or 1.0, learn=decay is None and tau is None)
+        length = pdrop.paper.implied_length_scale(1 - drop, 1.0, decay, points)
+    prior = pdrop.Prior(length_scale=length, bias_length_scale=length, width_scaled=tau is not None)
+    return prior, pdrop.Gaussian(tau or 1.0, learn=decay is None and tau is None)
 
 
 def grid_of(kind: str, layers: int, most: int) -> dict[str, tuple[float, ...]]:

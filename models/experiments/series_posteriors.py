@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from pyro_dropout.errors import DivergedError
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.priors import Prior
@@ -24,7 +25,6 @@ from pyro_dropout.guides import (
 )
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.training.fit import fit
-from pyro_dropout.training.history import DivergedError
 
 _NEXT_TO_ALL = 0.999  # a learned keep must start below 1
 

@@ -162,7 +162,7 @@ def _train(
     said: str = "",
 ) -> None:
     """Train from the last checkpoint or from the start, write the posterior and print the result."""
-    from pyro_dropout.mathematics.errors import PyroDropoutError
+    from pyro_dropout.errors import PyroDropoutError
     from pyro_dropout.tabular.fitted import finished
     from pyro_dropout.tabular.run_folder import CHECKPOINTS, checkpoints_in
     from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint
@@ -320,9 +320,9 @@ def _taken(folder: Path) -> typer.BadParameter:
 @contextlib.contextmanager
 def _cleared(folder: Path) -> Iterator[None]:
     """If training diverges before its first checkpoint, remove what the run wrote: it would block the next attempt."""
+    from pyro_dropout.errors import DivergedError
     from pyro_dropout.tabular.run_folder import CHECKPOINTS, RECORD, checkpoints_in
     from pyro_dropout.training.distributed.process_group import rank_here
-    from pyro_dropout.training.history import DivergedError
 
     try:
         yield

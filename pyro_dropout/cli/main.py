@@ -103,8 +103,7 @@ def _code_of(mistake: Exception) -> int | None:
     """Return the exit code for an exception; None for a bug, whose traceback is shown."""
     from torch import OutOfMemoryError
 
-    from pyro_dropout.mathematics.errors import PyroDropoutError
-    from pyro_dropout.training.history import DivergedError
+    from pyro_dropout.errors import DivergedError, PyroDropoutError
 
     if isinstance(mistake, MemoryError | OutOfMemoryError | DivergedError):
         return 1

@@ -148,7 +148,7 @@ def _doubts(fitted: "FittedTable", level: float) -> list[str]:
 
 def _with_inputs(found: "Iterable[tuple[Columns, Table]]") -> "Iterator[tuple[Columns, Table]]":
     """Yield the same pieces with the table's columns inserted after the first column, the row."""
-    from pyro_dropout.mathematics.errors import PyroDropoutError
+    from pyro_dropout.errors import PyroDropoutError
     from pyro_dropout.tables.cells import as_text
 
     for columns, table in found:
@@ -212,7 +212,7 @@ def _printed(name: str, values: "Sequence[Cell]", centre: float) -> "list[Cell]"
 
 
 def _header(names: "Iterable[str]") -> list[str]:
-    from pyro_dropout.mathematics.errors import PyroDropoutError
+    from pyro_dropout.errors import PyroDropoutError
 
     safe = [for_spreadsheet(name) for name in names]
     twice = next((name for name, count in Counter(safe).items() if count > 1), None)

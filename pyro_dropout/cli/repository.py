@@ -40,7 +40,7 @@ def reproduce(
     ] = None,
 ) -> None:
     """Run one of the experiments; without a name, list them."""
-    from pyro_dropout.mathematics.errors import PyroDropoutError
+    from pyro_dropout.errors import PyroDropoutError
 
     found = _scripts()
     if name is None:
@@ -63,7 +63,7 @@ def _scripts() -> dict[str, Path]:
 
     ``import experiments`` then finds the package next to them, as when Python runs a script.
     """
-    from pyro_dropout.mathematics.errors import PyroDropoutError
+    from pyro_dropout.errors import PyroDropoutError
 
     for folder in (Path(__file__).parents[2] / "models", Path("models")):
         if (folder / "experiments" / "experiment.py").is_file():
@@ -109,7 +109,7 @@ def datasets(
 
 def _described(collection: ModuleType, name: str) -> tuple[str, str, str]:
     """Return a data set's name, size and source; if it cannot be read, the reason."""
-    from pyro_dropout.mathematics.errors import PyroDropoutError
+    from pyro_dropout.errors import PyroDropoutError
 
     try:
         if name in collection.UCI_NAMES:

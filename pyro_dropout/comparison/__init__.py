@@ -1,1 +1,5 @@
 """Posterior approximations side by side: trained, scored, plotted, and saved to a folder."""
+
+from lazy_loader import attach_stub as _attach_stub
+
+__getattr__, __dir__, __all__ = _attach_stub(__name__, __file__)

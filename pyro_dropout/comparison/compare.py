@@ -18,6 +18,7 @@ from pyro_dropout.comparison.findings import REFERENCE, Row, Score, distinct
 from pyro_dropout.comparison.standard_models import standard_guide
 from pyro_dropout.comparison.trained import Build, WholeBar, as_a_fleet, one_by_one, source_of
 from pyro_dropout.engines.choose import Compile
+from pyro_dropout.errors import DivergedError, IgnoredInputsWarning, PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.generative.inputs import AnyInputs, check_inputs, check_pairs, inputs_of, takes_all
 from pyro_dropout.generative.likelihoods.likelihood import Likelihood as OwnLikelihood
 from pyro_dropout.generative.model_call import ModelCall, is_network
@@ -32,11 +33,9 @@ from pyro_dropout.mathematics.checks import (
     check_seed,
     describe,
 )
-from pyro_dropout.mathematics.errors import IgnoredInputsWarning, PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.protocols import PyroModel, Record
 from pyro_dropout.references.nuts.nuts import nuts
 from pyro_dropout.registry import guide_names
-from pyro_dropout.training.history import DivergedError
 from pyro_dropout.training.optimisers import Schedule
 from pyro_dropout.training.svi import check_compile
 
@@ -105,12 +104,12 @@ def compare(
         The comparison, with its table, figures and report.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> x = torch.linspace(-1, 1, 40).unsqueeze(-1)
-        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1), likelihood=pd.Gaussian(tau=100.0))
-        >>> guides = {"dropout": pd.AutoDropout, "mean field": pd.AutoMeanField}
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(1, 1), likelihood=pdrop.Gaussian(tau=100.0))
+        >>> guides = {"dropout": pdrop.AutoDropout, "mean field": pdrop.AutoMeanField}
         >>> options = {"steps": 100, "lr": 0.03, "seeds": 2, "samples": 50, "compile": False, "progress": False}
-        >>> found = pd.compare(model, guides, (x, 2 * x), (x + 0.1, 2 * x + 0.2), **options)
+        >>> found = pdrop.compare(model, guides, (x, 2 * x), (x + 0.1, 2 * x + 0.2), **options)
         >>> [row.name for row in found.rows], found.cell(found.rows[0], "elbo")
         (['dropout', 'mean field'], 'undefined, σ = 0')
     """

@@ -5,7 +5,7 @@ from pathlib import Path
 from pyro_dropout.comparison.figure import draw_bands, draw_scores
 from pyro_dropout.comparison.findings import Findings
 from pyro_dropout.comparison.report.page import page
-from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.protocols import Figure
 
 
@@ -13,11 +13,12 @@ class Comparison(Findings):
     """The result of ``compare``: one row per posterior, as a table, as figures and as an HTML report.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> x = torch.linspace(-1, 1, 40).unsqueeze(-1)
-        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1), likelihood=pd.Gaussian(tau=100.0))
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(1, 1), likelihood=pdrop.Gaussian(tau=100.0))
         >>> options = {"steps": 100, "lr": 0.03, "seeds": 1, "samples": 50, "compile": False, "progress": False}
-        >>> found = pd.compare(model, {"mean field": pd.AutoMeanField}, (x, 2 * x), (x + 0.1, 2 * x + 0.2), **options)
+        >>> guides, train, test = {"mean field": pdrop.AutoMeanField}, (x, 2 * x), (x + 0.1, 2 * x + 0.2)
+        >>> found = pdrop.compare(model, guides, train, test, **options)
         >>> [row.name for row in found.rows], found.rows[0].scores["rmse"].mean < 0.2
         (['mean field'], True)
     """

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pyro_dropout import registry
 from pyro_dropout.engines.torch_internals import tree_map
+from pyro_dropout.errors import PyroDropoutError, SingularError
 from pyro_dropout.generative.inputs import AnyInputs, takes_all
 from pyro_dropout.generative.likelihoods.moments import is_class, is_normal
 from pyro_dropout.generative.model_call import ModelCall
@@ -23,7 +24,6 @@ from pyro_dropout.judging.diagnostics.elbo_report import elbo_report
 from pyro_dropout.judging.diagnostics.inference_data import khat
 from pyro_dropout.judging.scores.crps import crps
 from pyro_dropout.judging.scores.distance import predictive_distance
-from pyro_dropout.mathematics.errors import PyroDropoutError, SingularError
 from pyro_dropout.prediction.predict import predict
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.prediction.site_prediction import SitePrediction

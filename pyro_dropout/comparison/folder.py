@@ -11,9 +11,9 @@ from pathlib import Path
 from pyro_dropout.comparison.comparison import Comparison
 from pyro_dropout.comparison.findings import Score, distinct
 from pyro_dropout.comparison.json_values import plain
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.judging.diagnostics.inference_data import to_arviz
-from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Record
 from pyro_dropout.training.checkpoints.atomic_file import clear_unfinished, naming, whole_file
 from pyro_dropout.training.checkpoints.folder_claim import LOCK, claimed
@@ -57,11 +57,12 @@ def write_folder(comparison: Comparison, folder: Path, samples: int, seed: int) 
     sentence for each thing that could not be written.
 
     Example:
-        >>> import tempfile, torch, pyro_dropout as pd
+        >>> import tempfile, torch, pyro_dropout as pdrop
         >>> x = torch.linspace(-1, 1, 40).unsqueeze(-1)
-        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1), likelihood=pd.Gaussian(tau=100.0))
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(1, 1), likelihood=pdrop.Gaussian(tau=100.0))
         >>> options = {"steps": 20, "seeds": 1, "samples": 30, "compile": False, "progress": False}
-        >>> found = pd.compare(model, {"mean field": pd.AutoMeanField}, (x, 2 * x), (x + 0.1, 2 * x + 0.2), **options)
+        >>> guides, train, test = {"mean field": pdrop.AutoMeanField}, (x, 2 * x), (x + 0.1, 2 * x + 0.2)
+        >>> found = pdrop.compare(model, guides, train, test, **options)
         >>> write_folder(found, Path(tempfile.mkdtemp()), 30, 0)[0]
         ['comparison.json', 'figures/bands.png', 'figures/scores.png', 'posteriors/mean-field.nc', 'report.html',
          'table.csv']

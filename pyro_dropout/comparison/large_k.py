@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.mathematics.checks import check_count, check_keep, check_positive
 from pyro_dropout.mathematics.distributions import BernoulliMixture
 from pyro_dropout.mathematics.divergence import kl_gap
-from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.mathematics.label_entropy import label_entropy
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
 
@@ -171,8 +171,8 @@ def plot_kl_gap(
         The figure; show it in a notebook, or save it with ``figure.savefig``.
 
     Example:
-        >>> import pyro_dropout as pd
-        >>> figure = pd.plot_kl_gap(keeps=[0.5, 0.9], scales=[0.3, 1.0], draws=20)
+        >>> import pyro_dropout as pdrop
+        >>> figure = pdrop.comparison.plot_kl_gap(keeps=[0.5, 0.9], scales=[0.3, 1.0], draws=20)
         >>> [axes.get_yscale() for axes in figure.axes]
         ['log', 'log']
     """

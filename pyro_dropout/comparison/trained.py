@@ -21,16 +21,15 @@ from pyro.params.param_store import StateDict
 from torch import nn
 from tqdm.auto import tqdm
 
+from pyro_dropout.errors import DivergedError, IgnoredInputsWarning, PyroDropoutError
 from pyro_dropout.generative.model_call import ModelCall, is_network, name_of, signature_of
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.mathematics.checks import describe
-from pyro_dropout.mathematics.errors import IgnoredInputsWarning, PyroDropoutError
 from pyro_dropout.protocols import PyroModel, Record
 from pyro_dropout.training.fit import fit
 from pyro_dropout.training.fleet.fleet import Fleet
-from pyro_dropout.training.history import DivergedError
 from pyro_dropout.training.loop import sharing_bar
 
 

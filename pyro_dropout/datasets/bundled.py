@@ -20,8 +20,8 @@ def co2() -> Dataset:
     years after training up to 1984: one part lies between training data and one outside it.
 
     Example:
-        >>> import pyro_dropout as pd
-        >>> data = pd.co2()
+        >>> import pyro_dropout as pdrop
+        >>> data = pdrop.datasets.co2()
         >>> [tuple(part.shape) for part in (*data.train, *data.test)]
         [(236, 1), (236, 1), (69, 1), (69, 1)]
     """

@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.errors import PyroDropoutError
 
 _aten = torch.ops.aten
 _LITERAL = {_aten.lift_fresh_copy.default, _aten.lift_fresh.default, _aten.lift.default}

@@ -15,7 +15,7 @@ from torch import Tensor
 from pyro_dropout.engines.constants import Found
 from pyro_dropout.engines.program import Function, Program, counting
 from pyro_dropout.engines.torch_internals import tree_leaves
-from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.protocols import Tree
 
 Row = list[Tensor]  # what a step is given anew: indices of data points, or the points themselves

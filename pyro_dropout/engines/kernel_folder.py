@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pyro_dropout.engines.torch_internals import cache_folder, caches_are_off
-from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.errors import PyroDropoutError
 
 _OPEN = stat.S_IWGRP | stat.S_IWOTH
 _MOST = 64  # programs; those that were written first give way

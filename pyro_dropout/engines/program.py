@@ -37,7 +37,7 @@ from pyro_dropout.engines.torch_internals import (
     tree_leaves,
     tree_unflatten,
 )
-from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.protocols import Tree
 
 Compiled = Callable[..., Sequence[Tensor]]

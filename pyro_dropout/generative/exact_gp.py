@@ -15,10 +15,10 @@ from pyro.nn import PyroModule
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError, SingularError
 from pyro_dropout.generative.process_lock import RUNNING
 from pyro_dropout.mathematics.checks import check_choice, check_count, check_finite, check_non_negative, check_positive
 from pyro_dropout.mathematics.covariance import ArcCosine, ArcSine, check_shape
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, SingularError
 from pyro_dropout.mathematics.shapes import Float
 
 Number = float | Tensor
@@ -61,9 +61,9 @@ class GP:
         jitter: Added to the diagonal of the covariance, for a τ so large that its Cholesky factor does not exist.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> x, y = torch.tensor([[0.0], [1.0]]), torch.tensor([[1.0], [2.0]])
-        >>> gp = pd.GP("se", tau=100.0).fit(x, y, steps=0)  # hyper-parameters as they are given
+        >>> gp = pdrop.generative.GP("se", tau=100.0).fit(x, y, steps=0)  # hyper-parameters as they are given
         >>> mean, variance = gp.predict(torch.tensor([[0.5]]))
         >>> round(mean.item(), 2), round(variance.item(), 2)
         (1.64, 0.05)

@@ -13,13 +13,13 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor, nn
 
+from pyro_dropout.errors import NotFollowedError, RangeError
 from pyro_dropout.generative.layers import add_bias, linear, one_for_each_point, without_plate
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.likelihoods.likelihood import is_likelihood, observe
 from pyro_dropout.generative.registration import buffered, tell_pyro
 from pyro_dropout.mathematics.checks import check_choice, check_count, check_positive
 from pyro_dropout.mathematics.covariance import check_shape
-from pyro_dropout.mathematics.errors import NotFollowedError, RangeError
 from pyro_dropout.mathematics.finite_rank import FiniteRankNormal, Nonlinearity, nonlinearity_of
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
 from pyro_dropout.mathematics.shapes import Float
@@ -73,8 +73,8 @@ class DeepGP(nn.Module):
         likelihood: The distribution of y given f; ``Gaussian(tau=1.0)`` by default.
 
     Example:
-        >>> import pyro, torch, pyro_dropout as pd
-        >>> model = pd.DeepGP(2, [50, 30], 1, nonlinearity="tanh", likelihood=pd.Gaussian(tau=4.0))
+        >>> import pyro, torch, pyro_dropout as pdrop
+        >>> model = pdrop.paper.DeepGP(2, [50, 30], 1, nonlinearity="tanh", likelihood=pdrop.Gaussian(tau=4.0))
         >>> trace = pyro.poutine.trace(model).get_trace(torch.zeros(10, 2))
         >>> {name: tuple(trace.nodes[name]["value"].shape) for name in model.sites}
         {'W1': (50, 2), 'b1': (50,), 'W2': (30, 50), 'b2': (30,), 'W3': (1, 30)}
@@ -232,8 +232,9 @@ class FiniteRankGP(DeepGP):
         likelihood: The distribution of y given f; ``Gaussian(tau=1.0)`` by default.
 
     Example:
-        >>> import pyro, torch, pyro_dropout as pd
-        >>> model = pd.FiniteRankGP(1, width=20, out_features=3, space="function", likelihood=pd.Categorical())
+        >>> import pyro, torch, pyro_dropout as pdrop
+        >>> classes = pdrop.Categorical()
+        >>> model = pdrop.paper.FiniteRankGP(1, width=20, out_features=3, space="function", likelihood=classes)
         >>> trace = pyro.poutine.trace(model).get_trace(torch.zeros(50, 1))
         >>> [(name, tuple(trace.nodes[name]["value"].shape)) for name in ("W1", "b1", "F", "y")]
         [('W1', (20, 1)), ('b1', (20,)), ('F', (50, 3)), ('y', (50,))]

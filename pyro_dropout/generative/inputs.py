@@ -19,8 +19,8 @@ from pyro_dropout.engines.torch_internals import (
     tree_map,
     tree_unflatten,
 )
+from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.mathematics.checks import check_dense, check_finite
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.protocols import Tree, Weights
 
 

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, finfo, nn
 from torch.func import jacfwd, jacrev, vmap
 
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.inputs import AnyInputs, Inputs, copies, leaves_of, picked, takes_all
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.own_noise import check_no_noise, silent
 from pyro_dropout.generative.precision import HALF
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.generative.trial_run import aside, can_run, evaluating
-from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Model, Weights
 
 _ASKER = "predict(method='linearised')"
@@ -176,9 +176,9 @@ def last_layer(model: Any, weights: Weights, x: AnyInputs, *, sure: bool = False
         sure: whether the network is known to be a stack of plain layers, so that f = W φ + b needs no check.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
-        >>> found = last_layer(pd.BayesianNet(net), dict(net.named_parameters()), torch.zeros(5, 3))
+        >>> found = last_layer(pdrop.BayesianNet(net), dict(net.named_parameters()), torch.zeros(5, 3))
         >>> found.path, found.sites, found.linear, found.features.shape
         ('2', ('2.weight', '2.bias'), True, torch.Size([5, 8]))
     """

@@ -18,11 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Size, Tensor, nn
 
+from pyro_dropout.errors import NotFollowedError
 from pyro_dropout.generative.inputs import AnyInputs, X, copies
 from pyro_dropout.generative.layouts import is_conv1d
 from pyro_dropout.generative.precision import without_onednn
 from pyro_dropout.generative.trial_run import run_for_shapes
-from pyro_dropout.mathematics.errors import NotFollowedError
 from pyro_dropout.mathematics.per_data_point import (
     POINTS_FIRST,
     MisplacedPointsError,

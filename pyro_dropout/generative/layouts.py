@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.errors import PyroDropoutError
 
 
 class Layout(NamedTuple):

@@ -17,10 +17,10 @@ from pyro.poutine.messenger import _bound_partial, _context_wrap
 from torch import Tensor, nn
 
 from pyro_dropout.engines.torch_internals import tree_leaves, tree_map
+from pyro_dropout.errors import PyroDropoutError, ShapeError
 from pyro_dropout.generative.inputs import inputs_of, takes_all
 from pyro_dropout.generative.likelihoods.likelihood import is_likelihood
 from pyro_dropout.mathematics.checks import describe
-from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.protocols import PyroModel, Trace, Tree
 
 

@@ -12,6 +12,7 @@ from torch import Size, Tensor, nn
 from torch.func import functional_call, vmap
 
 from pyro_dropout.engines.torch_internals import is_jit_traced, reparametrize_module
+from pyro_dropout.errors import NotFollowedError, PyroDropoutError, ShapeError
 from pyro_dropout.generative.inputs import (
     AnyInputs,
     Output,
@@ -49,7 +50,6 @@ from pyro_dropout.generative.priors import Prior, PriorWidths, Site
 from pyro_dropout.generative.registration import tell_pyro
 from pyro_dropout.generative.trial_run import aside, can_run
 from pyro_dropout.mathematics.checks import check_choice, check_flag, describe
-from pyro_dropout.mathematics.errors import NotFollowedError, PyroDropoutError, ShapeError
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
 from pyro_dropout.mathematics.shapes import broadcast_shape
 from pyro_dropout.mathematics.whole_sums import is_traced
@@ -64,7 +64,7 @@ _SHOWN = 8  # the most names that a summary lists
 # Without a batching rule of their own.
 _LOOPED = (nn.RNNBase, nn.RNNCellBase, nn.TransformerEncoderLayer, nn.MultiheadAttention, nn.EmbeddingBag, nn.Bilinear)
 _A_PRIOR = "a pyro_dropout.Prior, such as Prior(length_scale=1.0)"
-_A_LIKELIHOOD = "a pyro_dropout.Likelihood, such as Gaussian(tau=1.0)"
+_A_LIKELIHOOD = "a pyro_dropout.generative.Likelihood, such as Gaussian(tau=1.0)"
 
 
 class BayesianNet(PriorWidths):
@@ -93,9 +93,9 @@ class BayesianNet(PriorWidths):
             others are frozen: ``requires_grad=False`` is set on them. What the prior hides is not random anyway.
 
     Example:
-        >>> import pyro, torch, pyro_dropout as pd
+        >>> import pyro, torch, pyro_dropout as pdrop
         >>> net = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
-        >>> model = pd.BayesianNet(net, likelihood=pd.Gaussian(tau=4.0))
+        >>> model = pdrop.BayesianNet(net, likelihood=pdrop.Gaussian(tau=4.0))
         >>> trace = pyro.poutine.trace(model).get_trace(torch.zeros(5, 2))
         >>> [name for name in trace.stochastic_nodes if name != "data"]
         ['0.weight', '0.bias', '2.weight', '2.bias', 'y']

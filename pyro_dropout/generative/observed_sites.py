@@ -23,10 +23,10 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor, nn
 from torch.distributions import ComposeTransform, Independent, Transform, TransformedDistribution, constraints
 
+from pyro_dropout.errors import PyroDropoutError, ShapeError
 from pyro_dropout.generative.model_call import ModelCall, is_network, name_of
 from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.generative.trial_run import quietly
-from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.mathematics.shapes import base_distribution, broadcast_shape
 from pyro_dropout.protocols import Distribution, Message, Trace, Weights
 

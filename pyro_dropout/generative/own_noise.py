@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.errors import PyroDropoutError
 
 _SILENT: ContextVar[bool] = ContextVar("silent", default=False)
 

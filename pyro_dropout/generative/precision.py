@@ -19,8 +19,8 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from pyro_dropout.engines.torch_internals import onednn
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.mathematics.checks import check_choice
-from pyro_dropout.mathematics.errors import PyroDropoutError
 
 Precision = Literal["float32", "bf16", "fp16"]
 
@@ -87,8 +87,8 @@ def products_in(precision: Precision) -> Iterator[None]:
     """Within this context the products of networks have another precision.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> model = pd.BayesianNet(torch.nn.Linear(16, 16, bias=False))
+        >>> import torch, pyro_dropout as pdrop
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(16, 16, bias=False))
         >>> weights, x = {"weight": torch.eye(16)}, torch.full((1, 16), 1.001)
         >>> with products_in("bf16"):
         ...     low = model.evaluate(weights, x)

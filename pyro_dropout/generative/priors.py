@@ -9,9 +9,9 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor, nn
 
+from pyro_dropout.errors import PyroDropoutError, ShapeError
 from pyro_dropout.generative.layouts import hidden_by_default, layout_of
 from pyro_dropout.mathematics.checks import check_choice, check_flag, check_positive
-from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.mathematics.shapes import broadcast_shape
 from pyro_dropout.protocols import Distribution
 
@@ -128,9 +128,9 @@ class Prior:
             network with ``learn`` needs tempered=False written out, because its widths may shrink to zero.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> net = torch.nn.Sequential(torch.nn.Linear(3, 100), torch.nn.ReLU(), torch.nn.Linear(100, 1))
-        >>> prior = pd.Prior(length_scale=2.0)
+        >>> prior = pdrop.Prior(length_scale=2.0)
         >>> {name: round(scale.item(), 3) for name, scale in prior.scales(net).items()}
         {'0.weight': 0.5, '0.bias': 1.0, '2.weight': 0.1, '2.bias': 1.0}
     """

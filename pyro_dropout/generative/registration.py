@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.distributions import constraints
 from torch.utils.weak import WeakIdKeyDictionary
 
+from pyro_dropout.errors import ShapeError
 from pyro_dropout.generative.process_lock import RUNNING
-from pyro_dropout.mathematics.errors import ShapeError
 
 # The parameters in the store that a model or guide of this process has registered.
 _TOLD = WeakIdKeyDictionary()

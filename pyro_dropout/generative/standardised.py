@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.generative.inputs import takes_all
 from pyro_dropout.generative.likelihoods.likelihood import check_standardised, likelihood_of
 from pyro_dropout.mathematics.checks import check_finite, describe
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.protocols import Distribution, Likelihood, Weights
 
 _SMALLEST, _LARGEST = 1e-150, 1e150  # standard deviations whose squares float64 can hold
@@ -37,11 +37,12 @@ class Standardised(nn.Module):
         model: the model of standardised data.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> year = torch.arange(1960.0, 1980.0).unsqueeze(-1)
         >>> ppm = 316 + 1.2 * (year - 1960)
-        >>> model = pd.Standardised(pd.BayesianNet(torch.nn.Linear(1, 1), likelihood=pd.Gaussian(tau=4.0)), year, ppm)
-        >>> answer = pd.predict(model, pd.AutoDropout(model, keep=0.9), year, samples=50, seed=0)
+        >>> inner = pdrop.BayesianNet(torch.nn.Linear(1, 1), likelihood=pdrop.Gaussian(tau=4.0))
+        >>> model = pdrop.Standardised(inner, year, ppm)
+        >>> answer = pdrop.predict(model, pdrop.AutoDropout(model, keep=0.9), year, samples=50, seed=0)
         >>> bool((answer.mean > 250).all()), round((answer.aleatoric[0] / ppm.var()).item(), 3)
         (True, 0.25)
     """

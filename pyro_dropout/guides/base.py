@@ -20,6 +20,7 @@ from pyro import poutine
 from pyro.infer.autoguide.initialization import InitMessenger
 from torch import Tensor, nn
 
+from pyro_dropout.errors import EmptyModelError, NoWeightWarning, PyroDropoutError
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.observed_sites import check_supports, sample_sites
 from pyro_dropout.generative.priors import BySite, by_site
@@ -48,7 +49,6 @@ from pyro_dropout.guides.sites import (
 )
 from pyro_dropout.guides.summary import facts_of, guide_card, told
 from pyro_dropout.mathematics.checks import check_choice, describe
-from pyro_dropout.mathematics.errors import EmptyModelError, NoWeightWarning, PyroDropoutError
 from pyro_dropout.mathematics.normal import Normal
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
 from pyro_dropout.mathematics.scored import Stacked

@@ -10,12 +10,12 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
+from pyro_dropout.errors import RangeError
 from pyro_dropout.generative.priors import BySite
 from pyro_dropout.guides.base import SiteGuide, State, matching, trained
 from pyro_dropout.guides.sites import GuideSite, Options, check_unless_by_site, per_row
 from pyro_dropout.mathematics.checks import check_keep, check_positive
 from pyro_dropout.mathematics.distributions import BernoulliMixture
-from pyro_dropout.mathematics.errors import RangeError
 from pyro_dropout.mathematics.scored import Stacked
 from pyro_dropout.protocols import Distribution, PyroModel, SiteDistribution
 from pyro_dropout.registry import guide
@@ -53,8 +53,8 @@ class AutoConcreteDropout(SiteGuide):
             in every guide; ``pyro_dropout.guides.base.SiteGuide`` explains them.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> guide = pd.AutoConcreteDropout(pd.BayesianNet(torch.nn.Linear(3, 1)), keep=0.75)
+        >>> import torch, pyro_dropout as pdrop
+        >>> guide = pdrop.AutoConcreteDropout(pdrop.BayesianNet(torch.nn.Linear(3, 1)), keep=0.75)
         >>> {name: round(keep.item(), 3) for name, keep in guide.keeps().items()}
         {'weight': 0.75}
     """

@@ -41,9 +41,9 @@ class AutoDropout(SiteGuide):
             in every guide; ``pyro_dropout.guides.base.SiteGuide`` explains them.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> net = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
-        >>> guide = pd.AutoDropout(pd.BayesianNet(net), keep={"0.weight": 1.0, "2.weight": 0.8})
+        >>> guide = pdrop.AutoDropout(pdrop.BayesianNet(net), keep={"0.weight": 1.0, "2.weight": 0.8})
         >>> guide.posterior("2.weight")
         BernoulliMixture(event_shape=(1, 8), components=2, row_dim=1, singular=True)
         >>> bool(torch.allclose(guide.mean()["2.weight"], net[2].weight))

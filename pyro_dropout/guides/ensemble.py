@@ -17,6 +17,7 @@ from pyro.poutine.trace_messenger import TraceMessenger
 from torch import Tensor, nn
 from torch.distributions import TransformedDistribution
 
+from pyro_dropout.errors import PyroDropoutError, RangeError, SingularError
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.guides.dropout import AutoDropout
@@ -26,7 +27,6 @@ from pyro_dropout.guides.points import Points
 from pyro_dropout.guides.stacked_members import StackedMembers, Start
 from pyro_dropout.guides.summary import facts_of, guide_card, told
 from pyro_dropout.mathematics.checks import check_choice, check_count, check_seed
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, SingularError
 from pyro_dropout.mathematics.mixtures import MemberMixture, balanced
 from pyro_dropout.protocols import Distribution, PyroModel, Weights
 from pyro_dropout.registry import guide
@@ -60,12 +60,12 @@ from pyro_dropout.registry import guide
 class Ensemble(StackedMembers):
     """M members of one kind, each trained from its own start; the posterior is their equal mixture.
 
-    Train it with ``pd.fit(model, ensemble, x, y, ...)``, as any guide: all members are one computation. What they
+    Train it with ``pdrop.fit(model, ensemble, x, y, ...)``, as any guide: all members are one computation. What they
     share, such as a learned τ, is a parameter of the model and is trained on all of them.
 
     Args:
         model: a network, or any Pyro model with continuous sites.
-        guide: makes a member's guide from a model, such as ``pd.AutoDropout``; None for points, one value per weight.
+        guide: makes a member's guide from a model, such as ``AutoDropout``; None for points, one value per weight.
         members: how many.
         anchored: whether each member has its own anchor, drawn from the prior, and its own perturbed targets: noise of
             the likelihood's own size for Gaussian sites, and random weights of the data points (the Bayesian bootstrap)
@@ -83,14 +83,14 @@ class Ensemble(StackedMembers):
         group: how many are trained at a time; None for all.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> _ = torch.manual_seed(0)
         >>> x = torch.cat([torch.linspace(-1, -0.5, 20), torch.linspace(0.5, 1, 20)]).unsqueeze(-1)
         >>> net = torch.nn.Sequential(torch.nn.Linear(1, 20), torch.nn.Tanh(), torch.nn.Linear(20, 1))
-        >>> model = pd.BayesianNet(net, pd.Prior(), pd.Gaussian(tau=100.0))
-        >>> ensemble = pd.Ensemble(model, members=16)
-        >>> history = pd.fit(model, ensemble, x, x**2, steps=300, lr=0.03, compile=False, progress=False)
-        >>> answer = pd.predict(model, ensemble, torch.tensor([[-0.75], [0.0]]))
+        >>> model = pdrop.BayesianNet(net, pdrop.Prior(), pdrop.Gaussian(tau=100.0))
+        >>> ensemble = pdrop.Ensemble(model, members=16)
+        >>> history = pdrop.fit(model, ensemble, x, x**2, steps=300, lr=0.03, compile=False, progress=False)
+        >>> answer = pdrop.predict(model, ensemble, torch.tensor([[-0.75], [0.0]]))
         >>> bool(answer.epistemic[1] > 2 * answer.epistemic[0])  # it doubts more between the data
         True
     """
@@ -144,13 +144,13 @@ class Ensemble(StackedMembers):
             members: how many to add.
 
         Example:
-            >>> import torch, pyro_dropout as pd
-            >>> model = pd.BayesianNet(torch.nn.Linear(2, 1))
-            >>> ensemble = pd.Ensemble(model, members=4)
+            >>> import torch, pyro_dropout as pdrop
+            >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 1))
+            >>> ensemble = pdrop.Ensemble(model, members=4)
             >>> quiet = {"steps": 20, "compile": False, "progress": False}
-            >>> _ = pd.fit(model, ensemble, torch.ones(3, 2), torch.ones(3, 1), **quiet)
+            >>> _ = pdrop.fit(model, ensemble, torch.ones(3, 2), torch.ones(3, 1), **quiet)
             >>> before = ensemble.mean()["weight"]
-            >>> _ = pd.fit(model, ensemble.more(4), torch.ones(3, 2), torch.ones(3, 1), **quiet)
+            >>> _ = pdrop.fit(model, ensemble.more(4), torch.ones(3, 2), torch.ones(3, 1), **quiet)
             >>> ensemble.members, bool((ensemble.mean()["weight"] != before).any())
             (8, True)
         """

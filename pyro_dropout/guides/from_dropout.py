@@ -4,6 +4,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.inputs import AnyInputs, Output, inputs_of
 from pyro_dropout.generative.likelihoods import Gaussian, Likelihood
 from pyro_dropout.generative.networks import BayesianNet, copied
@@ -12,7 +13,6 @@ from pyro_dropout.guides.dropout import AutoDropout
 from pyro_dropout.guides.other_randomness import find_noise, with_dropout
 from pyro_dropout.guides.row_masks import Points, RowMask, check_masks, on_rows
 from pyro_dropout.mathematics.checks import describe
-from pyro_dropout.mathematics.errors import PyroDropoutError
 
 
 def from_dropout(
@@ -55,10 +55,10 @@ def from_dropout(
             Python's generator), which may be noticed with the first data. The message names the layer.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> from torch import nn
         >>> net = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1))
-        >>> model, guide = pd.from_dropout(net, tau=10.0)
+        >>> model, guide = pdrop.from_dropout(net, tau=10.0)
         >>> guide.posterior("3.weight").keep[0].item(), bool(torch.allclose(guide.mean()["3.weight"], net[3].weight))
         (0.800000011920929, True)
     """

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from pyro.poutine.indep_messenger import CondIndepStackFrame
 from torch import Tensor
 
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.guides.base import SiteGuide, State, trained
 from pyro_dropout.guides.sites import GuideSite, Options
 from pyro_dropout.mathematics.checks import check_choice
-from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.mathematics.full_rank_normal import FullRankBlock, FullRankNormal, SharedNoise
 from pyro_dropout.protocols import Distribution, PyroModel, SiteDistribution
 from pyro_dropout.registry import guide
@@ -41,8 +41,8 @@ class AutoFullRank(SiteGuide):
             in every guide; ``pyro_dropout.guides.base.SiteGuide`` explains them.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> guide = pd.AutoFullRank(pd.BayesianNet(torch.nn.Linear(3, 2)))
+        >>> import torch, pyro_dropout as pdrop
+        >>> guide = pdrop.AutoFullRank(pdrop.BayesianNet(torch.nn.Linear(3, 2)))
         >>> guide.posterior("weight").covariance_matrix.shape
         torch.Size([6, 6])
     """

@@ -10,12 +10,12 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.guides.base import SiteGuide, State, gaussian, trained
 from pyro_dropout.guides.sites import GuideSite, Init, InitLoc
 from pyro_dropout.mathematics.checks import check_choice, check_positive
 from pyro_dropout.mathematics.curvature import Block, Curvature, Dense, Diagonal, Kronecker, log_evidence
-from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.mathematics.full_rank_normal import (
     FullRankBlock,
     FullRankNormal,
@@ -55,11 +55,11 @@ class AutoLaplace(SiteGuide):
         init_loc_fn: where all sites start, as in Pyro's guides.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> x = torch.linspace(-1, 1, 20).unsqueeze(-1)
-        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1), likelihood=pd.Gaussian(tau=100.0))
-        >>> guide = pd.AutoLaplace(model)
-        >>> _ = pd.fit(model, guide, x, 2 * x, steps=500, lr=0.02, compile=False, progress=False, seed=0)
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(1, 1), likelihood=pdrop.Gaussian(tau=100.0))
+        >>> guide = pdrop.guides.AutoLaplace(model)
+        >>> _ = pdrop.fit(model, guide, x, 2 * x, steps=500, lr=0.02, compile=False, progress=False, seed=0)
         >>> guide.posterior("weight").stddev.item() < 0.05
         True
     """
@@ -127,10 +127,10 @@ class AutoLaplace(SiteGuide):
             length_scales: other length-scales l of the prior N(0, l⁻²), by site.
 
         Example:
-            >>> import torch, pyro_dropout as pd
+            >>> import torch, pyro_dropout as pdrop
             >>> x = torch.linspace(-1, 1, 20).unsqueeze(-1)
-            >>> model = pd.BayesianNet(torch.nn.Linear(1, 1), likelihood=pd.Gaussian(tau=100.0))
-            >>> guide = pd.laplace(model, {"weight": torch.tensor([[2.0]]), "bias": torch.zeros(1)}, x, 2 * x)
+            >>> model = pdrop.BayesianNet(torch.nn.Linear(1, 1), likelihood=pdrop.Gaussian(tau=100.0))
+            >>> guide = pdrop.laplace(model, {"weight": torch.tensor([[2.0]]), "bias": torch.zeros(1)}, x, 2 * x)
             >>> tau = torch.tensor(100.0, requires_grad=True)
             >>> guide.log_evidence(tau, {"weight": 0.5}).backward()
             >>> bool(guide.log_evidence() < guide.log_evidence(length_scales={"weight": 0.5})), bool(tau.grad > 0)

@@ -10,12 +10,12 @@ from typing import Literal, Self, Unpack, cast
 import torch
 from torch import Tensor
 
+from pyro_dropout.errors import PyroDropoutError, RangeError
 from pyro_dropout.guides.base import SiteGuide, State, trained
 from pyro_dropout.guides.nearest import model_of, nearest_to, set_state
 from pyro_dropout.guides.sites import GuideSite, Options
 from pyro_dropout.mathematics.checks import check_choice, check_count
 from pyro_dropout.mathematics.distributions import LowRankNormal
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 from pyro_dropout.mathematics.full_rank_normal import SharedNoise
 from pyro_dropout.mathematics.gaussian_rows import Factor, joint_factor, joint_log_det
 from pyro_dropout.mathematics.row_mixture_distribution import LOG_2PI
@@ -120,8 +120,8 @@ class AutoLowRank(SiteGuide):
             in every guide; ``pyro_dropout.guides.base.SiteGuide`` explains them.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> guide = pd.AutoLowRank(pd.BayesianNet(torch.nn.Linear(3, 2)), rank=4)
+        >>> import torch, pyro_dropout as pdrop
+        >>> guide = pdrop.AutoLowRank(pdrop.BayesianNet(torch.nn.Linear(3, 2)), rank=4)
         >>> guide.posterior("weight")
         LowRankNormal(event_shape=(2, 3), components=1, row_dim=all, rank=4, singular=False)
     """
@@ -160,12 +160,12 @@ class AutoLowRank(SiteGuide):
             model: the model of the new guide; by default that of ``guide``.
 
         Example:
-            >>> import torch, pyro_dropout as pd
+            >>> import torch, pyro_dropout as pdrop
             >>> x = torch.linspace(-1, 1, 20).unsqueeze(-1)
-            >>> model = pd.BayesianNet(torch.nn.Linear(1, 1), likelihood=pd.Gaussian(tau=100.0))
+            >>> model = pdrop.BayesianNet(torch.nn.Linear(1, 1), likelihood=pdrop.Gaussian(tau=100.0))
             >>> weights = {"weight": torch.tensor([[2.0]]), "bias": torch.tensor([1.0])}
-            >>> exact = pd.laplace(model, weights, x, 2 * x + 1)
-            >>> near = pd.AutoLowRank.nearest(exact, rank=1)  # of two weights, one direction is enough
+            >>> exact = pdrop.laplace(model, weights, x, 2 * x + 1)
+            >>> near = pdrop.AutoLowRank.nearest(exact, rank=1)  # of two weights, one direction is enough
             >>> torch.allclose(near.posterior("weight").stddev, exact.posterior("weight").stddev, rtol=1e-4)
             True
         """

@@ -13,12 +13,12 @@ from pyro.infer.autoguide import AutoGuide
 from torch import Tensor
 from torch.distributions import TransformedDistribution
 
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.guides.moments import check_rows, site_root
 from pyro_dropout.guides.sites import GuideSite
 from pyro_dropout.mathematics.checks import check_count, check_level
-from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.mathematics.mixtures import marginal_quantile
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
 from pyro_dropout.mathematics.scored import Stacked
@@ -90,8 +90,8 @@ class Marginals(AutoGuide):
         """Return the names of the sites that are not points.
 
         Example:
-            >>> import torch, pyro_dropout as pd
-            >>> pd.AutoDropout(pd.BayesianNet(torch.nn.Linear(2, 1)), bias="map").random_sites()
+            >>> import torch, pyro_dropout as pdrop
+            >>> pdrop.AutoDropout(pdrop.BayesianNet(torch.nn.Linear(2, 1)), bias="map").random_sites()
             ['weight']
         """
         return [site.name for site in self._known() if not isinstance(self._marginal(site), dist.Delta)]
@@ -110,8 +110,8 @@ class Marginals(AutoGuide):
             rows: {site: (B, *shape)}, of real-valued sites outside all plates; sites that are absent have rows of zero.
 
         Example:
-            >>> import torch, pyro_dropout as pd
-            >>> guide = pd.AutoDropout(pd.BayesianNet(torch.nn.Linear(2, 1, bias=False)), keep=0.5)
+            >>> import torch, pyro_dropout as pdrop
+            >>> guide = pdrop.AutoDropout(pdrop.BayesianNet(torch.nn.Linear(2, 1, bias=False)), keep=0.5)
             >>> root = guide.covariance_root({"weight": torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])})
             >>> bool(torch.allclose((root @ root.T).diagonal(), guide.posterior("weight").variance[0]))
             True
@@ -140,8 +140,8 @@ class Marginals(AutoGuide):
             sites: the layer's weight W, (outputs, inputs), its bias b, (outputs,), or both.
 
         Example:
-            >>> import torch, pyro_dropout as pd
-            >>> guide = pd.AutoMeanField(pd.BayesianNet(torch.nn.Linear(2, 3)), init_scale=0.5)
+            >>> import torch, pyro_dropout as pdrop
+            >>> guide = pdrop.AutoMeanField(pdrop.BayesianNet(torch.nn.Linear(2, 3)), init_scale=0.5)
             >>> guide.layer_covariance(torch.ones(1, 2), ["weight", "bias"])[0].diagonal().allclose(
             ...     torch.full((3,), 0.75, dtype=torch.float64)  # two weights and a bias
             ... )

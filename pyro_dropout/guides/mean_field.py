@@ -26,8 +26,8 @@ class AutoMeanField(SiteGuide):
             in every guide; ``pyro_dropout.guides.base.SiteGuide`` explains them.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> guide = pd.AutoMeanField(pd.BayesianNet(torch.nn.Linear(3, 1)), init_scale=0.5)
+        >>> import torch, pyro_dropout as pdrop
+        >>> guide = pdrop.AutoMeanField(pdrop.BayesianNet(torch.nn.Linear(3, 1)), init_scale=0.5)
         >>> guide.posterior("weight").stddev
         tensor([[0.5000, 0.5000, 0.5000]], grad_fn=<SqrtBackward0>)
     """
@@ -49,9 +49,9 @@ class AutoMeanField(SiteGuide):
             model: the model of the new guide; by default that of ``guide``.
 
         Example:
-            >>> import torch, pyro_dropout as pd
-            >>> full = pd.AutoFullRank(pd.BayesianNet(torch.nn.Linear(3, 1)), init_scale=0.5)
-            >>> pd.AutoMeanField.nearest(full).posterior("weight").stddev.detach()
+            >>> import torch, pyro_dropout as pdrop
+            >>> full = pdrop.AutoFullRank(pdrop.BayesianNet(torch.nn.Linear(3, 1)), init_scale=0.5)
+            >>> pdrop.AutoMeanField.nearest(full).posterior("weight").stddev.detach()
             tensor([[0.5000, 0.5000, 0.5000]])
         """
         made = cls(model_of(guide, model), init=guide)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.distributions import MultivariateNormal
 
+from pyro_dropout.errors import PyroDropoutError, ShapeError
 from pyro_dropout.guides.sites import GuideSite
-from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
 from pyro_dropout.mathematics.shapes import base_distribution
 from pyro_dropout.protocols import Distribution

@@ -33,9 +33,9 @@ class AutoMultiplicative(SiteGuide):
             in every guide; ``pyro_dropout.guides.base.SiteGuide`` explains them.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> model = pd.BayesianNet(torch.nn.Linear(3, 1))
-        >>> guide = pd.AutoMultiplicative(model, alpha=0.25, per="weight")
+        >>> import torch, pyro_dropout as pdrop
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(3, 1))
+        >>> guide = pdrop.AutoMultiplicative(model, alpha=0.25, per="weight")
         >>> q = guide.posterior("weight")
         >>> bool(torch.allclose(q.stddev, 0.5 * q.mean.abs()))
         True

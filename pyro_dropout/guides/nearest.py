@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.mathematics.checks import describe
-from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import HasMoments, PyroModel
 
 MOST = 8192  # numbers of a covariance matrix that is formed

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from pyro_dropout.engines.torch_internals import TorchDispatchMode, tree_leaves
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.inputs import AnyInputs, call_net, copies
 from pyro_dropout.generative.own_noise import kept_random, silent
 from pyro_dropout.generative.random_state import random_state, seeded
 from pyro_dropout.generative.trial_run import evaluating, quietly
-from pyro_dropout.mathematics.errors import PyroDropoutError
 
 _ROWS = (2, 3)  # of the data: noise of each point grows with their number
 _MIXING = {"randperm", "randint", "random_", "multinomial"}  # they choose, perhaps among data points

@@ -17,9 +17,9 @@ from pyro import poutine
 from torch import Tensor
 from torch.distributions import MultivariateNormal, Normal, biject_to
 
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.random_state import forked, seeded
 from pyro_dropout.guides.base import GuideSite, Init, InitLoc, SiteGuide, trained
-from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.mathematics.shapes import base_distribution
 from pyro_dropout.protocols import Distribution, PyroModel, Trace
 

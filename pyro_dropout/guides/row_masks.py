@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from pyro_dropout.engines.torch_internals import tree_leaves
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.inputs import AnyInputs, call_net, copies
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.guides.other_randomness import alike, runnable, training
-from pyro_dropout.mathematics.errors import PyroDropoutError
 
 # Each convolution, with the dropout that drops its input channels whole.
 _CHANNELS = {nn.Conv1d: nn.Dropout1d, nn.Conv2d: nn.Dropout2d, nn.Conv3d: nn.Dropout3d}

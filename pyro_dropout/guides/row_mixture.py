@@ -5,10 +5,10 @@ from typing import Literal, Unpack
 import torch
 from torch import Tensor
 
+from pyro_dropout.errors import ShapeError
 from pyro_dropout.guides.base import SiteGuide, State, matching, trained
 from pyro_dropout.guides.sites import GuideSite, Options
 from pyro_dropout.mathematics.checks import check_choice, check_count, check_non_negative, check_positive, describe
-from pyro_dropout.mathematics.errors import ShapeError
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
 from pyro_dropout.protocols import PyroModel, SiteDistribution
 from pyro_dropout.registry import guide
@@ -38,8 +38,8 @@ class AutoRowMixture(SiteGuide):
             in every guide; ``pyro_dropout.guides.base.SiteGuide`` explains them.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> guide = pd.AutoRowMixture(pd.BayesianNet(torch.nn.Linear(3, 2)), components=3)
+        >>> import torch, pyro_dropout as pdrop
+        >>> guide = pdrop.AutoRowMixture(pdrop.BayesianNet(torch.nn.Linear(3, 2)), components=3)
         >>> guide.posterior("weight")
         RowMixture(event_shape=(2, 3), components=3, row_dim=1, singular=False)
     """

@@ -23,10 +23,10 @@ from torch import Size, Tensor, nn
 from torch.distributions import Distribution as TorchDistribution
 from torch.distributions import Transform, biject_to, constraints, register_kl
 
+from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.generative.precision import HALF
 from pyro_dropout.generative.priors import BySite, by_site
 from pyro_dropout.mathematics.checks import check_choice, check_finite, check_positive, describe
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.mathematics.scored import Scored
 from pyro_dropout.mathematics.shapes import RowDim, RowLayout
 from pyro_dropout.protocols import Distribution, HasMean, Message, SiteDistribution, Weights

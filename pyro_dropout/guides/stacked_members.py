@@ -12,6 +12,7 @@ import torch
 from pyro import poutine
 from torch import Tensor, nn
 
+from pyro_dropout.errors import EmptyModelError, PyroDropoutError
 from pyro_dropout.generative.model_call import ModelCall, is_network
 from pyro_dropout.generative.process_lock import RUNNING
 from pyro_dropout.generative.random_state import forked, seed_generators
@@ -20,7 +21,6 @@ from pyro_dropout.generative.trial_run import modules_of
 from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.guides.points import Points, anchored_start, centres
 from pyro_dropout.guides.sites import Given, GuideSite
-from pyro_dropout.mathematics.errors import EmptyModelError, PyroDropoutError
 from pyro_dropout.protocols import PyroModel
 
 Start = Literal["anchor", "fresh", "module"]

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
+from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.generative.likelihoods.moments import is_class
 from pyro_dropout.mathematics.checks import describe
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.prediction.tails import is_whole
 

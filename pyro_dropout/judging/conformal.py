@@ -17,10 +17,10 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
+from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.generative.likelihoods.moments import is_class
 from pyro_dropout.judging.checked_prediction import check_prediction, checked_targets
 from pyro_dropout.mathematics.checks import check_level, describe
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.mathematics.shapes import Bool
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.protocols import Record
@@ -41,13 +41,13 @@ def conformal(prediction: Prediction, y: Tensor, groups: Groups | None = None) -
             then hold within every group. By default all rows together.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> _ = torch.manual_seed(0)
-        >>> model = pd.BayesianNet(torch.nn.Linear(2, 1), likelihood=pd.Gaussian(tau=100.0))
-        >>> guide = pd.AutoMeanField(model, init=lambda name, shape: torch.zeros(shape), init_scale=0.01)
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 1), likelihood=pdrop.Gaussian(tau=100.0))
+        >>> guide = pdrop.AutoMeanField(model, init=lambda name, shape: torch.zeros(shape), init_scale=0.01)
         >>> def ask(rows):
-        ...     return pd.predict(model, guide, torch.zeros(rows, 2), samples=50, seed=0)
-        >>> held_back = pd.conformal(ask(999), torch.randn(999, 1))  # the noise is 1, and not 0.1
+        ...     return pdrop.predict(model, guide, torch.zeros(rows, 2), samples=50, seed=0)
+        >>> held_back = pdrop.conformal(ask(999), torch.randn(999, 1))  # the noise is 1, and not 0.1
         >>> held_back
         Conformal(999 rows, Gaussian; levels up to 0.999)
         >>> low, high = held_back.interval(ask(2), level=0.95)
@@ -81,9 +81,9 @@ class Conformal:
         classes: whether targets are classes.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> scores = torch.arange(1.0, 20.0, dtype=torch.float64).unsqueeze(-1)
-        >>> held_back = pd.Conformal({"": scores}, "Gaussian")
+        >>> held_back = pdrop.judging.Conformal({"": scores}, "Gaussian")
         >>> held_back.highest_level, held_back.posterior_level(0.5).item()  # the tenth of 19: 1 - 2 exp(-10)
         (0.95, 0.99990...)
     """
@@ -172,9 +172,9 @@ class Conformal:
         """Return what ``as_json`` was made from; raise ``KeyError`` or ``TypeError`` if it is invalid.
 
         Example:
-            >>> import json, torch, pyro_dropout as pd
-            >>> made = pd.Conformal({"": torch.ones(3, 1, dtype=torch.float64)}, "Gaussian")
-            >>> pd.Conformal.from_json(json.loads(json.dumps(made.as_json())))
+            >>> import json, torch, pyro_dropout as pdrop
+            >>> made = pdrop.judging.Conformal({"": torch.ones(3, 1, dtype=torch.float64)}, "Gaussian")
+            >>> pdrop.judging.Conformal.from_json(json.loads(json.dumps(made.as_json())))
             Conformal(3 rows, Gaussian; levels up to 0.75)
         """
         family, groups, flags = found["family"], found["scores"], (found["grouped"], found["classes"])

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pyro_dropout.errors import PyroDropoutError, ShapeError
 from pyro_dropout.generative.likelihoods.moments import is_class
 from pyro_dropout.generative.own_noise import check_no_noise
 from pyro_dropout.judging.checked_prediction import checked_targets
 from pyro_dropout.mathematics.checks import check_choice, check_finite, check_non_negative, check_number, check_rate
-from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.mathematics.shapes import Bool, Float, Int
 from pyro_dropout.prediction.plot_style import axes_or_new
 from pyro_dropout.prediction.predict import predict
@@ -37,11 +37,11 @@ def defer(
         threshold: defer all inputs that are more uncertain than this. Exactly one of the two must be given.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> uncertainty = torch.tensor([0.1, 0.9, 0.4, 0.9])
-        >>> pd.defer(uncertainty, budget=0.25).tolist()
+        >>> pdrop.defer(uncertainty, budget=0.25).tolist()
         [False, True, False, False]
-        >>> pd.defer(uncertainty, threshold=0.3).tolist()
+        >>> pdrop.defer(uncertainty, threshold=0.3).tolist()
         [False, True, True, True]
     """
     check_vector("uncertainty", uncertainty)
@@ -66,9 +66,9 @@ class RejectionCurve:
         error: the standard error of ``score``, from the spread of the scores of those kept, (N,).
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> right = torch.tensor([1.0, 0.0, 1.0, 1.0])
-        >>> curve = pd.rejection_curve(uncertainty=torch.tensor([0.1, 0.9, 0.3, 0.2]), score=right)
+        >>> curve = pdrop.judging.rejection_curve(uncertainty=torch.tensor([0.1, 0.9, 0.3, 0.2]), score=right)
         >>> curve.score.tolist(), curve.ratio  # the one error is rejected first
         ([1.0, 1.0, 1.0, 0.75], 1.0)
     """
@@ -115,9 +115,9 @@ def rejection_curve(
         higher_is_better: whether a high score is good; False for errors.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> error = torch.tensor([0.5, 2.0, 1.0, 0.1])
-        >>> curve = pd.rejection_curve(torch.tensor([0.3, 0.9, 0.2, 0.1]), error, higher_is_better=False)
+        >>> curve = pdrop.judging.rejection_curve(torch.tensor([0.3, 0.9, 0.2, 0.1]), error, higher_is_better=False)
         >>> [round(value, 3) for value in curve.score.tolist()], 0 < curve.ratio < 1
         ([0.1, 0.55, 0.533, 0.9], True)
     """
@@ -170,11 +170,11 @@ class Cascade:
         strong: the strong model's prediction of the deferred inputs; None if there were none.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> model = pd.BayesianNet(torch.nn.Linear(2, 3), likelihood=pd.Categorical())
-        >>> guide = pd.AutoDropout(model, keep=0.5)
-        >>> weak, strong = (lambda x, T=T: pd.predict(model, guide, x, samples=T, seed=0) for T in (5, 500))
-        >>> result = pd.cascade(weak, strong, torch.randn(10, 2), budget=0.3)
+        >>> import torch, pyro_dropout as pdrop
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 3), likelihood=pdrop.Categorical())
+        >>> guide = pdrop.AutoDropout(model, keep=0.5)
+        >>> weak, strong = (lambda x, T=T: pdrop.predict(model, guide, x, samples=T, seed=0) for T in (5, 500))
+        >>> result = pdrop.judging.cascade(weak, strong, torch.randn(10, 2), budget=0.3)
         >>> result.cost, result.probs.shape  # ten cheap calls, and three at ten times the cost
         (40.0, torch.Size([10, 3]))
     """
@@ -241,12 +241,12 @@ def cascade(
         costs: of one input, for the weak and for the strong model.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> model = pd.BayesianNet(torch.nn.Linear(2, 1), likelihood=pd.Gaussian(tau=4.0))
-        >>> guide = pd.AutoMeanField(model)
-        >>> weak, strong = (lambda x, T=T: pd.predict(model, guide, x, samples=T, seed=0) for T in (5, 500))
+        >>> import torch, pyro_dropout as pdrop
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 1), likelihood=pdrop.Gaussian(tau=4.0))
+        >>> guide = pdrop.AutoMeanField(model)
+        >>> weak, strong = (lambda x, T=T: pdrop.predict(model, guide, x, samples=T, seed=0) for T in (5, 500))
         >>> x = torch.arange(8.0).reshape(4, 2)  # the farther from the origin, the less certain
-        >>> result = pd.cascade(weak, strong, x, budget=0.5, uncertainty="std", costs=(5.0, 500.0))
+        >>> result = pdrop.judging.cascade(weak, strong, x, budget=0.5, uncertainty="std", costs=(5.0, 500.0))
         >>> result.deferred.tolist(), result.cost
         ([False, False, True, True], 1020.0)
     """
@@ -324,11 +324,11 @@ def thompson(model: PyroModel, posterior: object, contexts: Tensor, *, seed: int
         The index of the action for each context, (N,); for one context, ().
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> model = pd.BayesianNet(torch.nn.Linear(2, 1, bias=False))
-        >>> guide = pd.AutoMeanField(model, init=lambda name, shape: torch.zeros(shape), init_scale=1.0)
+        >>> import torch, pyro_dropout as pdrop
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 1, bias=False))
+        >>> guide = pdrop.AutoMeanField(model, init=lambda name, shape: torch.zeros(shape), init_scale=1.0)
         >>> arms = torch.eye(2)  # two actions, equally good a priori
-        >>> chosen = [pd.thompson(model, guide, arms, seed=k).item() for k in range(20)]
+        >>> chosen = [pdrop.judging.thompson(model, guide, arms, seed=k).item() for k in range(20)]
         >>> set(chosen) == {0, 1}
         True
     """

@@ -10,11 +10,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from pyro_dropout.errors import PyroDropoutError, ShapeError
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.likelihoods.moments import Running, block_log_prob, block_sums, is_class
 from pyro_dropout.judging.checked_prediction import check_prediction, checked_targets
 from pyro_dropout.mathematics.checks import check_positive, describe
-from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.prediction.site_prediction import SitePrediction
 from pyro_dropout.protocols import Likelihood
@@ -26,18 +26,18 @@ def refit_tau(prediction: Prediction, y: Tensor) -> float:
     """Return the noise precision τ under which the targets of a validation set are most probable.
 
     It maximises Σ_n log p(y_n | x_n), one τ for all targets. Apply it with ``with_tau``. It is in the units of y;
-    ``Gaussian(tau)`` inside ``Standardised`` needs ``standardised_precision`` of it.
+    ``Gaussian(tau)`` inside ``Standardised`` needs ``standardised_tau`` of it.
 
     Args:
         prediction: with a ``Gaussian`` likelihood, at the validation points, samples kept.
         y: their targets, (N, D), which should all have the same units.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> model = pd.BayesianNet(torch.nn.Linear(2, 1), likelihood=pd.Gaussian(tau=100.0))
-        >>> answer = pd.predict(model, pd.AutoDropout(model, keep=1.0), torch.zeros(4, 2), samples=5)
+        >>> import torch, pyro_dropout as pdrop
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 1), likelihood=pdrop.Gaussian(tau=100.0))
+        >>> answer = pdrop.predict(model, pdrop.AutoDropout(model, keep=1.0), torch.zeros(4, 2), samples=5)
         >>> y = answer.mean + torch.tensor([[2.0], [-2.0], [2.0], [-2.0]])  # all are off by 2: τ = 1/2²
-        >>> round(pd.refit_tau(answer, y), 6)
+        >>> round(pdrop.judging.refit_tau(answer, y), 6)
         0.25
     """
     _check_gaussian(prediction, "refit_tau")
@@ -71,12 +71,12 @@ def refit_temperature(prediction: Prediction, y: Tensor) -> float:
         y: class indices, (N,); with a Bernoulli likelihood 0 and 1, (N, D).
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1, bias=False), likelihood=pd.Bernoulli())
-        >>> guide = pd.AutoDropout(model, keep=1.0, init=lambda name, shape: torch.ones(shape))
-        >>> answer = pd.predict(model, guide, torch.full((4, 1), 5.0), samples=3)  # log-odds 5: 99.3 % yes
-        >>> temperature = pd.refit_temperature(answer, torch.tensor([1, 1, 1, 0]))  # but three of four
-        >>> round(pd.tempered(answer, temperature).probs[0].item(), 4)
+        >>> import torch, pyro_dropout as pdrop
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(1, 1, bias=False), likelihood=pdrop.Bernoulli())
+        >>> guide = pdrop.AutoDropout(model, keep=1.0, init=lambda name, shape: torch.ones(shape))
+        >>> answer = pdrop.predict(model, guide, torch.full((4, 1), 5.0), samples=3)  # log-odds 5: 99.3 % yes
+        >>> temperature = pdrop.judging.refit_temperature(answer, torch.tensor([1, 1, 1, 0]))  # but three of four
+        >>> round(pdrop.judging.tempered(answer, temperature).probs[0].item(), 4)
         0.75
     """
     _check_classes(prediction, "refit_temperature")
@@ -115,10 +115,10 @@ def with_tau(prediction: Prediction, tau: float) -> Prediction:
         tau: the noise precision, for example that of ``refit_tau``.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> model = pd.BayesianNet(torch.nn.Linear(2, 1), likelihood=pd.Gaussian(tau=100.0))
-        >>> answer = pd.predict(model, pd.AutoDropout(model), torch.zeros(4, 2), samples=5)
-        >>> wider = pd.with_tau(answer, tau=0.25)
+        >>> import torch, pyro_dropout as pdrop
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 1), likelihood=pdrop.Gaussian(tau=100.0))
+        >>> answer = pdrop.predict(model, pdrop.AutoDropout(model), torch.zeros(4, 2), samples=5)
+        >>> wider = pdrop.judging.with_tau(answer, tau=0.25)
         >>> wider.aleatoric[0].item(), torch.equal(wider.epistemic, answer.epistemic)
         (4.0, True)
     """
@@ -137,10 +137,10 @@ def tempered(prediction: Prediction, temperature: float) -> Prediction:
         temperature: above 1 for a less confident prediction, for example that of ``refit_temperature``.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> model = pd.BayesianNet(torch.nn.Linear(2, 3), likelihood=pd.Categorical())
-        >>> answer = pd.predict(model, pd.AutoDropout(model), torch.ones(4, 2), samples=5)
-        >>> bool((pd.tempered(answer, temperature=2.0).entropy > answer.entropy).all())
+        >>> import torch, pyro_dropout as pdrop
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 3), likelihood=pdrop.Categorical())
+        >>> answer = pdrop.predict(model, pdrop.AutoDropout(model), torch.ones(4, 2), samples=5)
+        >>> bool((pdrop.judging.tempered(answer, temperature=2.0).entropy > answer.entropy).all())
         True
     """
     _check_classes(prediction, "tempered")

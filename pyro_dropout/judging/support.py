@@ -23,8 +23,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pyro_dropout.errors import ShapeError
 from pyro_dropout.mathematics.checks import check_count, check_finite, check_level
-from pyro_dropout.mathematics.errors import ShapeError
 from pyro_dropout.mathematics.shapes import Bool, Float
 
 _F64 = torch.float64
@@ -50,11 +50,11 @@ class Support:
         limits: of the largest quotient along inputs, of that among neighbours, and of the distance.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> _ = torch.manual_seed(0)
         >>> x = torch.rand(1000, 6)
         >>> x = x[(x[:, 2] < 0.4) | (x[:, 2] > 0.6)]  # a hole in one of six inputs
-        >>> support = pd.Support.of(x)
+        >>> support = pdrop.judging.Support.of(x)
         >>> row = torch.full((1, 6), 0.3)
         >>> support.flag(row).tolist(), support.flag(row.index_fill(1, torch.tensor(2), 0.45)).tolist()
         ([False], [True])
@@ -128,10 +128,10 @@ class Support:
         """Return what ``state`` was made from; raise ``KeyError`` or ``TypeError`` if it is invalid.
 
         Example:
-            >>> import torch, pyro_dropout as pd
-            >>> support = pd.Support.of(torch.rand(100, 3))
+            >>> import torch, pyro_dropout as pdrop
+            >>> support = pdrop.judging.Support.of(torch.rand(100, 3))
             >>> x = 2 * torch.rand(10, 3)
-            >>> torch.equal(pd.Support.from_state(support.state()).score(x), support.score(x))
+            >>> torch.equal(pdrop.judging.Support.from_state(support.state()).score(x), support.score(x))
             True
         """
         rows, along, among, paired, limits = (state[name] for name in ("rows", "along", "among", "paired", "limits"))

@@ -11,7 +11,7 @@ from numbers import Integral, Real
 import torch
 from torch import Tensor
 
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
+from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 
 
 def describe(value: object) -> str:

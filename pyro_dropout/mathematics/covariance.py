@@ -19,8 +19,8 @@ from pyro.poutine.runtime import am_i_wrapped
 from torch import Tensor
 from torch.distributions import constraints
 
+from pyro_dropout.errors import RangeError, ShapeError
 from pyro_dropout.mathematics.checks import check_count, check_finite, check_positive
-from pyro_dropout.mathematics.errors import RangeError, ShapeError
 from pyro_dropout.mathematics.shapes import Float
 from pyro_dropout.protocols import Context
 
@@ -184,8 +184,8 @@ class ArcCosine(_WideLayer):
         active_dims: Columns of the inputs that are used; all when absent.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> pd.ArcCosine(input_dim=1)(torch.tensor([-1.0, 1.0])).detach().round(decimals=3)
+        >>> import torch, pyro_dropout as pdrop
+        >>> pdrop.paper.ArcCosine(input_dim=1)(torch.tensor([-1.0, 1.0])).detach().round(decimals=3)
         tensor([[1.0000, 0.3180],
                 [0.3180, 1.0000]])
     """
@@ -204,8 +204,9 @@ class ArcSine(_WideLayer):
     Equation: sec3.1-erf.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> pd.ArcSine(input_dim=2, length_scale=torch.tensor([1.0, 2.0]))(torch.eye(2)).detach().round(decimals=3)
+        >>> import torch, pyro_dropout as pdrop
+        >>> kernel = pdrop.paper.ArcSine(input_dim=2, length_scale=torch.tensor([1.0, 2.0]))
+        >>> kernel(torch.eye(2)).detach().round(decimals=3)
         tensor([[0.5900, 0.3170],
                 [0.3170, 0.5060]])
     """
@@ -230,8 +231,9 @@ class Layered(Kernel):
         inner: K₁, any Pyro kernel.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> pd.Layered(pd.ArcSine(1), pd.ArcCosine(1))(torch.tensor([0.0, 1.0])).detach().round(decimals=3)
+        >>> import torch, pyro_dropout as pdrop
+        >>> kernel = pdrop.paper.Layered(pdrop.paper.ArcSine(1), pdrop.paper.ArcCosine(1))
+        >>> kernel(torch.tensor([0.0, 1.0])).detach().round(decimals=3)
         tensor([[0.5400, 0.4810],
                 [0.4810, 0.5900]])
     """

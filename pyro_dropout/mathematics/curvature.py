@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Size, Tensor, nn
 
-from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.errors import PyroDropoutError
 
 F64 = torch.float64
 Shapes = Mapping[str, Size]

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from pyro_dropout.errors import ShapeError
 from pyro_dropout.mathematics.checks import check_finite, check_keep, check_non_negative, check_positive
-from pyro_dropout.mathematics.errors import ShapeError
 from pyro_dropout.mathematics.gaussian_rows import Factor, joint_factor, joint_log_det
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
 from pyro_dropout.mathematics.shapes import Float, RowDim, RowLayout
@@ -30,9 +30,9 @@ class BernoulliMixture(RowMixture):
         validate_args: check the values once, here; on by default.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> _ = torch.manual_seed(0)
-        >>> q = pd.BernoulliMixture(torch.ones(2, 4), keep=0.5)
+        >>> q = pdrop.paper.BernoulliMixture(torch.ones(2, 4), keep=0.5)
         >>> w = q.sample()
         >>> bool(((w == 0) | (w == 1)).all()), bool((w[0] == w[1]).all())  # a dropped row is a zero column
         (True, True)
@@ -91,8 +91,8 @@ class MultiplicativeNormal(RowMixture):
         validate_args: check the values once, here; on by default.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> q = pd.MultiplicativeNormal(torch.full((2, 3), 2.0), alpha=0.25, row_dim=None)
+        >>> import torch, pyro_dropout as pdrop
+        >>> q = pdrop.paper.MultiplicativeNormal(torch.full((2, 3), 2.0), alpha=0.25, row_dim=None)
         >>> q.mean[0, 0].item(), q.variance[0, 0].item()
         (2.0, 1.0)
     """

@@ -14,8 +14,8 @@ from pyro.distributions.torch_distribution import ExpandedDistribution
 from torch import Size, Tensor
 from torch.distributions import Distribution, Independent, Normal, kl_divergence, register_kl
 
+from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError, SingularError
 from pyro_dropout.mathematics.checks import check_count
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, SingularError
 from pyro_dropout.mathematics.label_entropy import label_entropy
 from pyro_dropout.mathematics.row_mixture_distribution import LOG_2PI, RowMixture
 from pyro_dropout.mathematics.scored import Stacked
@@ -229,10 +229,10 @@ def kl_gap(q: RowMixture, *, num_samples: int = 64) -> Tensor:
         A scalar between 0 and H(z), differentiable in the parameters of ``q``.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> loc = torch.zeros(4, 1, dtype=torch.float64)
         >>> loc[:, 0] = 1.0  # one row of four weights: d = 2 for scale 1
-        >>> f"{pd.kl_gap(pd.BernoulliMixture(loc, keep=0.5, scale=1.0)).item():.8f}"
+        >>> f"{pdrop.paper.kl_gap(pdrop.paper.BernoulliMixture(loc, keep=0.5, scale=1.0)).item():.8f}"
         '0.35631636'
     """
     check_count("num_samples", num_samples)
@@ -289,11 +289,11 @@ def kl(q: Distribution, p: Distribution, method: Method = "large_k", *, num_samp
         The divergence in nats, one number for each batch of ``q`` and ``p``.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> q = pd.BernoulliMixture(torch.full((3, 2), 0.5, dtype=torch.float64), keep=0.9, scale=0.1)
+        >>> import torch, pyro_dropout as pdrop
+        >>> q = pdrop.paper.BernoulliMixture(torch.full((3, 2), 0.5, dtype=torch.float64), keep=0.9, scale=0.1)
         >>> prior = torch.distributions.Normal(0.0, 1.0)
-        >>> large_k, exact = pd.kl(q, prior), pd.kl(q, prior, "exact")
-        >>> bool(torch.isclose(exact - large_k, pd.kl_gap(q)))
+        >>> large_k, exact = pdrop.paper.kl(q, prior), pdrop.paper.kl(q, prior, "exact")
+        >>> bool(torch.isclose(exact - large_k, pdrop.paper.kl_gap(q)))
         True
     """
     if method not in _METHODS:

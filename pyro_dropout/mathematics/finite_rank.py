@@ -14,9 +14,9 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
 
+from pyro_dropout.errors import RangeError, ShapeError
 from pyro_dropout.mathematics.checks import check_choice, check_count, check_finite, check_positive, check_seed
 from pyro_dropout.mathematics.covariance import Covariance, Number, check_shape, check_values, own_parameters
-from pyro_dropout.mathematics.errors import RangeError, ShapeError
 from pyro_dropout.mathematics.shapes import Float, broadcast_shape
 
 Nonlinearity = str | Callable[[Tensor], Tensor]
@@ -57,9 +57,9 @@ def finite_rank_features(
         nonlinearity: σ, one of "relu", "tanh", "erf", "cos", or an elementwise callable.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> weight = torch.tensor([[1.0], [-1.0], [2.0], [0.0]])
-        >>> pd.finite_rank_features(torch.tensor([[1.0], [2.0]]), weight, torch.zeros(4), "relu")
+        >>> pdrop.paper.finite_rank_features(torch.tensor([[1.0], [2.0]]), weight, torch.zeros(4), "relu")
         tensor([[0.5000, 0.0000, 1.0000, 0.0000],
                 [1.0000, 0.0000, 2.0000, 0.0000]])
     """
@@ -86,8 +86,8 @@ def second_layer_features(h: Tensor, bias: Tensor, nonlinearity: Nonlinearity) -
         nonlinearity: σ₂, one of "relu", "tanh", "erf", "cos", or an elementwise callable.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> pd.second_layer_features(torch.tensor([[1.0, -2.0, 3.0, 0.0]]), torch.ones(4), "relu")
+        >>> import torch, pyro_dropout as pdrop
+        >>> pdrop.paper.second_layer_features(torch.tensor([[1.0, -2.0, 3.0, 0.0]]), torch.ones(4), "relu")
         tensor([[1.0000, 0.0000, 2.0000, 0.5000]])
     """
     act = nonlinearity_of(nonlinearity)
@@ -140,9 +140,9 @@ class FiniteRank(_Featured):
         bias_prior: "normal", or "uniform" for b_k ~ U[0, 2π).
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> x, kernel = torch.tensor([0.0, 1.0]), pd.FiniteRank("relu", width=100_000, seed=0)
-        >>> bool((kernel(x) - pd.ArcCosine(1)(x)).abs().max() < 0.02)
+        >>> import torch, pyro_dropout as pdrop
+        >>> x, kernel = torch.tensor([0.0, 1.0]), pdrop.paper.FiniteRank("relu", width=100_000, seed=0)
+        >>> bool((kernel(x) - pdrop.paper.ArcCosine(1)(x)).abs().max() < 0.02)
         True
         >>> kernel.features(x).shape
         torch.Size([2, 100000])
@@ -199,9 +199,9 @@ class SecondLayer(_Featured):
         variance: Factor of the whole covariance; 1 by default.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> hidden = torch.tensor([[0.0, 1.0, 2.0], [1.0, 1.0, -1.0]])
-        >>> pd.SecondLayer("tanh", width=3).exact(hidden).detach().round(decimals=3)
+        >>> pdrop.paper.SecondLayer("tanh", width=3).exact(hidden).detach().round(decimals=3)
         tensor([[0.5850, 0.1350],
                 [0.1350, 0.5500]])
     """
@@ -262,8 +262,8 @@ def finite_rank_log_marginal(y: Tensor, features: Tensor, tau: Number) -> Float[
         tau: Precision τ of the observations.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> pd.finite_rank_log_marginal(torch.zeros(2), torch.eye(2), tau=1.0)  # y ~ N(0, 2I)
+        >>> import torch, pyro_dropout as pdrop
+        >>> pdrop.paper.finite_rank_log_marginal(torch.zeros(2), torch.eye(2), tau=1.0)  # y ~ N(0, 2I)
         tensor(-2.5310)
     """
     check_values(check_finite, y=y, features=features)

@@ -20,8 +20,8 @@ from pyro.distributions.util import sum_rightmost
 from torch import Size, Tensor
 from torch.distributions import Distribution, Independent, Normal, constraints, register_kl
 
+from pyro_dropout.errors import PyroDropoutError, ShapeError
 from pyro_dropout.mathematics.curvature import Kronecker
-from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.mathematics.row_mixture_distribution import LOG_2PI
 from pyro_dropout.mathematics.shapes import Float, base_distribution, broadcast_shape
 

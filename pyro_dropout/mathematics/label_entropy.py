@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from pyro_dropout.mathematics.errors import ShapeError
+from pyro_dropout.errors import ShapeError
 from pyro_dropout.mathematics.shapes import Float
 from pyro_dropout.protocols import Context
 
@@ -95,9 +95,9 @@ def label_entropy(probs: Float[Tensor, "*batch 2"], distance_sq: Float[Tensor, "
         The expected posterior entropy of the label, (...); differentiable in both arguments, also at distance zero.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> d = torch.tensor([0.0, 2.0, 4.0, 8.0], dtype=torch.float64)
-        >>> [f"{v:.8f}" for v in pd.label_entropy(torch.full((4, 2), 0.5, dtype=torch.float64), d**2).tolist()]
+        >>> [f"{v:.8f}" for v in pdrop.paper.label_entropy(torch.full((4, 2), 0.5, dtype=torch.float64), d**2).tolist()]
         ['0.69314718', '0.35631636', '0.06042699', '0.00009354']
     """
     for name, value in (("probs", probs), ("distance_sq", distance_sq)):  # by their shapes: a tracer has no values

@@ -12,7 +12,7 @@ from pyro.distributions import Delta, TorchDistribution
 from torch import Size, Tensor
 from torch.distributions import constraints
 
-from pyro_dropout.mathematics.errors import PyroDropoutError, SingularError
+from pyro_dropout.errors import PyroDropoutError, SingularError
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
 from pyro_dropout.protocols import Distribution
 

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pyro_dropout.errors import RangeError, ShapeError
 from pyro_dropout.mathematics.checks import (
     check_choice,
     check_finite,
@@ -24,7 +25,6 @@ from pyro_dropout.mathematics.checks import (
     check_whole,
     describe,
 )
-from pyro_dropout.mathematics.errors import RangeError, ShapeError
 from pyro_dropout.mathematics.shapes import Float, broadcast_shape
 
 Number = float | Tensor
@@ -48,15 +48,15 @@ def weight_decay(
         length_scale: the l of the prior N(0, l⁻² I), positive.
 
     Example:
-        >>> import pyro_dropout as pd
-        >>> print(f"{pd.weight_decay(keep=0.95, tau=0.15, num_data=455, length_scale=1e-2):.6e}")
+        >>> import pyro_dropout as pdrop
+        >>> print(f"{pdrop.paper.weight_decay(keep=0.95, tau=0.15, num_data=455, length_scale=1e-2):.6e}")
         6.959707e-07
     """
     _check(keep=keep, tau=tau, num_data=num_data, length_scale=length_scale)
     return length_scale * length_scale * keep / (2 * num_data * tau)  # type: ignore[return-value]
 
 
-def precision(
+def implied_tau(
     keep: Result | float, weight_decay: Result | float, num_data: Result | float, length_scale: Result | float = 1.0
 ) -> Result:
     """The observation precision τ = l² p / (2Nλ) that training with weight decay λ implies.
@@ -70,8 +70,8 @@ def precision(
         length_scale: the l of the prior N(0, l⁻² I), positive.
 
     Example:
-        >>> import pyro_dropout as pd
-        >>> round(pd.precision(keep=0.9, weight_decay=1e-6, num_data=272), 1)
+        >>> import pyro_dropout as pdrop
+        >>> round(pdrop.implied_tau(keep=0.9, weight_decay=1e-6, num_data=272), 1)
         1654.4
     """
     _check(keep=keep, weight_decay=weight_decay, num_data=num_data, length_scale=length_scale)
@@ -92,8 +92,8 @@ def implied_length_scale(
         num_data: number of data points, whole and at least 1.
 
     Example:
-        >>> import pyro_dropout as pd
-        >>> round(pd.implied_length_scale(keep=0.9, tau=1e5, weight_decay=1e-6, num_data=272), 4)
+        >>> import pyro_dropout as pdrop
+        >>> round(pdrop.paper.implied_length_scale(keep=0.9, tau=1e5, weight_decay=1e-6, num_data=272), 4)
         7.7746
     """
     _check(keep=keep, tau=tau, weight_decay=weight_decay, num_data=num_data)
@@ -129,10 +129,10 @@ def optimizer_weight_decay(
         out_features: the D of ``"mse"``, a whole number; the other losses do not depend on it.
 
     Example:
-        >>> import pyro_dropout as pd
-        >>> [pd.optimizer_weight_decay(0.5, 2.0, 100, loss=loss) for loss in ("half_mse", "mse")]
+        >>> import pyro_dropout as pdrop
+        >>> [pdrop.paper.optimizer_weight_decay(0.5, 2.0, 100, loss=loss) for loss in ("half_mse", "mse")]
         [0.0025, 0.005]
-        >>> pd.optimizer_weight_decay(0.5, 2.0, 100, loss="mse", out_features=4)
+        >>> pdrop.paper.optimizer_weight_decay(0.5, 2.0, 100, loss="mse", out_features=4)
         0.00125
     """
     check_choice("loss", loss, ("half_mse", "mse", "cross_entropy"))
@@ -145,7 +145,7 @@ def optimizer_weight_decay(
     return 4 * decay / out_features if loss == "mse" else 2 * decay
 
 
-def standardised_precision(tau: Result | float, target_std: Result | float) -> Result:
+def standardised_tau(tau: Result | float, target_std: Result | float) -> Result:
     """The precision τ·σ_y² of targets standardised to (y − mean)/σ_y, when the raw targets have precision τ.
 
     Dividing y by σ_y divides the noise's variance τ⁻¹ by σ_y². Wherever the network is trained on the
@@ -158,8 +158,8 @@ def standardised_precision(tau: Result | float, target_std: Result | float) -> R
         target_std: the σ_y by which the targets were divided, positive.
 
     Example:
-        >>> import pyro_dropout as pd
-        >>> pd.standardised_precision(tau=0.25, target_std=8.0)
+        >>> import pyro_dropout as pdrop
+        >>> pdrop.standardised_tau(tau=0.25, target_std=8.0)
         16.0
     """
     _check(tau=tau, target_std=target_std)
@@ -187,11 +187,11 @@ def dropout_objective(
             order of ``weights``, or a dict with the same keys.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> y, y_hat, w = torch.tensor([[1.0], [3.0]]), torch.tensor([[1.0], [1.0]]), torch.ones(1, 4)
-        >>> pd.dropout_objective(y, y_hat, {"w": w}, {"w": 0.25})
+        >>> pdrop.paper.dropout_objective(y, y_hat, {"w": w}, {"w": 0.25})
         tensor(2.)
-        >>> pd.dropout_objective(torch.tensor([0, 1, 1]), torch.zeros(3, 2), [w], 0.0)
+        >>> pdrop.paper.dropout_objective(torch.tensor([0, 1, 1]), torch.zeros(3, 2), [w], 0.0)
         tensor(0.6931)
     """
     _check_targets(y, y_hat)

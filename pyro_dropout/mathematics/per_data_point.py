@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pyro_dropout.mathematics.errors import NotFollowedError, ShapeError
+from pyro_dropout.errors import NotFollowedError, ShapeError
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture, apart
 from pyro_dropout.mathematics.scored import MARK
 from pyro_dropout.mathematics.shapes import RowDim

@@ -11,8 +11,8 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Size, Tensor
 
+from pyro_dropout.errors import RangeError, ShapeError, SingularError
 from pyro_dropout.mathematics.checks import check_finite, check_non_negative, describe
-from pyro_dropout.mathematics.errors import RangeError, ShapeError, SingularError
 from pyro_dropout.mathematics.gaussian_rows import Factor, log_width, low_rank_factor, mahalanobis, standardise
 from pyro_dropout.mathematics.scored import Draw, Scored, is_placeholder
 from pyro_dropout.mathematics.shapes import Float, Int, RowDim, RowLayout, broadcast_shape
@@ -41,8 +41,9 @@ class RowMixture(Scored):
         validate_args: check the values once, here; on by default.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> q = pd.RowMixture(torch.stack([torch.ones(2, 3), -torch.ones(2, 3)]), 0.1, torch.tensor([0.75, 0.25]))
+        >>> import torch, pyro_dropout as pdrop
+        >>> locs = torch.stack([torch.ones(2, 3), -torch.ones(2, 3)])
+        >>> q = pdrop.paper.RowMixture(locs, 0.1, torch.tensor([0.75, 0.25]))
         >>> q.event_shape, q.mean[0].tolist(), q.sample((5,)).shape
         (torch.Size([2, 3]), [0.5, 0.5, 0.5], torch.Size([5, 2, 3]))
     """

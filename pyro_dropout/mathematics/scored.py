@@ -18,7 +18,7 @@ from pyro.ops.provenance import detach_provenance
 from torch import Size, Tensor
 from torch.distributions import constraints
 
-from pyro_dropout.mathematics.errors import PyroDropoutError, SingularError
+from pyro_dropout.errors import PyroDropoutError, SingularError
 from pyro_dropout.mathematics.shapes import broadcast_shape
 from pyro_dropout.protocols import Distribution
 

@@ -11,7 +11,7 @@ import torch
 from torch import Size, Tensor
 from torch.distributions import Independent
 
-from pyro_dropout.mathematics.errors import RangeError, ShapeError
+from pyro_dropout.errors import RangeError, ShapeError
 from pyro_dropout.protocols import Distribution
 
 if TYPE_CHECKING:

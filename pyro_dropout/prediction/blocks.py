@@ -21,6 +21,7 @@ from tqdm.auto import tqdm
 
 from pyro_dropout.engines.program import Program
 from pyro_dropout.engines.torch_internals import TorchDispatchMode, tree_leaves
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.inputs import AnyInputs, copies, leaves_of, takes_all
 from pyro_dropout.generative.jacobians import runs_by_row
 from pyro_dropout.generative.model_call import ModelCall
@@ -30,7 +31,6 @@ from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.generative.random_state import RandomState, forked, random_state, seeded, set_random_state
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.generative.trial_run import evaluating, quietly
-from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.weight_draws import WeightDraws
 from pyro_dropout.protocols import Weights
 from pyro_dropout.training.compile.functional import Parameters, unvalidated
@@ -56,8 +56,8 @@ def has_small_rows(model: object, x: AnyInputs, most: int) -> bool:
     """Whether it is plain without a run that no row of a layer's output has more than ``most`` bytes.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> has_small_rows(pd.BayesianNet(torch.nn.Linear(3, 5)), torch.zeros(1, 3), 100)
+        >>> import torch, pyro_dropout as pdrop
+        >>> has_small_rows(pdrop.BayesianNet(torch.nn.Linear(3, 5)), torch.zeros(1, 3), 100)
         True
     """
     net = model.model if isinstance(model, Standardised) else model

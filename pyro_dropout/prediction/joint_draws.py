@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.inputs import AnyInputs, check_inputs, check_pairs
 from pyro_dropout.generative.model_call import ModelCall, is_network
 from pyro_dropout.generative.observed_sites import (
@@ -31,7 +32,6 @@ from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.mathematics.checks import check_count, check_seed, describe
-from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.weight_draws import checked_outputs, draws_with_density, of_members
 from pyro_dropout.protocols import Distribution, Message, Model, Weights
 from pyro_dropout.training.fit import place_of

@@ -12,6 +12,7 @@ from pyro.distributions import Delta
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.inputs import AnyInputs, copies, takes_all
 from pyro_dropout.generative.jacobians import Jacobians, check_single_points, last_layer, runs_by_row
 from pyro_dropout.generative.likelihoods import Gaussian, HeteroscedasticGaussian, likelihood_of
@@ -22,7 +23,6 @@ from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.guides.marginals import Marginals
-from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.blocks import Block, bytes_per_row, cuts, has_small_rows, run_blocks
 from pyro_dropout.prediction.linearised_prediction import LinearisedPrediction
 from pyro_dropout.prediction.predict_network import Request, frozen

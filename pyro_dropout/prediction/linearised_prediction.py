@@ -6,13 +6,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.likelihoods.gaussian_outputs import (
     Nodes,
     outputs_of,
 )
 from pyro_dropout.generative.likelihoods.moments import F64, Points, Sums
 from pyro_dropout.generative.random_state import seeded
-from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.mathematics.gaussian_rows import semidefinite_root
 from pyro_dropout.mathematics.mixtures import balanced
 from pyro_dropout.mathematics.normal import Normal
@@ -43,10 +43,10 @@ class LinearisedPrediction(Prediction):
         keeps: whether ``samples`` may be asked for.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> model = pd.BayesianNet(torch.nn.Linear(3, 1, bias=False), likelihood=pd.Gaussian(tau=4.0))
-        >>> guide = pd.AutoMeanField(model, init_scale=0.5)
-        >>> answer = pd.predict(model, guide, torch.ones(2, 3), method="linearised", shared=True)
+        >>> import torch, pyro_dropout as pdrop
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(3, 1, bias=False), likelihood=pdrop.Gaussian(tau=4.0))
+        >>> guide = pdrop.AutoMeanField(model, init_scale=0.5)
+        >>> answer = pdrop.predict(model, guide, torch.ones(2, 3), method="linearised", shared=True)
         >>> answer
         LinearisedPrediction(2 points, Gaussian)
         >>> answer.epistemic.flatten().allclose(torch.tensor(3 * 0.5**2)), answer.joint_covariance.shape

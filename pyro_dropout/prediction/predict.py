@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from pyro_dropout.errors import IgnoredInputsWarning, PyroDropoutError
 from pyro_dropout.generative.inputs import AnyInputs, check_inputs, takes_all
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.model_call import ModelCall, call_of, check_keywords, is_network
@@ -20,7 +21,6 @@ from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.guides.laplace import AutoLaplace
 from pyro_dropout.guides.summary import ignored_inputs
 from pyro_dropout.mathematics.checks import check_choice, check_count, check_finite, check_flag, check_seed, describe
-from pyro_dropout.mathematics.errors import IgnoredInputsWarning, PyroDropoutError
 from pyro_dropout.prediction.linearised import predict_linearised
 from pyro_dropout.prediction.predict_network import Keep, Request, predict_network
 from pyro_dropout.prediction.predict_parts import Shard, predict_loader, predict_together
@@ -103,10 +103,10 @@ def predict(
         posterior leaves several sites to predict.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> model = pd.BayesianNet(torch.nn.Linear(3, 1, bias=False), likelihood=pd.Gaussian(tau=4.0))
-        >>> guide = pd.AutoDropout(model, keep=0.5)
-        >>> answer = pd.predict(model, guide, torch.ones(5, 3), samples=200, seed=0)
+        >>> import torch, pyro_dropout as pdrop
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(3, 1, bias=False), likelihood=pdrop.Gaussian(tau=4.0))
+        >>> guide = pdrop.AutoDropout(model, keep=0.5)
+        >>> answer = pdrop.predict(model, guide, torch.ones(5, 3), samples=200, seed=0)
         >>> answer.mean.shape, answer.aleatoric[0].item()
         (torch.Size([5, 1]), 0.25)
         >>> bool((answer.epistemic > 0).all()), answer.log_prob(torch.zeros(5, 1)).shape

@@ -10,6 +10,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyro_dropout.engines.program import Program
+from pyro_dropout.errors import PyroDropoutError, ShapeError
 from pyro_dropout.generative.inputs import AnyInputs, check_inputs, takes_all
 from pyro_dropout.generative.likelihoods.moments import F64, Points, Running, Sums, block_log_prob, block_sums
 from pyro_dropout.generative.precision import Precision, check_precision, products_in
@@ -17,7 +18,6 @@ from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.trial_run import evaluating, quietly
 from pyro_dropout.mathematics.checks import check_count, check_seed
-from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.prediction.blocks import Block, cuts, run_blocks
 from pyro_dropout.prediction.predict_network import frozen
 from pyro_dropout.prediction.prediction import Prediction
@@ -36,13 +36,13 @@ class FleetPrediction(Prediction):
     """The predictions of every replica of a fleet: like ``Prediction``, with E in front of each result.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> def build(seed):
         ...     torch.manual_seed(seed)
-        ...     model = pd.BayesianNet(torch.nn.Linear(2, 1), likelihood=pd.Gaussian(tau=4.0))
-        ...     return model, pd.AutoDropout(model)
-        >>> fleet = pd.Fleet(build, {"seed": [0, 1, 2]})
-        >>> answer = pd.predict_fleet(fleet, torch.ones(5, 2), torch.zeros(5, 1), samples=50, seed=0)
+        ...     model = pdrop.BayesianNet(torch.nn.Linear(2, 1), likelihood=pdrop.Gaussian(tau=4.0))
+        ...     return model, pdrop.AutoDropout(model)
+        >>> fleet = pdrop.Fleet(build, {"seed": [0, 1, 2]})
+        >>> answer = pdrop.prediction.predict_fleet(fleet, torch.ones(5, 2), torch.zeros(5, 1), samples=50, seed=0)
         >>> answer.mean.shape, answer.log_prob().shape, answer.scores()["log_likelihood"].shape
         (torch.Size([3, 5, 1]), torch.Size([3, 5]), torch.Size([3]))
     """
@@ -117,12 +117,12 @@ def predict_fleet(
         progress: whether to show a bar.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> def build(keep):
-        ...     model = pd.BayesianNet(torch.nn.Linear(2, 1), likelihood=pd.Gaussian(tau=4.0))
-        ...     return model, pd.AutoDropout(model, keep=keep)
-        >>> fleet = pd.Fleet(build, {"keep": [0.5, 0.99]})
-        >>> answer = pd.predict_fleet(fleet, torch.ones(5, 2), samples=200, seed=0)
+        ...     model = pdrop.BayesianNet(torch.nn.Linear(2, 1), likelihood=pdrop.Gaussian(tau=4.0))
+        ...     return model, pdrop.AutoDropout(model, keep=keep)
+        >>> fleet = pdrop.Fleet(build, {"keep": [0.5, 0.99]})
+        >>> answer = pdrop.prediction.predict_fleet(fleet, torch.ones(5, 2), samples=200, seed=0)
         >>> bool((answer.epistemic[0] > answer.epistemic[1]).all())  # more dropout, more uncertainty
         True
     """

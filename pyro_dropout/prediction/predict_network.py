@@ -6,11 +6,11 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.inputs import AnyInputs, takes_all
 from pyro_dropout.generative.jacobians import check_single_points
 from pyro_dropout.generative.likelihoods import likelihood_of
 from pyro_dropout.generative.likelihoods.moments import Running, Sums, block_sums
-from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.blocks import Block, Walk
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.prediction.weight_draws import (

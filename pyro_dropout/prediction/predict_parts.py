@@ -11,10 +11,10 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SubsetR
 from torch.utils.data.distributed import DistributedSampler
 from tqdm.auto import tqdm
 
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.inputs import AnyInputs, check_inputs, named, takes_all
 from pyro_dropout.generative.likelihoods.moments import Running, Sums
 from pyro_dropout.generative.random_state import seeded
-from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.linearised import joined, predict_linearised
 from pyro_dropout.prediction.predict_network import Request, predict_network, shares_draws, walk_of
 from pyro_dropout.prediction.prediction import Prediction

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
+from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.generative.likelihoods.likelihood import OutputShape
 from pyro_dropout.generative.likelihoods.moments import (
     F64,
@@ -26,7 +27,6 @@ from pyro_dropout.generative.likelihoods.moments import (
     normal_parts,
 )
 from pyro_dropout.mathematics.checks import check_dense, check_level, check_number, describe
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.prediction.blocks import Block, Walk
 from pyro_dropout.prediction.plot_style import classes_card, numbers_card
 from pyro_dropout.prediction.tails import Normals, Tails, behind, is_whole, log_tails, mixed, mixture_ends
@@ -52,9 +52,9 @@ class Prediction:
         walk: recomputes the outputs, if they were not kept.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> model = pd.BayesianNet(torch.nn.Linear(2, 3), likelihood=pd.Categorical())
-        >>> answer = pd.predict(model, pd.AutoDropout(model, keep=0.8), torch.ones(4, 2), samples=100)
+        >>> import torch, pyro_dropout as pdrop
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 3), likelihood=pdrop.Categorical())
+        >>> answer = pdrop.predict(model, pdrop.AutoDropout(model, keep=0.8), torch.ones(4, 2), samples=100)
         >>> answer
         Prediction(4 points, 100 draws, Categorical, samples kept)
         >>> answer.probs.sum(-1).allclose(torch.ones(4)), answer.mutual_information.shape
@@ -216,9 +216,9 @@ class Prediction:
         The mixture that the draws make is used, noise included; samples must be kept.
 
         Example:
-            >>> import torch, pyro_dropout as pd
-            >>> model = pd.BayesianNet(torch.nn.Linear(2, 1))
-            >>> answer = pd.predict(model, pd.AutoMeanField(model), torch.zeros(4, 2), method="standard")
+            >>> import torch, pyro_dropout as pdrop
+            >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 1))
+            >>> answer = pdrop.predict(model, pdrop.AutoMeanField(model), torch.zeros(4, 2), method="standard")
             >>> torch.allclose(answer.quantile(0.975), answer.mean + 1.959964 * answer.std)
             True
         """
@@ -235,9 +235,9 @@ class Prediction:
             threshold: one number, or one for each target, (D,), or for each target of each point, (N, D).
 
         Example:
-            >>> import torch, pyro_dropout as pd
-            >>> model = pd.BayesianNet(torch.nn.Linear(2, 1))
-            >>> answer = pd.predict(model, pd.AutoMeanField(model), torch.zeros(4, 2), method="standard")
+            >>> import torch, pyro_dropout as pdrop
+            >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 1))
+            >>> answer = pdrop.predict(model, pdrop.AutoMeanField(model), torch.zeros(4, 2), method="standard")
             >>> answer.probability_above(answer.mean).flatten().tolist()
             [0.5, 0.5, 0.5, 0.5]
         """

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyro_dropout.errors import ShapeError
 from pyro_dropout.mathematics.checks import check_count
-from pyro_dropout.mathematics.errors import ShapeError
 
 
 @dataclass(repr=False)
@@ -24,9 +24,9 @@ class SampledPosterior:
         whole_functions: True, because each draw is one function, at all points.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> draws = torch.randn(4, 100, 1, 2, generator=torch.Generator().manual_seed(0))
-        >>> posterior = pd.SampledPosterior({"weight": draws})
+        >>> posterior = pdrop.prediction.SampledPosterior({"weight": draws})
         >>> posterior
         SampledPosterior(4 chains of 100 draws, 0 divergences)
         >>> posterior.sample_weights(10)["weight"].shape, posterior.mean()["weight"].shape

@@ -14,6 +14,7 @@ from pyro.distributions import Delta
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.generative.likelihoods.moments import (
     F64,
     Points,
@@ -36,7 +37,6 @@ from pyro_dropout.generative.observed_sites import (
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.mathematics.checks import check_dense, check_level, describe
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.prediction.predict_network import Request
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.prediction.tails import Normals, Tails, log_tails, mixed
@@ -61,15 +61,15 @@ class SitePrediction(Prediction):
         deterministic: the predictions of the model's ``pyro.deterministic`` sites, by name; also ``answer[name]``.
 
     Example:
-        >>> import pyro, torch, pyro.distributions as dist, pyro_dropout as pd
+        >>> import pyro, torch, pyro.distributions as dist, pyro_dropout as pdrop
         >>> def model(x, y=None):
         ...     slope, sigma = pyro.sample("slope", dist.Normal(0.0, 1.0)), pyro.sample("sigma", dist.HalfNormal(1.0))
         ...     with pyro.plate("data", len(x)):
         ...         pyro.sample("obs", dist.Normal(slope * x, sigma), obs=y)
         >>> x = torch.linspace(-1, 1, 5)
         >>> guide = pyro.infer.autoguide.AutoNormal(model)
-        >>> _ = pd.fit(model, guide, x, 2 * x, steps=10, compile=False, progress=False)
-        >>> answer = pd.predict(model, guide, x, samples=100, seed=0)
+        >>> _ = pdrop.fit(model, guide, x, 2 * x, steps=10, compile=False, progress=False)
+        >>> answer = pdrop.predict(model, guide, x, samples=100, seed=0)
         >>> answer
         SitePrediction('obs', shape (5,), 100 draws, Normal, samples kept)
         >>> answer.mean.shape, answer.log_prob(2 * x).shape, answer.interval(0.9)[0].shape

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Normal, Poisson, TransformedDistribution
 from torch.distributions.transforms import ComposeTransform, Transform
 
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.likelihoods.moments import F64, base_of, normal_parts
-from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.mathematics.mixtures import mixture_quantile, mixture_tail_quantile
 from pyro_dropout.protocols import Distribution
 

@@ -14,6 +14,7 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
+from pyro_dropout.errors import PyroDropoutError, ShapeError, SingularError
 from pyro_dropout.generative.inputs import AnyInputs, copies
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.observed_sites import sample_sites
@@ -23,7 +24,6 @@ from pyro_dropout.guides.concrete import ConcreteMixture
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.mathematics.checks import describe
 from pyro_dropout.mathematics.distributions import BernoulliMixture
-from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError, SingularError
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
 from pyro_dropout.protocols import (

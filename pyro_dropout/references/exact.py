@@ -12,13 +12,13 @@ import torch
 from pyro.contrib.gp.models import GPRegression
 from torch import Size, Tensor
 
+from pyro_dropout.errors import PyroDropoutError, ShapeError, SingularError
 from pyro_dropout.generative.exact_gp import GP, _apart
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.own_noise import check_no_noise
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.mathematics.checks import check_count, check_finite
-from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError, SingularError
 from pyro_dropout.mathematics.shapes import Float
 from pyro_dropout.protocols import Weights
 from pyro_dropout.references.nuts.energy import has_gaussian_prior, in_float64
@@ -41,9 +41,9 @@ class GaussianPosterior:
         whole_functions: True, because each draw is one function at all points.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> model = pd.BayesianNet(torch.nn.Linear(2, 1), likelihood=pd.Gaussian(tau=4.0))
-        >>> posterior = pd.conjugate(model, torch.eye(2), torch.ones(2, 1))
+        >>> import torch, pyro_dropout as pdrop
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 1), likelihood=pdrop.Gaussian(tau=4.0))
+        >>> posterior = pdrop.references.conjugate(model, torch.eye(2), torch.ones(2, 1))
         >>> posterior
         GaussianPosterior(3 weights at 2 sites, log evidence -2.85)
         >>> posterior.sample_weights(5)["weight"].shape, posterior.covariance.shape
@@ -119,12 +119,12 @@ def conjugate(model: BayesianNet | Standardised, x: Tensor, y: Tensor) -> Gaussi
         The posterior, with its covariance and the evidence.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1, bias=False), likelihood=pd.Gaussian(tau=3.0))
-        >>> posterior = pd.conjugate(model, torch.ones(5, 1), torch.full((5, 1), 2.0))
+        >>> import torch, pyro_dropout as pdrop
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(1, 1, bias=False), likelihood=pdrop.Gaussian(tau=3.0))
+        >>> posterior = pdrop.references.conjugate(model, torch.ones(5, 1), torch.full((5, 1), 2.0))
         >>> round(posterior.mean()["weight"].item(), 4), round(posterior.covariance.item(), 4)  # 15·2/16, 1/16
         (1.875, 0.0625)
-        >>> pd.predict(model, posterior, torch.ones(2, 1), samples=100, seed=0).mean.shape
+        >>> pdrop.predict(model, posterior, torch.ones(2, 1), samples=100, seed=0).mean.shape
         torch.Size([2, 1])
     """
     _check(model, x, y)
@@ -202,7 +202,7 @@ class GPPosterior:
 
     def __init__(self, gp: GP) -> None:
         if not isinstance(gp, GP):
-            raise PyroDropoutError(f"gp must be a pyro_dropout.GP; got {type(gp).__name__}.")
+            raise PyroDropoutError(f"gp must be a pyro_dropout.generative.GP; got {type(gp).__name__}.")
         gp.tau  # noqa: B018 - raises if the GP is not fitted
         self._gp = gp
         self._known: tuple[GPRegression, Tensor, Tensor, Tensor] | None = None  # the last regression, x, mean and root
@@ -243,15 +243,15 @@ def gp_posterior(gp: GP) -> GPPosterior:
         An object with ``sample_functions(x, n)``: n joint draws of f at x, (n, M, D).
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> from types import SimpleNamespace
         >>> x = torch.linspace(-1, 1, 5).unsqueeze(-1)
-        >>> gp = pd.GP("se", tau=100.0).fit(x, x**2, steps=0)
-        >>> posterior = pd.gp_posterior(gp)
+        >>> gp = pdrop.generative.GP("se", tau=100.0).fit(x, x**2, steps=0)
+        >>> posterior = pdrop.references.gp_posterior(gp)
         >>> posterior.sample_functions(x, 3).shape
         torch.Size([3, 5, 1])
-        >>> model = SimpleNamespace(likelihood=pd.Gaussian(gp.tau))
-        >>> answer = pd.predict(model, posterior, x, samples=4000, seed=0)
+        >>> model = SimpleNamespace(likelihood=pdrop.Gaussian(gp.tau))
+        >>> answer = pdrop.predict(model, posterior, x, samples=4000, seed=0)
         >>> torch.allclose(answer.mean, gp.predict(x)[0], atol=0.02)
         True
     """

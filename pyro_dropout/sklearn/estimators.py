@@ -21,10 +21,10 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 from torch import Tensor
 
+from pyro_dropout.errors import PyroDropoutError, RangeError
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.judging.conformal import conformal
 from pyro_dropout.mathematics.checks import check_count, check_device, check_level
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.sklearn.inputs import (
     check_decided,

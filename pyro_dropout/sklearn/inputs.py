@@ -11,6 +11,7 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
+from pyro_dropout.errors import IgnoredInputsWarning, RangeError
 from pyro_dropout.mathematics.checks import (
     check_choice,
     check_count,
@@ -19,7 +20,6 @@ from pyro_dropout.mathematics.checks import (
     check_level,
     check_positive,
 )
-from pyro_dropout.mathematics.errors import IgnoredInputsWarning, RangeError
 from pyro_dropout.protocols import Record
 from pyro_dropout.registry import guide_names
 from pyro_dropout.sklearn.network import ACTIVATIONS
@@ -59,12 +59,12 @@ def check_whole_numbers(name: str, values: Any) -> None:
     """Raise if float64, in which estimators compute, would merge whole numbers; ``values`` as the user gave them.
 
     Example:
-        >>> import pyro_dropout as pd
+        >>> import pyro_dropout as pdrop
         >>> from pyro_dropout.sklearn.inputs import check_whole_numbers
         >>> check_whole_numbers("X", [[2**53]])
         >>> try:
         ...     check_whole_numbers("X", [[2**53 + 1]])
-        ... except pd.RangeError as mistake:
+        ... except pdrop.errors.RangeError as mistake:
         ...     print(str(mistake).split(",")[0])
         X holds whole numbers beyond 2**53
     """

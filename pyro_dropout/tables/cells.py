@@ -18,7 +18,7 @@ import numpy as np
 import pandas
 from numpy.typing import NDArray
 
-from pyro_dropout.mathematics.errors import RangeError
+from pyro_dropout.errors import RangeError
 
 try:
     import pyarrow

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pyro_dropout.mathematics.errors import RangeError
+from pyro_dropout.errors import RangeError
 from pyro_dropout.tables.cells import Bools, Cell, Cells, Floats, as_text, brief, is_blank
 from pyro_dropout.tables.notation import PLAIN, Notation
 from pyro_dropout.tables.precision import rounded

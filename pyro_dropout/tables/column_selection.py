@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
+from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.tables.cells import Cell, Cells, Floats, as_label, as_moment, as_number, as_text, brief, is_blank
 from pyro_dropout.tables.column import Column
 from pyro_dropout.tables.encoding import Remarks

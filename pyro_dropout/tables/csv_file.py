@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, TextIO
 
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
+from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.tables.cells import Cells, as_moment
 from pyro_dropout.tables.notation import is_number
 from pyro_dropout.tables.table import Table, named

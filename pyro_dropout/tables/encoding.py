@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
+from pyro_dropout.errors import PyroDropoutError, RangeError
 from pyro_dropout.protocols import Record
 from pyro_dropout.tables.cells import Cells, brief
 from pyro_dropout.tables.column import Column

@@ -17,7 +17,7 @@ from typing import Any
 
 import pandas
 
-from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
+from pyro_dropout.errors import PyroDropoutError, ShapeError
 from pyro_dropout.tables.csv_file import read_csv
 from pyro_dropout.tables.table import Table, from_arrow, named
 from pyro_dropout.training.checkpoints.regular_file import check_regular

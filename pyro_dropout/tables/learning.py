@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pyro_dropout.mathematics.errors import RangeError
+from pyro_dropout.errors import RangeError
 from pyro_dropout.tables.cells import Floats, Ints
 from pyro_dropout.tables.column import CYCLES, Column, Cycle
 from pyro_dropout.tables.column_selection import Chosen, Task, labels_in, number_column, outcome_column

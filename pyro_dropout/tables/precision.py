@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_dropout.mathematics.errors import RangeError
+from pyro_dropout.errors import RangeError
 from pyro_dropout.tables.cells import Floats
 
 _ROUNDING = torch.finfo(torch.float32).eps / 2

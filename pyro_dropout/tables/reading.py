@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
+from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.tables.column_selection import Task, choose_columns
 from pyro_dropout.tables.csv_file import Separator
 from pyro_dropout.tables.encoding import Dataset, Encoding, Remarks, told

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pyro_dropout.mathematics.errors import RangeError
+from pyro_dropout.errors import RangeError
 from pyro_dropout.tables.cells import Cells, Distinct, as_label, as_moment, brief
 from pyro_dropout.tables.notation import MARKS, Decimal, Notation, fits, is_number, measured, split
 from pyro_dropout.tables.precision import known_numbers

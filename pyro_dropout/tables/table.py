@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pandas
 
+from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.mathematics.checks import did_you_mean
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.tables.cells import EXACT, Cells, Ints, brief
 
 _FIRST, _LAST = np.datetime64("0001-01-01", "us"), np.datetime64("9999-12-31T23:59:59.999999", "us")
@@ -34,8 +34,8 @@ class Table:
         separator: between the columns of a CSV file.
 
     Example:
-        >>> import pyro_dropout as pd
-        >>> table = pd.Table("trees", {"age": [12, 30], "kind": ["oak", None]}, rows=[2, 3])
+        >>> import pyro_dropout as pdrop
+        >>> table = pdrop.tables.Table("trees", {"age": [12, 30], "kind": ["oak", None]}, rows=[2, 3])
         >>> len(table), table.where(1, "kind")
         (2, "trees, row 3, column 'kind'")
     """

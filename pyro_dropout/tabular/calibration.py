@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from pyro_dropout.errors import RangeError
 from pyro_dropout.judging.conformal import Conformal, conformal
 from pyro_dropout.judging.scores.errors import accuracy, interval_score, rmse
 from pyro_dropout.judging.support import Support
-from pyro_dropout.mathematics.errors import RangeError
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.prediction.tails import is_whole
 from pyro_dropout.protocols import Record

@@ -28,16 +28,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from pyro_dropout.errors import DivergedError, PyroDropoutError, ShapeError
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.mathematics.checks import check_choice
-from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.prediction.predict import predict
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.registry import guide_names, resolve_guide
 from pyro_dropout.tabular.recipe import Data, Noise, Recipe, Scale
 from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint
 from pyro_dropout.training.fit import fit
-from pyro_dropout.training.history import DivergedError
 from pyro_dropout.training.loop import progress_bar, sharing_bar
 
 STEPS, LEARNING_RATE = 1200, 0.05  # of the final training; the rate falls to zero

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pyro_dropout.errors import PyroDropoutError, RangeError
 from pyro_dropout.generative.likelihoods.moments import is_class
 from pyro_dropout.mathematics.checks import check_count, check_finite
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 from pyro_dropout.mathematics.shapes import Float
 from pyro_dropout.prediction.plot_style import PALETTE, finish, literal_text
 from pyro_dropout.prediction.prediction import Prediction
@@ -147,7 +147,7 @@ def explain(
     prediction are shuffled; a column that matters only together with others may then be left out.
 
     Args:
-        predict: predicts inputs, (N, Q), with the same draws at each call: ``pd.predict(..., shared=True, seed=0)``.
+        predict: predicts inputs, (N, Q), with the same draws at each call: ``pdrop.predict(..., shared=True, seed=0)``.
         x: inputs of real rows, at least two.
         columns: the places of each column's features, as ``encoding.places`` gives.
         repeats: how often each column is shuffled.
@@ -155,12 +155,13 @@ def explain(
         seed: of the choice of rows and of the shuffles.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> from pyro_dropout.tabular.explain import explain
-        >>> model = pd.BayesianNet(torch.nn.Linear(2, 1, bias=False))
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 1, bias=False))
         >>> weights = lambda name, shape: torch.tensor([[3.0, 0.0]])
-        >>> guide = pd.AutoDropout(model, keep=1.0, init=weights)
-        >>> found = explain(lambda x: pd.predict(model, guide, x, samples=2), torch.randn(50, 2), {"a": [0], "b": [1]})
+        >>> guide = pdrop.AutoDropout(model, keep=1.0, init=weights)
+        >>> ask = lambda x: pdrop.predict(model, guide, x, samples=2)
+        >>> found = explain(ask, torch.randn(50, 2), {"a": [0], "b": [1]})
         >>> found.names, found.mean[1].item()
         (('a', 'b'), 0.0)
     """

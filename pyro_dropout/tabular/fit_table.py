@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.protocols import Record
 from pyro_dropout.tables.encoding import Dataset
@@ -77,10 +77,10 @@ def fit_table(
         reading: further arguments of ``read_table``, such as drop=["id"].
 
     Example:
-        >>> import pandas, pyro_dropout as pd
+        >>> import pandas, pyro_dropout as pdrop
         >>> frame = pandas.DataFrame({"age": range(40), "kind": ["oak", "elm"] * 20})
         >>> frame["height"] = 2.0 + 0.1 * frame["age"] + (frame["kind"] == "oak")
-        >>> fitted = pd.fit_table(frame, "height", guide="mean-field", steps=50, compile=False, progress=False)
+        >>> fitted = pdrop.fit_table(frame, "height", guide="mean-field", steps=50, compile=False, progress=False)
         >>> fitted.predict(frame.head(3))[["mean", "lower", "upper", "unfamiliar"]].shape
         (3, 4)
     """

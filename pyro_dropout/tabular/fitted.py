@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.judging.support import Support
 from pyro_dropout.mathematics.checks import check_finite, check_level
-from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.predict import predict
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.protocols import Figure, Record
@@ -85,10 +85,10 @@ class FittedTable:
         held: what the posterior said of the held-back rows before it was trained on them too, if it is known.
 
     Example:
-        >>> import pandas, pyro_dropout as pd
+        >>> import pandas, pyro_dropout as pdrop
         >>> frame = pandas.DataFrame({"age": [k % 20 for k in range(60)], "kind": ["oak", "elm", "ash"] * 20})
         >>> frame["height"] = 2.0 + 0.1 * frame["age"] + (frame["kind"] == "oak")
-        >>> fitted = pd.fit_table(frame, "height", guide="mean-field", steps=50, progress=False)
+        >>> fitted = pdrop.fit_table(frame, "height", guide="mean-field", steps=50, progress=False)
         >>> fitted
         FittedTable('height', ..., mean-field, 12 rows held back)
         >>> [column["column"] for column in fitted.explain(frame).as_json()]

@@ -62,15 +62,15 @@ def dependence(
         interval: gives the ends of the intervals of a prediction; None for classes.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> from pyro_dropout.tables.column import Column
         >>> from pyro_dropout.tables.encoding import Encoding
         >>> from pyro_dropout.tabular.partial_dependence import dependence
-        >>> model = pd.BayesianNet(torch.nn.Linear(2, 1, bias=False))
-        >>> guide = pd.AutoDropout(model, keep=1.0, init=lambda name, shape: torch.tensor([[3.0, 0.0]]))
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 1, bias=False))
+        >>> guide = pdrop.AutoDropout(model, keep=1.0, init=lambda name, shape: torch.tensor([[3.0, 0.0]]))
         >>> x = torch.linspace(0, 1, 11).unsqueeze(-1).repeat(1, 2)
         >>> encoding = Encoding((Column("a"), Column("b")), target="y")
-        >>> found = dependence(lambda x: pd.predict(model, guide, x, samples=2), encoding, x, "a")
+        >>> found = dependence(lambda x: pdrop.predict(model, guide, x, samples=2), encoding, x, "a")
         >>> torch.allclose(found.mean[:, 0], 3 * torch.tensor(found.values))
         True
     """

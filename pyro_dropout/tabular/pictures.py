@@ -8,9 +8,9 @@ two columns that matter most. A table with one input has its curve instead.
 import torch
 from torch import Tensor
 
+from pyro_dropout.errors import PyroDropoutError, ShapeError
 from pyro_dropout.judging.scores.class_calibration import reliability
 from pyro_dropout.mathematics.checks import check_level
-from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.mathematics.shapes import Bool, Float
 from pyro_dropout.prediction.plot_style import PALETTE, categories_below, finish, literal_text, percent
 from pyro_dropout.prediction.prediction import Prediction
@@ -57,15 +57,15 @@ def picture(
         over: a column to draw predictions over, whether or not it matters most.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> from pyro_dropout.tables.column import Column
         >>> from pyro_dropout.tables.encoding import Encoding
         >>> from pyro_dropout.tabular.pictures import picture
-        >>> model = pd.BayesianNet(torch.nn.Linear(2, 1))
-        >>> guide = pd.AutoMeanField(model)
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 1))
+        >>> guide = pdrop.AutoMeanField(model)
         >>> x, encoding = torch.randn(40, 2), Encoding((Column("age"), Column("size")), target="price")
         >>> def ask(x):
-        ...     return pd.predict(model, guide, x, samples=20, seed=0)
+        ...     return pdrop.predict(model, guide, x, samples=20, seed=0)
         >>> [axes.get_xlabel() for axes in picture(ask, encoding, x, torch.randn(40, 1)).axes][:2]
         ['predicted price', 'level of the interval']
     """

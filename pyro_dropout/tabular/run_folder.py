@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from pyro_dropout.errors import DamagedFileError, PyroDropoutError
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.standardised import Standardised
-from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Record
 from pyro_dropout.tables.encoding import Dataset, Encoding
 from pyro_dropout.tables.reading import Reading
@@ -26,7 +26,7 @@ from pyro_dropout.tabular.run_record import FORMAT, LATER, Training, identity_of
 from pyro_dropout.training.checkpoints.atomic_file import whole_file
 from pyro_dropout.training.checkpoints.posterior_file import load, save
 from pyro_dropout.training.checkpoints.regular_file import check_name, check_no_links, check_regular
-from pyro_dropout.training.checkpoints.tensor_file import DamagedFileError, read_facts
+from pyro_dropout.training.checkpoints.tensor_file import read_facts
 from pyro_dropout.training.distributed.process_group import rank_here
 
 RECORD, POSTERIOR, CHECKPOINTS = "run.json", "posterior.safetensors", "checkpoints"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from pyro_dropout.comparison.standard_models import GUIDES
-from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.protocols import Record
 from pyro_dropout.tables.encoding import Encoding
 from pyro_dropout.tables.plain_data import built

@@ -1,1 +1,5 @@
 """Fitting a guide to a model: the loss, SVI, `fit`, optimisers."""
+
+from lazy_loader import attach_stub as _attach_stub
+
+__getattr__, __dir__, __all__ = _attach_stub(__name__, __file__)

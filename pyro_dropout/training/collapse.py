@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_dropout.errors import IgnoredInputsWarning
 from pyro_dropout.generative.inputs import inputs_of
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.networks import BayesianNet
@@ -26,7 +27,6 @@ from pyro_dropout.generative.trial_run import evaluating, quietly
 from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.guides.summary import note_of, note_training
-from pyro_dropout.mathematics.errors import IgnoredInputsWarning
 from pyro_dropout.training.loss.temperature import is_point, share_of_data
 
 _POINTS, _DRAWS, _MEMBERS = 512, 16, 4  # the most that are looked at
@@ -90,9 +90,9 @@ def learned_from(
         thorough: whether the network is run even where no layer is shut.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1), pd.Prior(length_scale=100.0))
-        >>> guide = pd.AutoMeanField(model, init=lambda name, shape: torch.zeros(shape))
+        >>> import torch, pyro_dropout as pdrop
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(1, 1), pdrop.Prior(length_scale=100.0))
+        >>> guide = pdrop.AutoMeanField(model, init=lambda name, shape: torch.zeros(shape))
         >>> x = torch.linspace(-1, 1, 50).unsqueeze(-1)
         >>> learned_from(model, guide, x, 2 * x).ignores_inputs
         True

@@ -10,6 +10,7 @@ from pyro import poutine
 from torch import Tensor
 
 from pyro_dropout.engines.engine import CHAIN
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.inputs import takes_all
 from pyro_dropout.generative.likelihoods import likelihood_of
 from pyro_dropout.generative.model_call import ModelCall, is_network
@@ -17,7 +18,6 @@ from pyro_dropout.generative.observed_sites import observed_sites, point_log_lik
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.guides.ensemble import Ensemble
-from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import PyroModel, Record
 from pyro_dropout.training.checkpoints.tensor_file import digest
 from pyro_dropout.training.distributed.process_group import ALONE, Group, Share

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from pyro_dropout.engines.choose import HowCompiled, check_how_compiled, decided, step_size
 from pyro_dropout.engines.program import recording
 from pyro_dropout.engines.threads import enough_threads
+from pyro_dropout.errors import IgnoredInputsWarning, PyroDropoutError
 from pyro_dropout.generative.inputs import takes_all
 from pyro_dropout.generative.model_call import ModelCall, call_of, check_keywords, is_network, takes
 from pyro_dropout.generative.networks import BayesianNet
@@ -27,7 +28,6 @@ from pyro_dropout.generative.trial_run import calls_noted, holders_of, owner_of,
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.guides.summary import note_training
 from pyro_dropout.mathematics.checks import check_seed
-from pyro_dropout.mathematics.errors import IgnoredInputsWarning, PyroDropoutError
 from pyro_dropout.protocols import PyroModel, Record
 from pyro_dropout.training.checkpoints.fingerprint import told_update
 from pyro_dropout.training.checkpoints.tensor_file import digest
@@ -151,13 +151,13 @@ def fit(
         The history of the loss.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> x = torch.linspace(-1, 1, 64).unsqueeze(-1)
         >>> net = torch.nn.Sequential(torch.nn.Linear(1, 20), torch.nn.ReLU(), torch.nn.Linear(20, 1))
-        >>> model = pd.BayesianNet(net, likelihood=pd.Gaussian(tau=25.0))
-        >>> guide = pd.AutoDropout(model, keep=0.95)
+        >>> model = pdrop.BayesianNet(net, likelihood=pdrop.Gaussian(tau=25.0))
+        >>> guide = pdrop.AutoDropout(model, keep=0.95)
         >>> quiet = {"compile": False, "progress": False, "seed": 0}
-        >>> history = pd.fit(model, guide, x, x**2, epochs=50, batch_size=32, lr=0.01, **quiet)
+        >>> history = pdrop.fit(model, guide, x, x**2, epochs=50, batch_size=32, lr=0.01, **quiet)
         >>> history.steps, bool(history.losses[-20:].mean() < history.losses[:20].mean())
         (100, True)
     """
@@ -289,7 +289,7 @@ def move(model: PyroModel, guide: PyroModel, call: ModelCall, place: torch.devic
     """Move a model and a guide to a device; of plain functions, the networks that they are seen to call.
 
     Example:
-        >>> import pyro, torch, pyro.distributions as dist, pyro_dropout as pd
+        >>> import pyro, torch, pyro.distributions as dist, pyro_dropout as pdrop
         >>> from pyro_dropout.generative.model_call import ModelCall
         >>> from pyro_dropout.training.fit import move
         >>> net = torch.nn.Linear(1, 1)
@@ -324,8 +324,8 @@ def likelihood_beside(model: object, place: torch.device) -> None:
     A GPU that replays a recorded step cannot fetch numbers from there.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1, device="meta"))
+        >>> import torch, pyro_dropout as pdrop
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(1, 1, device="meta"))
         >>> likelihood_beside(model, place_of([model]))
         >>> model.likelihood.log_tau.device.type
         'meta'

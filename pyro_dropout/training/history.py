@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.guides.summary import card
-from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Axes
 from pyro_dropout.training.out_of_memory import is_out_of_memory
 
@@ -17,21 +17,6 @@ if TYPE_CHECKING:
 
 
 REMEDY = "Lower the learning rate, clip gradients (clip_norm=...), or look for values in x and y that are not finite."
-
-
-class DivergedError(PyroDropoutError):
-    """The training loss or a parameter is not finite; the message names the step and the site.
-
-    Example:
-        >>> import torch, pyro_dropout as pd
-        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1))
-        >>> x = torch.tensor([[float("nan")]])
-        >>> try:
-        ...     pd.fit(model, pd.AutoDropout(model), x, x, steps=3, compile=False, progress=False)
-        ... except pd.DivergedError as stop:
-        ...     print(str(stop).split(";")[0])
-        the loss is nan at step 1
-    """
 
 
 def is_divergence(cause: Exception, values: Iterable[Tensor]) -> bool:
@@ -74,8 +59,8 @@ class History:
         unchecked: why that could not be found out, in a sentence that ``fit`` warned with; empty if nothing went wrong.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> history = pd.History(losses=torch.tensor([3.0, 2.0]), steps=2, seconds=0.5)
+        >>> import torch, pyro_dropout as pdrop
+        >>> history = pdrop.training.History(losses=torch.tensor([3.0, 2.0]), steps=2, seconds=0.5)
         >>> history, history.steps_per_second
         (History(2 steps in 0.5 s, eager, last loss 2), 4.0)
     """

@@ -21,8 +21,8 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from pyro_dropout.engines.torch_internals import tree_flatten, tree_unflatten
+from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.generative.random_state import RandomState, forked, random_state, seed_generators, set_random_state
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.protocols import Record, Tree
 
 Call = tuple[tuple[Tree, ...], dict[str, Tree]]  # the arguments that a batch holds

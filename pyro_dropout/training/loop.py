@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from pyro_dropout.errors import DivergedError
 from pyro_dropout.training.checkpoints.training_checkpoint import Keeper
 from pyro_dropout.training.distributed.process_group import ALONE, Group
 from pyro_dropout.training.early_stopping import Watch
-from pyro_dropout.training.history import REMEDY, DivergedError, History, all_finite
+from pyro_dropout.training.history import REMEDY, History, all_finite
 from pyro_dropout.training.runner import TrainingRun
 
 

@@ -10,7 +10,7 @@ from pyro_dropout.engines.choose import HowCompiled
 from pyro_dropout.engines.engine import Engine, Gradient, Row, Step, Taken, is_large
 from pyro_dropout.engines.program import Function, apart_in_memory
 from pyro_dropout.engines.torch_internals import tree_leaves
-from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.protocols import Record, Tree
 from pyro_dropout.training.batches import Source
 from pyro_dropout.training.compile.functional import Gradients, Parameters, make_step, numbered

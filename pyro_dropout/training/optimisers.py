@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.engines.torch_internals import fused_adam
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.mathematics.checks import check_count, check_non_negative, check_positive
-from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Record
 
 Schedule = Callable[[Tensor], Tensor]
@@ -41,8 +41,8 @@ class Update:
         optimiser: torch's, of which this is a reading, or which runs itself, beside the step.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> halve = pd.Update("halve", lr=1.0, slots=0, apply=lambda p, g, s, lr, t: (p / 2, s))
+        >>> import torch, pyro_dropout as pdrop
+        >>> halve = pdrop.training.Update("halve", lr=1.0, slots=0, apply=lambda p, g, s, lr, t: (p / 2, s))
         >>> halve.step([torch.tensor(8.0)], [torch.tensor(0.0)], [[]], torch.tensor(1.0), torch.tensor(1.0))[0]
         [tensor(4.)]
     """
@@ -244,8 +244,8 @@ def inverse_decay(gamma: float = 1e-4, power: float = 0.25) -> Schedule:
         A function of the number of steps done, to multiply the base rate with.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> pd.inverse_decay(gamma=1.0, power=0.5)(torch.tensor([0.0, 3.0]))
+        >>> import torch, pyro_dropout as pdrop
+        >>> pdrop.training.inverse_decay(gamma=1.0, power=0.5)(torch.tensor([0.0, 3.0]))
         tensor([1.0000, 0.5000])
     """
     check_non_negative("gamma", gamma)

@@ -5,29 +5,12 @@ from typing import TypeVar
 
 import torch
 
+from pyro_dropout.errors import OutOfMemoryError
 from pyro_dropout.generative.random_state import forked
-from pyro_dropout.mathematics.errors import PyroDropoutError
 
 Result = TypeVar("Result")
 
 LESS = "a smaller network, fewer particles (ELBO(num_particles=...))"  # of what memory is needed for
-
-
-class OutOfMemoryError(PyroDropoutError):
-    """A training step needs more memory than the device has; the message names a mini-batch that fits.
-
-    Example:
-        >>> import torch, pyro_dropout as pd
-        >>> from pyro_dropout.training.out_of_memory import explained
-        >>> def step(points):
-        ...     if points > 100:
-        ...         raise torch.OutOfMemoryError("CUDA out of memory")
-        >>> try:
-        ...     explained(lambda: step(512), step, 512)
-        ... except pd.PyroDropoutError as told:
-        ...     print(told)
-        memory runs out in a step of 512 points. A step of 64 was tried and fits: give fit(batch_size=64).
-    """
 
 
 def is_out_of_memory(error: BaseException) -> bool:

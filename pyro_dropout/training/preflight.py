@@ -10,6 +10,7 @@ from pyro.optim.optim import PyroOptim
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.generative.inputs import AnyInputs, check_inputs, check_pairs, inputs_of, takes_all
 from pyro_dropout.generative.likelihoods import Likelihood, likelihood_of
 from pyro_dropout.generative.model_call import ModelCall, is_network, name_of, takes
@@ -23,7 +24,6 @@ from pyro_dropout.mathematics.checks import (
     check_seed,
     describe,
 )
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.training.loader import Target, all_of
 from pyro_dropout.training.optimisers import Update
 

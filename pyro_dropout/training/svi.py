@@ -18,14 +18,14 @@ import torch
 
 from pyro_dropout.engines.choose import Compile
 from pyro_dropout.engines.recorder import reads_values
+from pyro_dropout.errors import DivergedError, PyroDropoutError, ShapeError
 from pyro_dropout.generative.precision import Precision, check_precision, products_in
 from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.mathematics.checks import check_choice, describe
-from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.protocols import PyroModel
 from pyro_dropout.training.compile.arguments import Arguments
 from pyro_dropout.training.compile.compiled_step import CompiledStep
-from pyro_dropout.training.history import DivergedError, all_finite, is_divergence
+from pyro_dropout.training.history import all_finite, is_divergence
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.preflight import check_gradients, warn_of_decay
 
@@ -50,10 +50,10 @@ class SVI(pyro.infer.SVI):
         precision: "bf16" for products of a ``BayesianNet`` in bfloat16, as in ``fit``.
 
     Example:
-        >>> import pyro, torch, pyro_dropout as pd
+        >>> import pyro, torch, pyro_dropout as pdrop
         >>> _ = torch.manual_seed(0)
-        >>> model = pd.BayesianNet(torch.nn.Linear(3, 1))
-        >>> svi = pd.SVI(model, pd.AutoMeanField(model), pyro.optim.Adam({"lr": 0.1}), compile=False)
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(3, 1))
+        >>> svi = pdrop.SVI(model, pdrop.AutoMeanField(model), pyro.optim.Adam({"lr": 0.1}), compile=False)
         >>> x = torch.randn(20, 3)
         >>> losses = [svi.step(x, x.sum(1, keepdim=True)) for _ in range(100)]
         >>> losses[-1] < losses[0]

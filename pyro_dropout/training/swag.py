@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pyro_dropout.engines.choose import Compile
+from pyro_dropout.errors import PyroDropoutError, RangeError
 from pyro_dropout.generative.model_call import call_of, is_network
 from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.generative.random_state import generators_stay
@@ -20,7 +21,6 @@ from pyro_dropout.guides.low_rank import AutoLowRank
 from pyro_dropout.guides.nearest import set_state
 from pyro_dropout.guides.points import Points
 from pyro_dropout.mathematics.checks import check_count, check_positive
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 from pyro_dropout.protocols import HasMean, PyroModel
 from pyro_dropout.training.fit import place_of
 from pyro_dropout.training.laplace.laplace import weights_at
@@ -78,13 +78,13 @@ def swag(
         A guide to use as it is, or to train further.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> x = torch.linspace(-1, 1, 40).unsqueeze(-1)
-        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1), likelihood=pd.Gaussian(tau=4.0))
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(1, 1), likelihood=pdrop.Gaussian(tau=4.0))
         >>> weights = {"weight": torch.tensor([[2.0]]), "bias": torch.tensor([0.0])}
         >>> y = 2 * x + 0.5 * torch.randn(40, 1, generator=torch.Generator().manual_seed(0))
         >>> how = {"steps": 800, "lr": 5e-4, "batch_size": 10, "compile": False, "progress": False, "seed": 0}
-        >>> guide = pd.swag(model, weights, x, y, rank=5, **how)
+        >>> guide = pdrop.swag(model, weights, x, y, rank=5, **how)
         >>> bool((guide.mean()["weight"] - 2).abs() < 0.3), bool(guide.posterior("weight").stddev > 0.01)
         (True, True)
     """

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from pyro_dropout.engines.choose import HowCompiled
 from pyro_dropout.engines.torch_internals import tree_unflatten
+from pyro_dropout.errors import PyroDropoutError, ShapeError
 from pyro_dropout.generative.inputs import check_pairs, inputs_of, takes_all
 from pyro_dropout.generative.likelihoods import likelihood_of
 from pyro_dropout.generative.model_call import ModelCall, is_network, name_of, takes
@@ -18,7 +19,6 @@ from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.mathematics.checks import check_count
-from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.protocols import PyroModel, Record
 from pyro_dropout.training.batches import Batches, Source
 from pyro_dropout.training.checkpoints.fingerprint import told_loss

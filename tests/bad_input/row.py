@@ -14,7 +14,7 @@ from torch import nn
 
 import pyro_dropout as pd
 
-RANGE, SHAPE, OTHER = pd.RangeError, pd.ShapeError, pd.PyroDropoutError
+RANGE, SHAPE, OTHER = pd.errors.RangeError, pd.errors.ShapeError, pd.errors.PyroDropoutError
 NAN, INF = float("nan"), float("inf")
 X = torch.linspace(-1, 1, 12).unsqueeze(-1)
 Y = X**2
@@ -55,7 +55,7 @@ def names(rows: Sequence[Row]) -> list[str]:
 
 def refused(row: Row, *where: Path) -> None:
     """Check that the call raises what it must, in one line (Pyro may add the shapes of a trace) that says it all."""
-    with pytest.raises(pd.PyroDropoutError) as caught:
+    with pytest.raises(pd.errors.PyroDropoutError) as caught:
         row.call(*where)
     assert type(caught.value) is row.error
     said, *traced = str(caught.value).splitlines()
@@ -85,7 +85,7 @@ def net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(1, 4), nn.ReLU(), nn.Linear(4, 1))
 
 
-def model(likelihood: pd.Likelihood | None = None) -> pd.BayesianNet:
+def model(likelihood: pd.generative.Likelihood | None = None) -> pd.BayesianNet:
     return pd.BayesianNet(net(), likelihood=likelihood or pd.Gaussian(tau=4.0))
 
 
@@ -135,14 +135,14 @@ def class_fit(x: Any, y: Any) -> None:
         pd.fit(*own, x, y, **QUIET)
 
 
-def kind_fit(likelihood: pd.Likelihood, y: Any, **options: Any) -> None:
+def kind_fit(likelihood: pd.generative.Likelihood, y: Any, **options: Any) -> None:
     own = model(likelihood)
     guide = pd.AutoDropout(own)
     with nothing_lost(own, guide):
         pd.fit(own, guide, X, y, **{**QUIET, **options})
 
 
-def kind_fleet_fit(likelihood: pd.Likelihood, y: Any) -> None:
+def kind_fleet_fit(likelihood: pd.generative.Likelihood, y: Any) -> None:
     def replica(seed: int) -> tuple[Any, Any]:
         made = model(likelihood)
         return made, pd.AutoDropout(made)
@@ -170,7 +170,7 @@ def answer() -> Any:
 
 def site_answer(**options: Any) -> Any:
     """What a Pyro model that is not a network says of its site."""
-    draws = pd.SampledPosterior({"slope": torch.linspace(-1, 1, 4).unsqueeze(0)})
+    draws = pd.prediction.SampledPosterior({"slope": torch.linspace(-1, 1, 4).unsqueeze(0)})
     return pd.predict(line, draws, X, samples=4, seed=0, **options)
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import pyro_dropout as pd
+from pyro_dropout import tables
 from tests.bad_input.row import (
     LABELS,
     NAN,
@@ -49,7 +50,7 @@ def classifier(y: Any = None, **settings: Any) -> Any:
 
 
 ROWS = [
-    Row("plot_kl_gap", lambda: pd.plot_kl_gap(keeps=(1.5,)), RANGE, "keeps", "got 1.5", "lie in (0, 1]"),
+    Row("plot_kl_gap", lambda: pd.comparison.plot_kl_gap(keeps=(1.5,)), RANGE, "keeps", "got 1.5", "lie in (0, 1]"),
     Row("compare", lambda: compare(guides="dropout"),
         OTHER, "guides", "got str", "be a list of names such as"),
     Row("compare", lambda: compare(guides=["mean field"]),
@@ -119,9 +120,10 @@ ROWS = [
         OTHER, "no column 'cost'", "its columns are", "size, price"),
     Row("fit_table", lambda: pd.fit_table(frame(), "price", held_back=1.0), RANGE, "held_back", "got 1.0", "lie in"),
     Row("fit_table", lambda: pd.fit_table(frame(), "price", guide="swag"), RANGE, "guide", "got 'swag'", "be 'auto',"),
-    Row("FittedTable.load", lambda: pd.FittedTable.load("nowhere"),
+    Row("FittedTable.load", lambda: pd.tabular.FittedTable.load("nowhere"),
         OTHER, "'nowhere'", "there is no folder", "create a run with pyro-dropout fit"),
-    Row("Table.column", lambda: pd.Table("t", {"a": [1]}, [0]).column("b"), OTHER, "no column 'b'", "t has", "are a"),
+    Row("Table.column", lambda: tables.Table("t", {"a": [1]}, [0]).column("b"),
+        OTHER, "no column 'b'", "t has", "are a"),
 ]  # fmt: skip
 
 

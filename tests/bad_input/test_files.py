@@ -9,10 +9,11 @@ import pyarrow.parquet
 import pytest
 
 import pyro_dropout as pd
+from pyro_dropout import errors
 from pyro_dropout.tables.reading import read_table
 from tests.bad_input.row import OTHER, RANGE, SHAPE, Row, X, dense, fit, names, nothing_lost, pair, refused
 
-DAMAGED, DIFFERENT = pd.DamagedFileError, pd.DifferentModelError
+DAMAGED, DIFFERENT = errors.DamagedFileError, errors.DifferentModelError
 FILE = "posterior.safetensors"
 
 
@@ -55,7 +56,7 @@ def training(content: bytes | None, **how: Any) -> Any:
         else:
             path.mkdir()
             pd.save(path / "step-000000000001.safetensors", *pair())
-        fit(checkpoint=pd.Checkpoint(path, **how))
+        fit(checkpoint=pd.training.Checkpoint(path, **how))
 
     return call
 
@@ -118,10 +119,12 @@ ROWS = [
         DIFFERENT, "guide", "AutoDropout in the file, AutoMeanField here", "Build them as"),
     Row("load", loading(into=lambda: tuple(part.double() for part in pair())),
         DIFFERENT, "weight", "torch.float32 in the file, torch.float64 here", "Build them as they were"),
-    Row("Checkpoint", lambda folder: pd.Checkpoint(folder, every=0),
+    Row("Checkpoint", lambda folder: pd.training.Checkpoint(folder, every=0),
         RANGE, "every", "got 0", "a whole number of at least 1"),
-    Row("Checkpoint", lambda folder: pd.Checkpoint(folder, seconds=-1.0), RANGE, "seconds", "got -1.0", "be positive"),
-    Row("Checkpoint", lambda folder: pd.Checkpoint(folder, run=3), OTHER, "run", "got 3", "text that identifies"),
+    Row("Checkpoint", lambda folder: pd.training.Checkpoint(folder, seconds=-1.0),
+        RANGE, "seconds", "got -1.0", "be positive"),
+    Row("Checkpoint", lambda folder: pd.training.Checkpoint(folder, run=3),
+        OTHER, "run", "got 3", "text that identifies"),
     Row("Checkpoint", training(None), OTHER, "checkpoint", "File exists", "must be a folder"),
     Row("Checkpoint", training(b"posterior"),
         OTHER, "step-000000000001", "not a training checkpoint", "give another folder"),

@@ -9,8 +9,8 @@ import torch
 from torch import nn, tensor
 
 import pyro_dropout as pd
+from pyro_dropout.errors import EmptyModelError
 from pyro_dropout.guides import GUIDES
-from pyro_dropout.mathematics.errors import EmptyModelError
 from tests.bad_input.row import INF, NAN, OTHER, RANGE, SHAPE, Row, X, model, names, net, refused
 
 
@@ -138,12 +138,13 @@ ROWS = [
     Row("AutoFullRank", lambda: pd.AutoFullRank(pd.BayesianNet(nn.Linear(91, 91)), per="layer"),
         OTHER, "layer ''", "has 8,372 random weights", "AutoLowRank(model, per='net')"),
     Row("AutoLowRank", lambda: pd.AutoLowRank(model(), per="row"), RANGE, "per", "got 'row'", "be 'layer' or 'net'"),
-    Row("AutoLaplace", lambda: pd.AutoLaplace(model(), "low-rank"),
+    Row("AutoLaplace", lambda: pd.guides.AutoLaplace(model(), "low-rank"),
         RANGE, "structure", "got 'low-rank'", "be 'full', 'layer', 'kron', 'diagonal', 'last' or None"),
-    Row("AutoLaplace", lambda: pd.AutoLaplace(plain),
+    Row("AutoLaplace", lambda: pd.guides.AutoLaplace(plain),
         OTHER, "a BayesianNet", "got function", "AutoLaplaceApproximation"),
-    Row("AutoLaplace", lambda: pd.AutoLaplace(model()).curvature, OTHER, "curvature", "no curvature yet", "train it"),
-    Row("AutoLaplace", lambda: pd.Ensemble(model(), pd.AutoLaplace),
+    Row("AutoLaplace", lambda: pd.guides.AutoLaplace(model()).curvature,
+        OTHER, "curvature", "no curvature yet", "train it"),
+    Row("AutoLaplace", lambda: pd.Ensemble(model(), pd.guides.AutoLaplace),
         OTHER, "members", "AutoLaplace", "Ensemble(model)"),
     Row("from_dropout", lambda: pd.from_dropout("net"),
         OTHER, "net", "got 'net'", "be a torch nn.Module with dropout"),
@@ -151,7 +152,7 @@ ROWS = [
     Row("from_dropout", lambda: pd.from_dropout(nn.Sequential(nn.Linear(1, 4), nn.Dropout(1.0), nn.Linear(4, 1))),
         OTHER, "Dropout '1'", "p=1.0", "Use a smaller p"),
     Row("from_dropout", lambda: pd.from_dropout(net(), likelihood="cat"),
-        OTHER, "likelihood", "got 'cat'", "be a pyro_dropout.Likelihood, such as"),
+        OTHER, "likelihood", "got 'cat'", "be a pyro_dropout.generative.Likelihood, such as"),
     Row("from_dropout", lambda: pd.from_dropout(net(), prior=3),
         OTHER, "prior", "got 3", "be a pyro_dropout.Prior, such as"),
     Row("from_dropout", lambda: pd.from_dropout(nn.Sequential(nn.Linear(1, 4), nn.ReLU(), nn.Dropout(0.5),

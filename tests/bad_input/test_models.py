@@ -7,11 +7,12 @@ import torch
 from torch import nn, tensor
 
 import pyro_dropout as pd
+from pyro_dropout import generative, paper, references
 from tests.bad_input.row import LABELS, NAN, OTHER, RANGE, SHAPE, Row, X, Y, classes, model, names, net, refused
 
 
-def deep_gp(**options: Any) -> pd.DeepGP:
-    return pd.DeepGP(**{"in_features": 1, "widths": [3], "out_features": 1, **options})
+def deep_gp(**options: Any) -> paper.DeepGP:
+    return paper.DeepGP(**{"in_features": 1, "widths": [3], "out_features": 1, **options})
 
 
 def wide() -> pd.Standardised:
@@ -74,7 +75,7 @@ ROWS = [
     Row("BayesianNet", lambda: pd.BayesianNet(net(), prior=1.0),
         OTHER, "prior", "got 1.0", "be a pyro_dropout.Prior, such as"),
     Row("BayesianNet", lambda: pd.BayesianNet(net(), likelihood=4.0),
-        OTHER, "likelihood", "got 4.0", "be a pyro_dropout.Likelihood, such as"),
+        OTHER, "likelihood", "got 4.0", "be a pyro_dropout.generative.Likelihood, such as"),
     Row("BayesianNet", lambda: pd.BayesianNet(nn.ReLU()),
         OTHER, "net", "no parameter that is random", "is everything hidden?"),
     Row("BayesianNet", lambda: model()(torch.ones(5, 3)),
@@ -127,26 +128,29 @@ ROWS = [
     Row("DeepGP", lambda: deep_gp(space="function")(X, Y, 20),
         RANGE, "num_data", "got 20", "be the number of points in x, 12, in function"),
     Row("DeepGP", lambda: deep_gp(mean=lambda x: x[:, 0])(X), SHAPE, "mean(x)", "got (12,)", "have shape (12, 1)"),
-    Row("FiniteRankGP", lambda: pd.FiniteRankGP(1, 0, 1), RANGE, "width", "got 0", "be a whole number of at least 1"),
-    Row("GP", lambda: pd.GP("matern"),
+    Row("FiniteRankGP", lambda: paper.FiniteRankGP(1, 0, 1),
+        RANGE, "width", "got 0", "be a whole number of at least 1"),
+    Row("GP", lambda: generative.GP("matern"),
         RANGE, "kernel", "got 'matern'", "be 'se', 'arc_cosine', 'arc_sine' or a Pyro kernel"),
-    Row("GP", lambda: pd.GP(tau=0.0), RANGE, "tau", "got 0.0", "be positive and finite"),
-    Row("GP", lambda: pd.GP(length_scale=torch.ones(3)).fit(X, Y, steps=0),
+    Row("GP", lambda: generative.GP(tau=0.0), RANGE, "tau", "got 0.0", "be positive and finite"),
+    Row("GP", lambda: generative.GP(length_scale=torch.ones(3)).fit(X, Y, steps=0),
         SHAPE, "length_scale", "got (3,)", "have shape () or (1,)"),
-    Row("GP", lambda: pd.GP("se", bias_length_scale=1.0),
+    Row("GP", lambda: generative.GP("se", bias_length_scale=1.0),
         RANGE, "bias_length_scale", "got 1.0", "be absent for kernel 'se'"),
-    Row("GP", lambda: pd.GP(jitter=-1.0), RANGE, "jitter", "got -1.0", "be zero or positive, and finite"),
-    Row("GP", lambda: pd.GP().predict(X), OTHER, "this GP", "has no data yet", "call fit(x, y) first"),
-    Row("GP", lambda: pd.GP().fit(X, Y[:, 0], steps=0),
+    Row("GP", lambda: generative.GP(jitter=-1.0), RANGE, "jitter", "got -1.0", "be zero or positive, and finite"),
+    Row("GP", lambda: generative.GP().predict(X), OTHER, "this GP", "has no data yet", "call fit(x, y) first"),
+    Row("GP", lambda: generative.GP().fit(X, Y[:, 0], steps=0),
         SHAPE, "y", "got (12,)", "have shape (N, D) with N = 12, as x has"),
-    Row("GP", lambda: pd.GP().fit(X * NAN, Y, steps=0),
+    Row("GP", lambda: generative.GP().fit(X * NAN, Y, steps=0),
         RANGE, "x", "got a tensor of shape (12, 1) with no", "be finite"),
-    Row("GP", lambda: pd.GP().fit(X[:0], Y[:0], steps=0), SHAPE, "x", "got (0, 1)", "have shape (N, Q)"),
-    Row("GP", lambda: pd.GP().fit(X, Y, steps=-1), RANGE, "steps", "got -1", "be a whole number of at least 0"),
-    Row("GP", lambda: pd.GP().fit(X, Y, steps=0).predict(torch.ones(2, 3)),
+    Row("GP", lambda: generative.GP().fit(X[:0], Y[:0], steps=0), SHAPE, "x", "got (0, 1)", "have shape (N, Q)"),
+    Row("GP", lambda: generative.GP().fit(X, Y, steps=-1), RANGE, "steps", "got -1", "be a whole number of at least 0"),
+    Row("GP", lambda: generative.GP().fit(X, Y, steps=0).predict(torch.ones(2, 3)),
         SHAPE, "x", "got (2, 3)", "have shape (N, 1)"),
-    Row("gp_posterior", lambda: pd.gp_posterior(model()), OTHER, "gp", "got BayesianNet", "be a pyro_dropout.GP"),
-    Row("gp_posterior", lambda: pd.gp_posterior(pd.GP()), OTHER, "this GP", "has no data yet", "call fit(x, y) first"),
+    Row("gp_posterior", lambda: references.gp_posterior(model()),
+        OTHER, "gp", "got BayesianNet", "be a pyro_dropout.generative.GP"),
+    Row("gp_posterior", lambda: references.gp_posterior(generative.GP()),
+        OTHER, "this GP", "has no data yet", "call fit(x, y) first"),
     # what a compiled step cannot look at, and the doors do
     Row("Gaussian", lambda: pd.Gaussian().check_values(Y, Y * NAN), RANGE, "y", "12 not finite", "must be finite"),
     Row("Categorical", lambda: pd.Categorical().check_values(torch.zeros(12, 3), LABELS + 1),

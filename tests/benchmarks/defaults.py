@@ -81,7 +81,7 @@ def trained(rows: Rows, depth: int, width: int, guide: str, prior: str, steps: l
         for count in steps:
             pair = build(0)
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", pd.IgnoredInputsWarning)
+                warnings.simplefilter("ignore", pd.errors.IgnoredInputsWarning)
                 pd.fit(*pair, x, y, steps=count, progress=False, **how)
             yield count, [pair]
         return
@@ -118,7 +118,7 @@ def measured(cell: list[Any], device: str, steps: list[int]) -> list[dict[str, A
             note_learned(model, own, call)
         told = [ignored_inputs(own) for _, own in pairs]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", pd.IgnoredInputsWarning)
+            warnings.simplefilter("ignore", pd.errors.IgnoredInputsWarning)
             how: Any = {"samples": SAMPLES, "method": guides()[guide].method, "seed": 0}
             answers = [pd.predict(model, own, rows.test[0], **how) for model, own in pairs]
         each = torch.stack([answer.log_prob(rows.test[1]).double().cpu() for answer in answers])

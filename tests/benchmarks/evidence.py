@@ -34,7 +34,7 @@ def measured(points: int, inputs: int, activation: str, structure: Any) -> str:
     start = time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = pd.maximise_evidence(model, x[:points], y[:points], structure, progress=False)
+        found = pd.training.maximise_evidence(model, x[:points], y[:points], structure, progress=False)
     seconds = time.process_time() - start
     answer = pd.predict(model, found.guide, x[points:], method="linearised")
     error = (answer.mean - y[points:]).square().mean().sqrt().item()

@@ -116,7 +116,7 @@ def one_by_one() -> list[Setting]:
     return [*guides, *others, Setting(temperature=0.5), Setting(batch=POINTS)]
 
 
-def ours(setting: Setting, steps: int, device: str = "cpu") -> tuple[float, pd.History]:
+def ours(setting: Setting, steps: int, device: str = "cpu") -> tuple[float, pd.training.History]:
     """Return the seconds of one step of ``fit``."""
     torch.manual_seed(0)
     x, y = setting.data()

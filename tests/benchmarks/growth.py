@@ -79,7 +79,7 @@ def long_run(settings: Settings) -> tuple[Section, Iterator[Task]]:
         x = torch.linspace(-1.7, 1.7, DEEP.batch).unsqueeze(-1)
         y = torch.sin(4 * math.pi * x) / 2 + x
         model = DEEP.model("cpu")
-        how: Any = {"optim": "sgd", "lr": 1e-5, "schedule": pd.inverse_decay(), "compile": settings.compile}
+        how: Any = {"optim": "sgd", "lr": 1e-5, "schedule": pd.training.inverse_decay(), "compile": settings.compile}
         start = time.perf_counter()
         history = pd.fit(
             model, dropout(model), x, y, steps=steps, device=settings.device, progress=False, seed=0, **how

@@ -68,7 +68,7 @@ def main() -> None:
             cut = len(rows) // 4
             for repeat in range(-(-_ENOUGH // cut)):
                 outside = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(repeat))]
-                support = pd.Support.of(outside[cut:])
+                support = pd.judging.Support.of(outside[cut:])
                 parts.append([support.flag(each).double().mean().item() for each in (x[inside], outside[:cut])])
             shares = [sum(part) / len(part) for part in zip(*parts, strict=True)]
             if kind.startswith("column") and "within" not in kind:

@@ -31,7 +31,7 @@ def main() -> None:
     for compiled in (False, "auto"):
         try:
             pd.fit(*build(), x, y, steps=5, compile=compiled, **how)
-        except pd.PyroDropoutError as lack:
+        except pd.errors.PyroDropoutError as lack:
             print(f"compile={compiled}: {type(lack).__name__}: {lack}", flush=True)
             size = int(str(lack).split("batch_size=")[1].split(")")[0])
             print(pd.fit(*build(), x, y, steps=40, batch_size=size, compile=compiled, **how), flush=True)

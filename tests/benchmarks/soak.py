@@ -39,7 +39,7 @@ def watch(seen: list[tuple[float, int, int]], over: threading.Event, every: floa
         seen.append((time.monotonic() - start, resident(), open_files()))
 
 
-def train(steps: int, folder: Path | None, compiled: bool) -> pd.History:
+def train(steps: int, folder: Path | None, compiled: bool) -> pd.training.History:
     """Take so many steps of a small training with everything that ``fit`` has."""
     torch.manual_seed(0)
     x = torch.linspace(-1, 1, 2000).unsqueeze(-1)
@@ -54,11 +54,11 @@ def train(steps: int, folder: Path | None, compiled: bool) -> pd.History:
         steps=steps,
         batch_size=128,
         lr=1e-3,
-        schedule=pd.inverse_decay(),
+        schedule=pd.training.inverse_decay(),
         validation=(x[1::2], y[1::2]),
         patience=10**9,
         check_every=max(1, min(20_000, steps // 4)),
-        checkpoint=None if folder is None else pd.Checkpoint(folder, seconds=30.0, keep=2),
+        checkpoint=None if folder is None else pd.training.Checkpoint(folder, seconds=30.0, keep=2),
         compile=compiled,
         progress=False,
         seed=0,

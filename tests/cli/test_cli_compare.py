@@ -111,7 +111,7 @@ def test_classes_are_compared_for_machines_and_an_older_comparison_makes_room(
 
 def test_where_nothing_can_be_computed_the_code_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def diverge(*args: Any) -> None:
-        raise pd.DivergedError("the loss is nan at step 1")
+        raise pd.errors.DivergedError("the loss is nan at step 1")
 
     monkeypatch.setattr(comparison, "as_a_fleet", diverge)
     done = run("compare", written(tmp_path, houses()), "--guides", "dropout", "--out", tmp_path / "out", *FEW)

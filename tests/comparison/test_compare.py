@@ -56,9 +56,9 @@ def test_guides_can_be_read_linearised() -> None:
     assert {"crps", "coverage", "between", "khat"} <= set(row.scores)
     assert row.curve is not None
     assert found.settings["method"] == {"straight": "linearised"}
-    with pytest.raises(pd.PyroDropoutError, match="a name in method must be"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="a name in method must be"):
         pd.compare(linear_model(), guides, train, test, method={"other": "linearised"}, **QUICK)
-    with pytest.raises(pd.PyroDropoutError, match="method must be 'mc' or 'linearised'"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="method must be 'mc' or 'linearised'"):
         pd.compare(linear_model(), guides, train, test, method="standard", **QUICK)
 
 
@@ -79,7 +79,7 @@ def test_scores_are_those_of_the_trained_guides() -> None:
     assert row.scores["parameters"].mean == 4
     # a linear model: uncertainty grows with the distance from the middle, threefold at three times the distance
     assert row.scores["outside"].mean > 1.5
-    exact = pd.conjugate(linear_model(), *train)
+    exact = pd.references.conjugate(linear_model(), *train)
     assert row.scores["elbo"].mean <= exact.log_evidence + 3
     assert row.scores["elbo"].mean == pytest.approx(float(exact.log_evidence), abs=3)
 
@@ -89,7 +89,7 @@ def test_scores_are_those_of_the_trained_guides() -> None:
 def test_what_is_asked_lies_where_the_data_lie(device: str) -> None:
     """Every score, the curve and the distance to a reference, on every device that there is."""
     train, test = (tuple(part.to(device) for part in line()) for _ in range(2))
-    exact = pd.conjugate(linear_model().to(device), *train)
+    exact = pd.references.conjugate(linear_model().to(device), *train)
     model = linear_model().to(device)
     found = pd.compare(model, [pd.AutoMeanField], train, test, reference=exact, seeds=1, **QUICK)
     row = found.rows[1]
@@ -113,7 +113,7 @@ def test_what_dropout_cannot_say_is_said() -> None:
 def test_guides_are_ranked_by_their_distance_to_the_reference() -> None:
     train, test = line(5), line()  # so few points that the weights are far from known
     narrow = {"too narrow": lambda m: Still(m, 1e-3), "right": pd.AutoMeanField}
-    exact = pd.conjugate(linear_model(), *train)
+    exact = pd.references.conjugate(linear_model(), *train)
     options = {**QUICK, "steps": 900, "lr": 0.01, "samples": 1000}
     found = pd.compare(linear_model(), narrow, train, test, reference=exact, seeds=1, **options)
     assert [row.name for row in found.rows] == ["reference", "too narrow", "right"]
@@ -173,7 +173,7 @@ def test_counts_and_several_yes_and_no_are_compared_too() -> None:
         plt.close(found.plot())
 
 
-class Heavy(pd.Likelihood):
+class Heavy(pd.generative.Likelihood):
     """Numbers with noise that is not normal."""
 
     def distribution(self, f: Tensor) -> Any:
@@ -182,7 +182,7 @@ class Heavy(pd.Likelihood):
 
 @pytest.mark.deep
 @pytest.mark.parametrize("likelihood", [Heavy(), pd.Poisson()])
-def test_numbers_that_are_not_normal_have_no_distance_to_a_reference(likelihood: pd.Likelihood) -> None:
+def test_numbers_that_are_not_normal_have_no_distance_to_a_reference(likelihood: pd.generative.Likelihood) -> None:
     x = torch.randn(20, 2)
     model = pd.BayesianNet(nn.Linear(2, 1), likelihood=likelihood)
     options = {**QUICK, "steps": 3, "reference": pd.AutoMeanField(model)}
@@ -206,7 +206,7 @@ class Diverging(pd.AutoMeanField):
 
 
 def refuse(model: Any) -> Any:
-    raise pd.RangeError("keep must lie in (0, 1]; got 7.")
+    raise pd.errors.RangeError("keep must lie in (0, 1]; got 7.")
 
 
 @pytest.mark.parametrize("bad", [Diverging, refuse])
@@ -351,7 +351,7 @@ def test_the_reference_is_sampled_when_asked(monkeypatch: pytest.MonkeyPatch) ->
 
     def fake(model: Any, x: Tensor, y: Tensor, **options: Any) -> Any:
         called.append(options)
-        return pd.conjugate(model, x, y)
+        return pd.references.conjugate(model, x, y)
 
     monkeypatch.setattr(module, "nuts", fake)
     found = pd.compare(linear_model(), [pd.AutoMeanField], train, line(), reference="nuts", seeds=1, **QUICK)

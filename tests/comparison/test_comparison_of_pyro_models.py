@@ -121,7 +121,7 @@ def test_which_function_is_a_model() -> None:
     def broken(seed: int) -> Any:
         raise RuntimeError("no such file")
 
-    with pytest.raises(pd.PyroDropoutError, match="called with a seed, it raises RuntimeError: no such file"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="called with a seed, it raises RuntimeError: no such file"):
         source_of(broken, 0, (X, Y))
 
 
@@ -132,7 +132,9 @@ def test_what_cannot_be_asked_is_a_row_that_says_so() -> None:
 
 
 def test_data_that_do_not_suit_the_model_are_told_before_training() -> None:
-    with pytest.raises(pd.PyroDropoutError, match=r"test: model must be a Pyro model that takes the arguments given"):
+    with pytest.raises(
+        pd.errors.PyroDropoutError, match=r"test: model must be a Pyro model that takes the arguments given"
+    ):
         pd.compare(line, [AutoNormal], (X, Y), (X, Y, GROUPS), **QUICK)
-    with pytest.raises(pd.PyroDropoutError, match=r"same sites; got \['first', 'second'\] and \['first'\]"):
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"same sites; got \['first', 'second'\] and \['first'\]"):
         pd.compare(two_sites, [AutoNormal], (X, Y, Y), (X, Y), **QUICK)

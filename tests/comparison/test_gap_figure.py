@@ -2,7 +2,8 @@
 
 import pytest
 
-from pyro_dropout import RangeError, plot_kl_gap
+from pyro_dropout.comparison import plot_kl_gap
+from pyro_dropout.errors import RangeError
 
 
 def test_every_curve_falls_and_every_axis_is_named() -> None:

@@ -178,9 +178,9 @@ def test_what_cannot_be_shown_is_left_out() -> None:
 
 def test_a_page_needs_a_place(tmp_path: Path) -> None:
     found = made(Row("a", {"rmse": Score([1.0])}))
-    with pytest.raises(pd.PyroDropoutError, match="is a folder"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="is a folder"):
         found.to_html(tmp_path)
-    with pytest.raises(pd.PyroDropoutError, match=r"does not exist: '.*nowhere'"):
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"does not exist: '.*nowhere'"):
         found.to_html(tmp_path / "nowhere" / "page.html")
     path = found.to_html(str(tmp_path / "page.html"))
     assert path.read_text("utf-8").endswith("</html>\n")

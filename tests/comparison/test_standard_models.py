@@ -12,7 +12,7 @@ SHORT = [pytest.param(name, marks=[pytest.mark.deep] if "ensemble" in name else 
 @pytest.mark.filterwarnings("ignore:the point of this Laplace")
 @pytest.mark.parametrize("name", SHORT)
 def test_every_guide_fits_both_models(name: str) -> None:
-    data = pd.co2()
+    data = pd.datasets.co2()
     for model in (wave_model(data.train, width=5), regression_model(data.train, width=5)):
         guide = GUIDES[name](model)
         pd.fit(model, guide, *data.train, steps=2, compile=False, progress=False)

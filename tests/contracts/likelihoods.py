@@ -7,16 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_dropout import (
-    Bernoulli,
-    Categorical,
-    Counts,
-    Gaussian,
-    HeteroscedasticGaussian,
-    Likelihood,
-    Poisson,
-    Transformed,
-)
+from pyro_dropout import Bernoulli, Categorical, Counts, Gaussian, HeteroscedasticGaussian, Poisson, Transformed
+from pyro_dropout.generative import Likelihood
 from pyro_dropout.registry import likelihoods
 from tests.contracts.student_t import HeavyTails
 

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pyro_dropout import BayesianNet, Categorical, DeepGP, FiniteRankGP, Gaussian
+from pyro_dropout import BayesianNet, Categorical, Gaussian
+from pyro_dropout.paper import DeepGP, FiniteRankGP
 
 N, CLASSES = 6, 3
 

@@ -17,7 +17,7 @@ class StudentT(dist.StudentT):
         return torch.as_tensor(stdtr(self.df.detach().cpu().numpy(), z.detach().cpu().numpy()), device=z.device).to(z)
 
 
-class HeavyTails(pd.Likelihood):
+class HeavyTails(pd.generative.Likelihood):
     """y = f + σ t, with ν degrees of freedom."""
 
     df: Tensor

@@ -70,7 +70,7 @@ def pyro_ensemble() -> pd.Ensemble:
 
 def test_mean_weights_of_different_networks_are_refused(points: Any, dropout: Any, pyro_ensemble: pd.Ensemble) -> None:
     for model, ensemble, x in ((*points, X), (*dropout, X), (plain, pyro_ensemble, X[:, 0])):
-        with pytest.raises(pd.PyroDropoutError, match="mean of their weights is none of them; use method='mc'"):
+        with pytest.raises(pd.errors.PyroDropoutError, match="mean of their weights is none of them; use method='mc'"):
             pd.predict(model, ensemble, x, method="standard")
     model = network()
     alone = pd.Ensemble(model, members=1)
@@ -84,7 +84,7 @@ def test_the_error_over_members_counts_those_that_were_used(points: Any, pyro_en
     torch.testing.assert_close(some.error_over_members, (some.epistemic / 5).sqrt())
     every = pd.predict(*points, X, samples=1000)
     torch.testing.assert_close(every.error_over_members, (every.epistemic / 30).sqrt())
-    with pytest.raises(pd.PyroDropoutError, match="at least two"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="at least two"):
         _ = pd.predict(*points, X, samples=1).error_over_members
     answer = pd.predict(plain, pyro_ensemble, X[:, 0], samples=50)
     torch.testing.assert_close(answer.error_over_members, (answer.epistemic / 3).sqrt())
@@ -96,9 +96,9 @@ def test_thompson_acts_on_one_member_at_a_time() -> None:
     ensemble = pd.Ensemble(model, members=4)
     with torch.no_grad():
         next(iter(ensemble.parameters())).copy_(torch.eye(4).unsqueeze(1))
-    chosen = torch.stack([pd.thompson(model, ensemble, torch.eye(4), seed=k) for k in range(80)])
+    chosen = torch.stack([pd.judging.thompson(model, ensemble, torch.eye(4), seed=k) for k in range(80)])
     assert chosen.bincount(minlength=4).tolist() == pytest.approx([20] * 4, abs=16)  # four standard deviations
-    twice = pd.thompson(model, ensemble, torch.eye(4).expand(3, 4, 4), seed=0)
+    twice = pd.judging.thompson(model, ensemble, torch.eye(4).expand(3, 4, 4), seed=0)
     assert len(twice.unique()) == 1  # all contexts share the member
 
 
@@ -111,7 +111,7 @@ def test_the_density_of_a_mixture_at_any_number_of_values(lead: tuple[int, ...])
     for parts in (
         [dist.Normal(loc, 0.5).to_event(2) for loc in locs],
         [dist.Normal(loc, 0.5).to_event(1) for loc in locs],
-        [pd.RowMixture(loc.unsqueeze(0), 0.5, torch.ones(1, dtype=F64), row_dim=None) for loc in locs],
+        [pd.paper.RowMixture(loc.unsqueeze(0), 0.5, torch.ones(1, dtype=F64), row_dim=None) for loc in locs],
     ):
         value = torch.randn(*lead, 2, 4, dtype=F64)
         each = torch.stack([dist.Normal(loc, 0.5).log_prob(value).sum((-1, -2)) for loc in locs])
@@ -125,18 +125,18 @@ def test_the_posterior_of_a_site_in_every_kind_of_ensemble(points: Any, spread: 
         torch.testing.assert_close(q.mean, ensemble.mean()["0.weight"])
         torch.testing.assert_close(drawn.var(0), q.variance, rtol=0.15, atol=0.0)
         torch.testing.assert_close(q.sample((6000,)).var(0), q.variance, rtol=0.15, atol=0.0)
-        with pytest.raises(pd.PyroDropoutError, match="'nothing' is not a site"):
+        with pytest.raises(pd.errors.PyroDropoutError, match="'nothing' is not a site"):
             ensemble.posterior("nothing")
     value = spread[1].sample_weights(3)["0.weight"]
     assert spread[1].posterior("0.weight").log_prob(value).shape == (3,)
     for _, ensemble in (points, dropout):
-        with pytest.raises(pd.SingularError):
+        with pytest.raises(pd.errors.SingularError):
             ensemble.posterior("0.weight").log_prob(value)
 
 
 def test_moments_of_a_constrained_site_are_refused_and_its_draws_are_not(pyro_ensemble: pd.Ensemble) -> None:
     q = pyro_ensemble.posterior("scale")
-    with pytest.raises(pd.PyroDropoutError, match="no formula for its mean; take it from draws"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="no formula for its mean; take it from draws"):
         _ = q.mean
     drawn = q.sample((300,))
     assert drawn.shape == (300,)
@@ -158,7 +158,7 @@ def by_hand(model: pd.BayesianNet, weights: dict[str, Tensor]) -> tuple[Tensor, 
 
 def test_the_bound_of_anchored_members_is_that_of_the_models_own_prior(spread: Any) -> None:
     model, ensemble = spread
-    report = pd.elbo_report(model, ensemble, X, Y, samples=400, seed=0)
+    report = pd.judging.elbo_report(model, ensemble, X, Y, samples=400, seed=0)
     own = ensemble.stacked()
     locs = {n: own[f"states.{n.replace('.', '/')}.loc"].detach() for n in model.sites}
     widths = {n: own[f"states.{n.replace('.', '/')}.log_scale"].detach().exp() for n in model.sites}
@@ -183,7 +183,7 @@ def test_the_bound_of_anchored_members_is_that_of_the_models_own_prior(spread: A
 
 def test_the_objective_of_points_is_the_mean_of_their_own(points: Any) -> None:
     model, ensemble = points
-    report = pd.elbo_report(model, ensemble, X, Y, seed=0)
+    report = pd.judging.elbo_report(model, ensemble, X, Y, seed=0)
     weights = ensemble.draws_at(torch.arange(30))
     data, prior = by_hand(model, weights)
     constant = sum(-0.5 * math.log(2 * math.pi) * w[0].numel() for w in weights.values()) + 1.5 * math.log(3)
@@ -196,7 +196,7 @@ def test_the_objective_of_points_is_the_mean_of_their_own(points: Any) -> None:
 def test_no_density_no_ratios_and_the_error_says_what_to_give(points: Any, dropout: Any) -> None:
     for model, ensemble in (points, dropout):
         for verb in (pd.khat, pd.loo):
-            with pytest.raises(pd.SingularError, match=r"such as Ensemble\(model, AutoMeanField\)"):
+            with pytest.raises(pd.errors.SingularError, match=r"such as Ensemble\(model, AutoMeanField\)"):
                 verb(model, ensemble, X, Y, samples=30)
 
 
@@ -208,7 +208,9 @@ def test_repeated_points_do_not_pass_for_draws(points: Any) -> None:
     torch.testing.assert_close(many.khat, once.khat)
     assert many.elpd == pytest.approx(once.elpd)
     model = network()
-    with pytest.raises(pd.RangeError, match="an ensemble of 6 points has as many different draws, and a tail needs 25"):
+    with pytest.raises(
+        pd.errors.RangeError, match="an ensemble of 6 points has as many different draws, and a tail needs 25"
+    ):
         pd.loo(model, pd.Ensemble(model, members=6), X, Y, approximate=False)
 
 
@@ -218,7 +220,7 @@ def test_ranks_among_repeated_points_are_refused() -> None:
     def fit(model: Any, x: Tensor, y: Tensor) -> pd.Ensemble:
         return pd.Ensemble(model, members=5)
 
-    with pytest.raises(pd.RangeError, match=r"ranks among 99 would repeat them.*samples=5"):
+    with pytest.raises(pd.errors.RangeError, match=r"ranks among 99 would repeat them.*samples=5"):
         pd.sbc(model, fit, X, replications=2, progress=False)
     found = pd.sbc(model, fit, X, replications=3, samples=5, progress=False)
     assert all(0 <= int(rank) <= 5 for ranks in found.ranks.values() for rank in ranks)

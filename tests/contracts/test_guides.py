@@ -25,7 +25,9 @@ from torch import Tensor
 from torch.distributions import kl_divergence
 
 import pyro_dropout.guides
-from pyro_dropout import ELBO, PyroDropoutError, RowMixture, SingularError, kl, per_example
+from pyro_dropout import ELBO, per_example
+from pyro_dropout.errors import PyroDropoutError, SingularError
+from pyro_dropout.paper import RowMixture, kl
 from tests.contracts.guides import GUIDES, guide_classes
 from tests.contracts.models import KINDS, Problem
 

@@ -17,7 +17,7 @@ from tests.contracts.likelihoods import LIKELIHOODS, N
 QUIET: dict[str, Any] = {"compile": False, "progress": False}
 
 
-def density(likelihood: pd.Likelihood, f: Tensor, y: Tensor, num_data: int | None = None) -> Tensor:
+def density(likelihood: pd.generative.Likelihood, f: Tensor, y: Tensor, num_data: int | None = None) -> Tensor:
     trace = poutine.trace(likelihood).get_trace(f, y, num_data)
     trace.compute_log_prob()
     return trace.nodes["y"]["log_prob"]
@@ -63,7 +63,7 @@ def test_it_is_trained_predicted_and_judged(name: str) -> None:
     torch.testing.assert_close(answer.log_prob(y), torch.logsumexp(each, 0) - math.log(30))
     if is_class(answer.target_distribution):
         assert bool(((answer.probs >= 0) & (answer.probs <= 1)).all())
-        with pytest.raises(pd.PyroDropoutError, match="classes have reliability, ece and brier"):
+        with pytest.raises(pd.errors.PyroDropoutError, match="classes have reliability, ece and brier"):
             pd.coverage(answer, y)
         return
     torch.testing.assert_close(answer.mean, p.mean.mean(0).to(answer.mean))
@@ -71,7 +71,7 @@ def test_it_is_trained_predicted_and_judged(name: str) -> None:
     inside = ((low <= y) & (y <= high)).double().mean().item()
     assert pd.coverage(answer, y, 0.8) == pytest.approx(inside)
     if not is_whole(answer.target_distribution):
-        torch.testing.assert_close(pd.pit(answer, low), torch.full_like(low, 0.1), rtol=1e-3, atol=0)
+        torch.testing.assert_close(pd.judging.pit(answer, low), torch.full_like(low, 0.1), rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize("name", LIKELIHOODS)
@@ -94,13 +94,13 @@ def test_a_reference_and_a_curvature_are_found_or_refused_by_name(name: str) -> 
     assert torch.isfinite(pd.predict(model, sampled, x, samples=4).log_prob(y)).all()
     f = torch.zeros(N, LIKELIHOODS[name].outputs)
     if name == "counts by input":
-        with pytest.raises(pd.PyroDropoutError, match="no curvature in closed form"):
+        with pytest.raises(pd.errors.PyroDropoutError, match="no curvature in closed form"):
             model.likelihood.curvature_root(f, y)
     else:
         assert torch.isfinite(model.likelihood.curvature_root(f, y)).all()
 
 
 def test_every_likelihood_is_registered_and_under_contract() -> None:
-    own = {kind for kind in pd.Likelihood.__subclasses__() if kind.__module__.startswith("pyro_dropout.")}
+    own = {kind for kind in pd.generative.Likelihood.__subclasses__() if kind.__module__.startswith("pyro_dropout.")}
     registered = {entry.likelihood for entry in likelihoods().values()}
     assert own <= registered <= {type(case.make()) for case in LIKELIHOODS.values()}

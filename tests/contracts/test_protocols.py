@@ -37,7 +37,7 @@ def test_a_guide_is_a_posterior_with_a_mean(name: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:chains disagree")
 def test_references_say_what_they_can_do() -> None:
-    exact = pd.conjugate(net(), X, Y)
+    exact = pd.references.conjugate(net(), X, Y)
     assert isinstance(exact, Posterior)
     assert isinstance(exact, HasDensity)
     sampled = pd.nuts(net(), X, Y, warmup=5, samples=5, chains=2, progress=False)

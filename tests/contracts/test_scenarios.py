@@ -11,7 +11,7 @@ import pytest
 import torch
 from pyro.infer.autoguide import init_to_median
 
-from pyro_dropout import PyroDropoutError
+from pyro_dropout.errors import PyroDropoutError
 from tests.contracts.guides import GUIDES
 from tests.contracts.scenarios import SCENARIOS
 

@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 import pyro_dropout as pd
+from pyro_dropout import judging, paper, prediction, training
+from tests.test_public_names import API, found_at
 
 QUICK: dict[str, Any] = {"compile": False, "progress": False}
 X = torch.linspace(-1, 1, 24).unsqueeze(-1)
@@ -55,23 +57,23 @@ ACTS: dict[str, Callable[[int], Any]] = {
     "Ensemble.__init__": lambda seed: pd.Ensemble(pair()[0], members=2, seed=seed),
     "Fleet.fit": lambda seed: fleet().fit(*DATA, steps=2, seed=seed, **QUICK),
     "Fleet.prepare": lambda seed: fleet().prepare(*DATA, steps=2, seed=seed, compile=False).advance(2),
-    "FiniteRank.__init__": lambda seed: pd.FiniteRank("relu", 5, 1, seed=seed),
-    "Support.of": lambda seed: pd.Support.of(torch.randn(40, 2, generator=torch.Generator().manual_seed(0)), seed=seed),
+    "FiniteRank.__init__": lambda seed: paper.FiniteRank("relu", 5, 1, seed=seed),
+    "Support.of": lambda seed: judging.Support.of(torch.sin(torch.arange(80.0)).view(40, 2), seed=seed),
     "compare": lambda seed: pd.compare(pair()[0], {"a": pd.AutoMeanField}, DATA, DATA, seeds=[seed], steps=2, **QUICK),
     "crps": lambda seed: pd.crps(pd.predict(*pair(), X, samples=5, keep_samples=True, seed=0), X, seed=seed),
-    "elbo_report": lambda seed: pd.elbo_report(*pair(), *DATA, samples=5, seed=seed),
+    "elbo_report": lambda seed: judging.elbo_report(*pair(), *DATA, samples=5, seed=seed),
     "khat": lambda seed: pd.khat(*pair(), *DATA, samples=50, seed=seed),
     "loo": lambda seed: pd.loo(*pair(), *DATA, samples=200, seed=seed),
-    "maximise_evidence": lambda seed: pd.maximise_evidence(
+    "maximise_evidence": lambda seed: training.maximise_evidence(
         pair()[0], *DATA, rounds=9, steps=5, tolerance=1e9, seed=seed, **QUICK
     ),
     "nuts": lambda seed: pd.nuts(pair()[0], *DATA, samples=4, warmup=4, chains=2, seed=seed, **QUICK),
-    "plot_kl_gap": lambda seed: pd.plot_kl_gap(draws=2, seed=seed),
+    "plot_kl_gap": lambda seed: pd.comparison.plot_kl_gap(draws=2, seed=seed),
     "predict": lambda seed: pd.predict(*pair(), X, samples=5, seed=seed),
-    "predict_fleet": lambda seed: pd.predict_fleet(fleet(), X, samples=5, seed=seed),
+    "predict_fleet": lambda seed: prediction.predict_fleet(fleet(), X, samples=5, seed=seed),
     "sbc": lambda seed: pd.sbc(pair()[0], lambda m, x, y: pair()[1], X, replications=2, progress=False, seed=seed),
     "swag": lambda seed: pd.swag(*pair(), *DATA, rank=2, steps=6, batch_size=8, lr=0.01, seed=seed, **QUICK),
-    "thompson": lambda seed: pd.thompson(*pair(), X.view(6, 4, 1), seed=seed),
+    "thompson": lambda seed: judging.thompson(*pair(), X.view(6, 4, 1), seed=seed),
     "to_arviz": lambda seed: pd.to_arviz(*pair(), *DATA, samples=5, seed=seed),
     "estimators": estimator,
     "fit_table": table,
@@ -92,7 +94,7 @@ def test_the_generators_stay_as_they_were(name: str) -> None:
 
 
 def test_every_public_function_with_a_seed_is_here() -> None:
-    found = {each: getattr(pd, each) for each in pd.__all__}
+    found = {each.split(".")[-1]: found_at(each) for each in API}
     methods = {f"{name}.__init__": each.__init__ for name, each in found.items() if inspect.isclass(each)}
     functions = {name: each for name, each in found.items() if inspect.isfunction(each)}
     takes = {name for name, each in (methods | functions).items() if "seed" in inspect.signature(each).parameters}

@@ -27,7 +27,7 @@ def network() -> pd.BayesianNet:
     return pd.BayesianNet(net, pd.Prior(), pd.Gaussian(tau=10.0, learn=True))
 
 
-def trained(make: Any, compile: Any, steps: int = 12, **options: Any) -> pd.History:
+def trained(make: Any, compile: Any, steps: int = 12, **options: Any) -> pd.training.History:
     torch.manual_seed(0)
     model = network()
     return pd.fit(model, make(model), X, X**2, steps=steps, lr=0.02, seed=1, compile=compile, progress=False, **options)

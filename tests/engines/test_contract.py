@@ -43,7 +43,7 @@ LIKELIHOODS = list(TABLE)
 OPTIMISERS: dict[str, Any] = {"adam": "adam", "adamw": "adamw", "sgd": "sgd", "torch's own": torch.optim.RMSprop}
 OPTIONS: dict[str, dict[str, Any]] = {
     "as it is": {},
-    "schedule": {"schedule": pd.inverse_decay(gamma=0.1)},
+    "schedule": {"schedule": pd.training.inverse_decay(gamma=0.1)},
     "clipping": {"clip_norm": 0.5},
     "temperature": {"loss": pd.ELBO(temperature=lambda done: 0.2 + done / 20)},
     "mini-batches": {"batch_size": 3},
@@ -103,7 +103,7 @@ def trained(case: Case, engine: Engine, steps: int = STEPS, folder: Path | None 
         pyro.clear_param_store()
         how["optim"] = how["optim"]({id(p): p for p in (*guide.parameters(), *model.parameters())}.values(), lr=1e-3)
     if folder is not None:
-        how["checkpoint"] = pd.Checkpoint(folder, every=steps, seconds=1e9)
+        how["checkpoint"] = pd.training.Checkpoint(folder, every=steps, seconds=1e9)
     y = y.to(dtype) if y.is_floating_point() else y
     only = mock.patch.object(choose, "engines_for", return_value=[engine])
     shared = mock.patch.object(program, "_settings", return_value={"fallback_random": True})

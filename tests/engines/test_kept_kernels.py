@@ -92,7 +92,7 @@ def test_torchs_own_folder_made_by_another_user_is_refused(monkeypatch: pytest.M
     monkeypatch.setattr(os, "geteuid", lambda: me + 1)
     if me == 0:
         os.chown(theirs, 2, 2)  # what belongs to root is trusted
-    with pytest.raises(pd.PyroDropoutError, match="belongs to another user"), kernel_folder.compiler_folder():
+    with pytest.raises(pd.errors.PyroDropoutError, match="belongs to another user"), kernel_folder.compiler_folder():
         pass
 
 
@@ -105,7 +105,7 @@ def test_a_full_folder_of_torchs_compiler_is_named(
     disk = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     said = RuntimeError(f"CppCompileError: cannot write: {disk.strerror}")
     told = rf"cannot write to {tmp_path} or .*No space left.*Free some space"
-    with pytest.raises(pd.PyroDropoutError, match=told), kernel_folder.compiler_folder():
+    with pytest.raises(pd.errors.PyroDropoutError, match=told), kernel_folder.compiler_folder():
         raise InductorError(said if by_compiler else disk, None)
 
 

@@ -15,9 +15,9 @@ from pyro import poutine
 from pyro.nn import PyroSample
 from scipy import optimize, stats
 
+from pyro_dropout.errors import SingularError
 from pyro_dropout.generative.exact_gp import GP
 from pyro_dropout.mathematics.covariance import ArcCosine, ArcSine, Layered
-from pyro_dropout.mathematics.errors import SingularError
 from pyro_dropout.mathematics.finite_rank import FiniteRank
 
 Kernel = Callable[[np.ndarray, np.ndarray], np.ndarray]

@@ -12,10 +12,10 @@ from pyro.infer.autoguide import AutoDelta, AutoNormal
 from pyro.optim import Adam
 from torch import nn
 
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.gaussian_processes import DeepGP, FiniteRankGP
 from pyro_dropout.generative.likelihoods import Categorical, Gaussian
 from pyro_dropout.mathematics.distributions import BernoulliMixture
-from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.mathematics.per_data_point import PerDataPoint
 from tests.oracles.deep_gps import POINTS, WIDTHS
 

@@ -9,7 +9,8 @@ import torch
 from pyro import poutine
 from torch import Tensor, nn
 
-from pyro_dropout import AutoDropout, AutoMeanField, BayesianNet, PyroDropoutError, ShapeError, per_example
+from pyro_dropout import AutoDropout, AutoMeanField, BayesianNet, per_example
+from pyro_dropout.errors import PyroDropoutError, ShapeError
 
 F64 = torch.float64
 N, T = 3, 4

@@ -27,9 +27,11 @@ def in_float64() -> None:
 def test_keywords_are_options_or_parameters() -> None:
     check_keywords(pd.fit, line, ["x", "y"])
     check_keywords(pd.fit, lambda **given: None, ["anything"])
-    with pytest.raises(pd.PyroDropoutError, match=r"^fit has no option 'epoch', and line\(x.* Did you mean 'epochs'\?"):
+    with pytest.raises(
+        pd.errors.PyroDropoutError, match=r"^fit has no option 'epoch', and line\(x.* Did you mean 'epochs'\?"
+    ):
         check_keywords(pd.fit, line, ["epoch"])
-    with pytest.raises(pd.PyroDropoutError, match="The options are steps, epochs, batch_size"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="The options are steps, epochs, batch_size"):
         check_keywords(pd.fit, line, ["qqqqq"])
 
 
@@ -59,7 +61,7 @@ def test_num_data_is_given_where_it_is_wanted() -> None:
     assert ModelCall(batched, (X, Y)).with_num_data(only_if_needed=True).args == (X, Y)
     assert ModelCall(lambda x, num_data: None, (X,)).with_num_data(only_if_needed=True).args[1] == 12
     assert ModelCall(line, (X, Y)).with_num_data().args == (X, Y)
-    with pytest.raises(pd.ShapeError, match="takes num_data, but none of its arguments is a tensor with a row"):
+    with pytest.raises(pd.errors.ShapeError, match="takes num_data, but none of its arguments is a tensor with a row"):
         ModelCall(lambda n, num_data: None, (3,)).with_num_data()
 
 
@@ -126,7 +128,7 @@ def test_held_back_data_of_any_model_stop_the_training() -> None:
     )
     assert len(named.validation) == 20
     assert named.validation[-1][1] < named.validation[0][1]
-    with pytest.raises(pd.PyroDropoutError, match="validation must hold data: the model observes nothing"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="validation must hold data: the model observes nothing"):
         pd.fit(line, AutoNormal(line), X, Y, steps=5, validation=(X,), **QUIET)
 
 

@@ -76,7 +76,7 @@ DOORS = {
     "nuts": lambda model, y: pd.nuts(model, X, y, samples=4, warmup=0, **QUIET),
     "to_arviz": lambda model, y: pd.to_arviz(model, AutoNormal(model), X, y, samples=2),
     "loo": lambda model, y: pd.loo(model, AutoNormal(model), X, y, samples=25),
-    "elbo_report": lambda model, y: pd.elbo_report(model, AutoNormal(model), X, y, samples=2),
+    "elbo_report": lambda model, y: pd.judging.elbo_report(model, AutoNormal(model), X, y, samples=2),
     "compare": lambda model, y: pd.compare(
         model, [pd.AutoMeanField], (X, y), (X, y), steps=1, samples=2, seeds=1, compile=False, progress=False
     ),
@@ -88,7 +88,7 @@ DOORS = {
 
 @pytest.mark.parametrize("door", DOORS)
 def test_targets_that_would_be_broadcast_are_refused(door: str) -> None:
-    with pytest.raises(pd.ShapeError, match=r"site 'y'.*\(12,\).*\(12, 12\)"):
+    with pytest.raises(pd.errors.ShapeError, match=r"site 'y'.*\(12,\).*\(12, 12\)"):
         DOORS[door](in_a_plate, X[:, 0])
 
 
@@ -106,7 +106,7 @@ def test_targets_that_would_be_broadcast_are_refused(door: str) -> None:
 )
 def test_every_way_to_broadcast_data_is_refused(model: Callable[..., None], y: Tensor) -> None:
     for train in (fit, svi):
-        with pytest.raises(pd.ShapeError, match="site 'y'"):
+        with pytest.raises(pd.errors.ShapeError, match="site 'y'"):
             train(model, y)
 
 

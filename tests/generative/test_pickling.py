@@ -38,9 +38,11 @@ MODELS: dict[str, Callable[[], Any]] = {
     "network": lambda: pd.BayesianNet(net()),
     "network with functions": lambda: pd.BayesianNet(net(), pd.Prior(doubled, hide=nothing_hidden)),
     "standardised": lambda: pd.Standardised(pd.BayesianNet(net(), likelihood=pd.Gaussian(4.0, learn=True)), X, Y),
-    "finite rank": lambda: pd.FiniteRankGP(2, 5, 1, mean=line),
-    "deep": lambda: pd.DeepGP(2, [5, 4], 1, nonlinearity=["erf", "cos"], output_bias=True),
-    "deep, of functions": lambda: pd.DeepGP(2, [5, 4], 1, nonlinearity=["tanh", nn.functional.gelu], space="function"),
+    "finite rank": lambda: pd.paper.FiniteRankGP(2, 5, 1, mean=line),
+    "deep": lambda: pd.paper.DeepGP(2, [5, 4], 1, nonlinearity=["erf", "cos"], output_bias=True),
+    "deep, of functions": lambda: pd.paper.DeepGP(
+        2, [5, 4], 1, nonlinearity=["tanh", nn.functional.gelu], space="function"
+    ),
 }
 EVERYTHING = {**MODELS, **{name: case.make for name, case in LIKELIHOODS.items()}}
 
@@ -63,7 +65,7 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 def answers(given: Any) -> list[Tensor]:
     """All that a model draws, its priors and its output; or the densities of a likelihood."""
     pyro.set_rng_seed(3)
-    if isinstance(given, pd.Likelihood):
+    if isinstance(given, pd.generative.Likelihood):
         f = torch.linspace(-1, 1, 12).reshape(6, 2)
         y = given.distribution(f).sample()
         return [y, given.distribution(f).log_prob(y)]

@@ -110,7 +110,7 @@ def test_a_prior_that_is_written_out_is_the_papers() -> None:
     assert pd.Prior().point_temperatures(net) == {}
     default = pd.BayesianNet(net).prior
     assert (default.width_scaled, default.tempered) == ("all", True)
-    with pytest.raises(pd.PyroDropoutError, match=r"Prior\(learn=...\) is for linear models"):
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"Prior\(learn=...\) is for linear models"):
         pd.BayesianNet(net, pd.Prior(learn=True))
     pd.BayesianNet(net, pd.Prior(learn=True, tempered=False))
     lengths = torch.rand(784) + 0.5  # one for each input is kept

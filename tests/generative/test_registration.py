@@ -98,7 +98,7 @@ def test_a_loaded_value_of_another_shape_is_refused_by_name() -> None:
             "constraints": {"AutoMeanField.0.weight.loc": dist.constraints.real},
         }
     )
-    with pytest.raises(pd.ShapeError, match=r"'AutoMeanField\.0\.weight\.loc' with shape"):
+    with pytest.raises(pd.errors.ShapeError, match=r"'AutoMeanField\.0\.weight\.loc' with shape"):
         guide(*data())
 
 

@@ -81,7 +81,7 @@ def test_constant_columns_are_not_divided_by_zero() -> None:
 # --- a likelihood of the user's own -----------------------------------------------------------------------------------
 
 
-class Undeclared(pd.Likelihood):
+class Undeclared(pd.generative.Likelihood):
     """Real-valued targets, and not a word on what becomes of them."""
 
     def distribution(self, f: Tensor) -> Any:
@@ -104,7 +104,7 @@ class Student(Undeclared):
     def raw_outputs(self, f: Tensor, mean: Tensor, std: Tensor) -> Tensor:
         return f * std + mean
 
-    def raw_likelihood(self, std: Tensor) -> pd.Likelihood:
+    def raw_likelihood(self, std: Tensor) -> pd.generative.Likelihood:
         return Student(self.scale * std)
 
 
@@ -149,7 +149,7 @@ class Free:
 
     def check_values(self, f: Tensor, y: Tensor) -> None:
         if bool((y > 1e6).any()):
-            raise pd.RangeError("y must be at most a million.")
+            raise pd.errors.RangeError("y must be at most a million.")
 
     def standardised_targets(self) -> bool:
         return True
@@ -196,10 +196,10 @@ def test_a_likelihood_that_does_not_say_is_refused(kind: type) -> None:
     plain = pd.BayesianNet(nn.Linear(2, 1), likelihood=kind())
     x, y = raw_data(torch.float32)
     words = f"likelihood {kind.__name__} does not say .*standardised_targets.*raw_outputs.*raw_likelihood"
-    with pytest.raises(pd.PyroDropoutError, match=words):
+    with pytest.raises(pd.errors.PyroDropoutError, match=words):
         pd.Standardised(plain, x, y)
     for ask in (lambda: Undeclared().raw_outputs(y, y, y), lambda: Undeclared().raw_likelihood(y)):
-        with pytest.raises(pd.PyroDropoutError, match="likelihood Undeclared does not say"):
+        with pytest.raises(pd.errors.PyroDropoutError, match="likelihood Undeclared does not say"):
             ask()
 
 
@@ -210,7 +210,9 @@ class Bare:
     scale = torch.tensor(0.5)
 
 
-@pytest.mark.parametrize("make", [pd.BayesianNet, lambda net, likelihood: pd.DeepGP(2, [4], 1, likelihood=likelihood)])
+@pytest.mark.parametrize(
+    "make", [pd.BayesianNet, lambda net, likelihood: pd.paper.DeepGP(2, [4], 1, likelihood=likelihood)]
+)
 def test_three_methods_make_a_likelihood(make: Any) -> None:
     x, y = torch.randn(30, 2), torch.randn(30, 1)
     model = make(nn.Linear(2, 1), likelihood=Bare())
@@ -223,7 +225,7 @@ def test_three_methods_make_a_likelihood(make: Any) -> None:
     )
     torch.testing.assert_close(answer.aleatoric, torch.full((30, 1), 0.25 * 5 / 3))
     assert pd.crps(answer, y, "sample", seed=0).shape == (30, 1)
-    with pytest.raises(pd.RangeError, match="at most a million"):
+    with pytest.raises(pd.errors.RangeError, match="at most a million"):
         pd.fit(model, guide, x, y + 2e6, steps=3, compile=False, progress=False)
-    with pytest.raises(pd.PyroDropoutError, match="likelihood Bare does not say"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="likelihood Bare does not say"):
         pd.Standardised(model, x, y)

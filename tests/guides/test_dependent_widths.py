@@ -70,7 +70,7 @@ QUIET: dict[str, Any] = {"steps": 3, "compile": False, "progress": False}
 
 @pytest.mark.parametrize("anchored", [True, False])
 def test_an_ensemble_of_points_refuses_a_hierarchy_by_name(anchored: bool) -> None:
-    with pytest.raises(pd.PyroDropoutError, match="width of site 'theta' depends on 'tau'"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="width of site 'theta' depends on 'tau'"):
         pd.fit(schools, pd.Ensemble(schools, members=3, anchored=anchored), SIGMA, Y, **QUIET)
 
 

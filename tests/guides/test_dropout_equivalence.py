@@ -62,7 +62,7 @@ class PlainDropout(nn.Module):
         """One parameter group a layer, with its own weight decay, and one for the biases, which nothing drops."""
 
         def decay(keep: float, length: float) -> float:
-            return pd.optimizer_weight_decay(keep, tau, N, length, loss=loss, out_features=outputs)
+            return pd.paper.optimizer_weight_decay(keep, tau, N, length, loss=loss, out_features=outputs)
 
         weights = zip(self.weights, KEEPS, strict=True)
         return [

@@ -68,7 +68,7 @@ def test_members_start_apart_and_reproducibly() -> None:
     assert not torch.equal(first[key][0], first[key][1])
     together = pd.Ensemble(net, members=3, start="module").stacked()[key]
     assert torch.equal(together[0], together[1])
-    with pytest.raises(pd.PyroDropoutError, match="same point"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="same point"):
         pd.Ensemble(net, members=3, anchored=False, start="module")
 
 
@@ -82,7 +82,7 @@ def test_saving_and_loading(tmp_path: Path) -> None:
         pd.predict(net, second, x, samples=3).mean.sort(0).values,
     )
     assert torch.equal(first.seeds, second.seeds)
-    with pytest.raises(pd.PyroDropoutError, match=r"\(3,.* in the file, \(4,"):
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"\(3,.* in the file, \(4,"):
         pd.load(tmp_path / "posterior.safetensors", net, pd.Ensemble(net, members=4))
 
 
@@ -105,7 +105,7 @@ def test_stock_svi_trains_a_plain_ensemble_and_refuses_an_anchored_one() -> None
     losses = [svi.step(x, y) for _ in range(100)]
     assert sum(losses[-20:]) < 0.7 * sum(losses[:20])
     assert all(not torch.equal(value[m], before[name][m]) for name, value in plain.stacked().items() for m in range(2))
-    with pytest.raises(pd.PyroDropoutError, match="fit"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="fit"):
         SVI(net, pd.Ensemble(net, members=2), pyro.optim.Adam({"lr": 0.02}), Trace_ELBO()).step(x, y)
 
 
@@ -116,7 +116,7 @@ def test_a_plain_pyro_model_is_met_when_it_is_first_called() -> None:
             pyro.sample("y", pyro.distributions.Normal(x @ w, 1.0), obs=y)
 
     ensemble = pd.Ensemble(plain, members=3)
-    with pytest.raises(pd.PyroDropoutError, match="has not seen"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="has not seen"):
         ensemble.sample_weights(1)
     trace = pyro.poutine.trace(ensemble).get_trace(torch.ones(4, 2), torch.ones(4))  # which must not see the meeting
     assert trace.nodes["w"]["value"].shape == (2,)
@@ -163,14 +163,14 @@ def test_members_must_not_differ_in_kind() -> None:
     def sometimes(m: Any) -> pd.AutoDropout:
         return pd.AutoDropout(m, keep=1.0 if torch.rand(()) < 0.5 else 0.5)  # a point, where nothing is dropped
 
-    with pytest.raises(pd.PyroDropoutError, match=r"differ in numbers only.*0\.weight.*keep of 1"):
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"differ in numbers only.*0\.weight.*keep of 1"):
         pd.Ensemble(model(), sometimes, members=9, seed=0)
 
     def plain(x: Tensor) -> None:
         pyro.sample("w", pyro.distributions.Normal(torch.zeros(2, 2), 1.0).to_event(2))
         pyro.sample("y", pyro.distributions.Normal(0.0, 1.0), obs=x)
 
-    with pytest.raises(pd.PyroDropoutError, match=r"different settings \(states\.w\.keep\).*must have the same"):
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"different settings \(states\.w\.keep\).*must have the same"):
         pd.Ensemble(plain, lambda m: pd.AutoDropout(m, keep=float(torch.rand(()))), members=2)(torch.ones(()))
 
 

@@ -300,15 +300,17 @@ def test_other_dropout_stays_in_the_model(name: str) -> None:
 
 
 def test_dropping_everything_is_told() -> None:
-    with pytest.raises(pd.PyroDropoutError, match="Dropout '0' drops everything"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="Dropout '0' drops everything"):
         pd.from_dropout(nn.Sequential(nn.Dropout(1.0), nn.Linear(3, 1)))
     net = WithForward(lambda net, x: net.a(F.dropout(x, 1.0, net.training)), a=nn.Linear(3, 1))
-    with pytest.raises(pd.PyroDropoutError, match="WithForward '' computes something else in training mode"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="WithForward '' computes something else in training mode"):
         pd.from_dropout(net, example=torch.ones(1, 3))
 
 
 def test_a_sequence_before_a_dropped_layer_is_told() -> None:
     # torch has a mask for each position; a draw of the weights has one for all
     model, guide = pd.from_dropout(nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 1), nn.Flatten()))
-    with pytest.raises(pd.PyroDropoutError, match=r"'0' drops units of '1' separately.*from_dropout\(net, example=x\)"):
+    with pytest.raises(
+        pd.errors.PyroDropoutError, match=r"'0' drops units of '1' separately.*from_dropout\(net, example=x\)"
+    ):
         per_example_outputs(model, guide, torch.randn(5, 4, 3))

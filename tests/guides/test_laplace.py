@@ -26,7 +26,7 @@ def problem(seed: int = 0) -> tuple[pd.BayesianNet, Tensor, Tensor]:
 
 def test_a_guide_is_points_until_it_is_finished() -> None:
     model, x, y = problem()
-    guide = pd.AutoLaplace(model, "kron")
+    guide = pd.guides.AutoLaplace(model, "kron")
     assert "a point so far" in repr(guide)
     assert not guide.finished
     draws = guide.sample_weights(2)
@@ -35,7 +35,7 @@ def test_a_guide_is_points_until_it_is_finished() -> None:
     assert guide.finished
     assert "blocks: Kronecker" in repr(guide)
     large = pd.BayesianNet(nn.Sequential(nn.Linear(60, 70), nn.Linear(70, 1)))
-    assert (pd.AutoLaplace(model).structure, pd.AutoLaplace(large).structure) == ("full", "last")
+    assert (pd.guides.AutoLaplace(model).structure, pd.guides.AutoLaplace(large).structure) == ("full", "last")
 
 
 def test_replicas_of_a_fleet_are_finished_on_their_own_rows() -> None:
@@ -43,7 +43,7 @@ def test_replicas_of_a_fleet_are_finished_on_their_own_rows() -> None:
 
     def build(seed: int) -> tuple[Any, Any]:
         model = problem(seed)[0]
-        return model, pd.AutoLaplace(model)
+        return model, pd.guides.AutoLaplace(model)
 
     fleet = pd.Fleet(build, {"seed": [0, 1]})
     rows = torch.stack([torch.arange(30), torch.arange(10, 40)])
@@ -54,24 +54,24 @@ def test_replicas_of_a_fleet_are_finished_on_their_own_rows() -> None:
         for ours, theirs in zip(guide.curvature.buffers(), again.curvature.buffers(), strict=True):
             torch.testing.assert_close(ours, theirs)
         assert guide.curvature.num_data == 30
-    with pytest.raises(pd.PyroDropoutError, match="takes no anchors"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="takes no anchors"):
         fleet.fit(x, y, anchors=[0, 1], steps=1, **QUIET)
 
 
 def test_what_kron_cannot_describe_is_refused_before_training() -> None:
     net = nn.GRU(2, 3)
     model = pd.BayesianNet(nn.Sequential(net), output=0)
-    guide = pd.AutoLaplace(model, "kron")
-    with pytest.raises(pd.PyroDropoutError, match="GRU '0'"):
+    guide = pd.guides.AutoLaplace(model, "kron")
+    with pytest.raises(pd.errors.PyroDropoutError, match="GRU '0'"):
         pd.fit(model, guide, torch.zeros(2, 2), torch.zeros(2, 3), steps=10**9, **QUIET)
 
 
 def test_a_cold_posterior_has_its_maximum_elsewhere() -> None:
     model, x, y = problem()
-    guide = pd.AutoLaplace(model)
-    with pytest.raises(pd.PyroDropoutError, match=r"temperature=0\.5"):
+    guide = pd.guides.AutoLaplace(model)
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"temperature=0\.5"):
         pd.fit(model, guide, x, y, steps=3, loss=pd.ELBO(temperature=0.5), **QUIET)
-    pd.fit(model, guide, x, y, steps=3, batch_size=9, loss=pd.ELBO(temperature=pd.warm_up(2)), **QUIET)
+    pd.fit(model, guide, x, y, steps=3, batch_size=9, loss=pd.ELBO(temperature=pd.training.warm_up(2)), **QUIET)
     assert guide.curvature.num_data == 40
 
 
@@ -134,7 +134,7 @@ def test_products_have_all_digits_while_curvature_is_added_up() -> None:
     assert seen[-1] == "highest"
 
 
-def _finished() -> tuple[pd.BayesianNet, pd.AutoLaplace, torch.Tensor, torch.Tensor]:
+def _finished() -> tuple[pd.BayesianNet, pd.guides.AutoLaplace, torch.Tensor, torch.Tensor]:
     x = torch.randn(40, 3)
     y = x.sum(1, keepdim=True)
     model = pd.BayesianNet(torch.nn.Linear(3, 1), likelihood=pd.Gaussian(tau=4.0))
@@ -146,7 +146,7 @@ def test_a_training_that_does_not_begin_leaves_the_curvature(fault: str) -> None
     model, guide, x, y = _finished()
     before = pd.predict(model, guide, x, method="linearised").epistemic
     data = {"shape": (x, y[:, 0]), "columns": (x[:, :2], y), "nan": (x.where(x < 1, torch.nan), y)}[fault]
-    with pytest.raises((pd.PyroDropoutError, RuntimeError)):
+    with pytest.raises((pd.errors.PyroDropoutError, RuntimeError)):
         pd.fit(model, guide, *data, steps=5, compile=False, progress=False)
     assert guide.finished
     assert pd.predict(model, guide, x, method="linearised").epistemic.equal(before)
@@ -172,21 +172,23 @@ def test_an_interrupt_before_the_first_step_leaves_the_curvature_and_a_later_one
 @pytest.mark.parametrize("method", ["mc", "linearised"])
 def test_a_prediction_without_curvature_says_so(method: Any) -> None:
     model, guide, x, _ = _finished()
-    unfinished = pd.AutoLaplace(model)
+    unfinished = pd.guides.AutoLaplace(model)
     with pytest.warns(UserWarning, match="AutoLaplace has no curvature yet"):
         assert not pd.predict(model, unfinished, x, method=method, samples=3).epistemic.any()
     pd.predict(model, unfinished, x, method="standard")  # asks for no uncertainty, and does not warn
     assert pd.predict(model, guide, x, method=method).epistemic.all()
 
 
-@pytest.mark.parametrize("kind", [pd.AutoMeanField, pd.AutoDropout, pd.AutoLaplace])
+@pytest.mark.parametrize("kind", [pd.AutoMeanField, pd.AutoDropout, pd.guides.AutoLaplace])
 @pytest.mark.parametrize("method", ["mc", "standard", "linearised"])
 def test_a_guide_of_a_network_of_other_widths_is_refused(kind: Any, method: Any) -> None:
     models = [
         pd.BayesianNet(torch.nn.Sequential(torch.nn.Linear(3, w), torch.nn.Tanh(), torch.nn.Linear(w, 1)))
         for w in (4, 5)
     ]
-    with pytest.raises(pd.PyroDropoutError, match=r"'0.weight' of shape \(4, 3\), and the model of shape \(5, 3\)"):
+    with pytest.raises(
+        pd.errors.PyroDropoutError, match=r"'0.weight' of shape \(4, 3\), and the model of shape \(5, 3\)"
+    ):
         pd.predict(models[1], kind(models[0]), torch.zeros(2, 3), method=method)
 
 

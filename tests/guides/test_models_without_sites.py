@@ -48,7 +48,7 @@ def test_a_model_without_latent_sites_trains_its_parameters(kind: Any) -> None:
 def test_there_is_nothing_to_draw_from_it(ask: Any) -> None:
     guide = pd.AutoMeanField(_observed)
     guide(torch.ones(4))
-    with pytest.raises(pd.PyroDropoutError, match="no latent site, so there is nothing to draw"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="no latent site, so there is nothing to draw"):
         ask(_observed, guide, torch.ones(4))
 
 
@@ -66,7 +66,7 @@ def test_the_warning_about_missing_weights_can_be_filtered_and_is_not_given_with
         warnings.simplefilter("error")
         for guide in (parts, pd.AutoDropout(marked), pd.AutoDropout(_observed)):
             guide(x)
-    with pytest.warns(pd.NoWeightWarning, match="finds no weight"):
+    with pytest.warns(pd.errors.NoWeightWarning, match="finds no weight"):
         pd.AutoDropout(poutine.block(_two, hide=["weight"]))(x)
 
 

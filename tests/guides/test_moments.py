@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import pyro_dropout as pd
-from pyro_dropout import AutoLowRank, AutoMeanField, BayesianNet, PyroDropoutError
+from pyro_dropout import AutoLowRank, AutoMeanField, BayesianNet
+from pyro_dropout.errors import PyroDropoutError
 from tests.contracts.guides import GUIDES
 
 F64 = torch.float64
@@ -104,4 +105,4 @@ def test_a_bias_is_dropped_by_one_coin_or_by_one_for_each_weight(bias: Any, coin
     assert len(patterns) == 2**coins
     q, m = guide.posterior("bias"), 2 * layer.bias.detach()  # means are those of the module divided by keep
     expected = 0.25 * m.square().sum() - coins * math.log(2)  # ½ p l² ‖m‖² - H(z)
-    assert torch.allclose(pd.kl(q, torch.distributions.Normal(0.0, 1.0)), expected)
+    assert torch.allclose(pd.paper.kl(q, torch.distributions.Normal(0.0, 1.0)), expected)

@@ -64,13 +64,13 @@ def test_more_directions_are_nearer_and_all_of_them_are_the_guide_itself() -> No
 
 
 def test_a_guide_without_a_whole_covariance_is_refused() -> None:
-    with pytest.raises(pd.PyroDropoutError, match=r"site '0\.weight' is a point in AutoLaplace"):
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"site '0\.weight' is a point in AutoLaplace"):
         pd.AutoLowRank.nearest(laplace("last"))
     model = pd.BayesianNet(nn.Linear(3, 2, bias=False))
-    with pytest.raises(pd.PyroDropoutError, match="some weights follow from others"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="some weights follow from others"):
         pd.AutoLowRank.nearest(pd.AutoDropout(model, keep=0.5))
-    with pytest.raises(pd.PyroDropoutError, match=r"all 10,000 weights; the most is 8,192.*swag"):
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"all 10,000 weights; the most is 8,192.*swag"):
         pd.AutoMeanField.nearest(pd.AutoMeanField(pd.BayesianNet(nn.Linear(100, 100, bias=False))))
     for wrong in (None, 3.0, {"weight": torch.ones(2, 3)}):
-        with pytest.raises(pd.PyroDropoutError, match="guide must be a fitted guide"):
+        with pytest.raises(pd.errors.PyroDropoutError, match="guide must be a fitted guide"):
             pd.AutoLowRank.nearest(wrong)  # type: ignore[arg-type]

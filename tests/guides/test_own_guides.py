@@ -121,7 +121,7 @@ def test_draws_in_place_are_refused_in_a_fleet_and_trained_one_by_one_in_compari
 
     x = torch.randn(20, 2)
     message = rf"{kind.__name__} at site 'weight' does.*Write rsample with .*or train without a fleet"
-    with pytest.raises(pd.PyroDropoutError, match=message):
+    with pytest.raises(pd.errors.PyroDropoutError, match=message):
         pd.Fleet(build, {"seed": [0, 1]}).fit(x, x[:, :1], steps=2, compile=False, progress=False)
     quick: Any = {"steps": 3, "samples": 20, "seeds": 2, "compile": False, "progress": False}
     data = (x, x[:, :1])
@@ -205,7 +205,7 @@ class WithoutGradients(AutoLaplace):
     ],
 )
 def test_what_will_not_do_is_said_when_the_guide_is_built(kind: Any, words: str) -> None:
-    with pytest.raises(pd.PyroDropoutError, match=words):
+    with pytest.raises(pd.errors.PyroDropoutError, match=words):
         kind(pd.BayesianNet(nn.Linear(2, 1)))
-    with pytest.raises(pd.PyroDropoutError, match=words.replace("weight", "w")):
+    with pytest.raises(pd.errors.PyroDropoutError, match=words.replace("weight", "w")):
         kind(in_a_plate)()

@@ -118,10 +118,10 @@ def test_without_an_example_they_are_right_or_refused(name: str) -> None:
     model, guide = pd.from_dropout(net)
     try:
         found = predicted(model, guide, x, 400, True)
-    except pd.PyroDropoutError:
+    except pd.errors.PyroDropoutError:
         assert model.dropped
         assert not rows
-        with pytest.raises(pd.PyroDropoutError, match=r"example=x"):
+        with pytest.raises(pd.errors.PyroDropoutError, match=r"example=x"):
             pd.fit(model, guide, x, torch.zeros(2, 4), steps=1, progress=False)
     else:
         assert bool(model.dropped) is rows
@@ -132,13 +132,13 @@ def test_other_shapes_than_those_of_the_example_are_refused() -> None:
     net = Net(frames)
     model, guide = pd.from_dropout(net, example=torch.randn(4, 1, 3))
     assert model.dropped == ["d"]
-    with pytest.raises(pd.PyroDropoutError, match=r"'d' drops units of 'o' separately at each row"):
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"'d' drops units of 'o' separately at each row"):
         pd.predict(model, guide, torch.randn(4, 5, 3), samples=4, shared=True)
 
 
 def test_a_table_with_a_row_for_each_point_by_chance() -> None:
     model, guide = pd.from_dropout(Net(positions_table))
-    with pytest.raises(pd.PyroDropoutError, match=r"example=x"):
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"example=x"):
         pd.predict(model, guide, torch.randn(4, 3), samples=4, shared=True)
 
 
@@ -196,9 +196,9 @@ def test_a_branch_on_the_mode_is_refused_by_name(name: str, trained: bool) -> No
     make, label = BRANCHES[name]
     words = f"{label} computes something else in training mode.*branches on self.training"
     net = make().train(trained)
-    with pytest.raises(pd.PyroDropoutError, match=words):
+    with pytest.raises(pd.errors.PyroDropoutError, match=words):
         pd.from_dropout(net, example=torch.randn(4, 3))
-    with pytest.raises(pd.PyroDropoutError, match=words):
+    with pytest.raises(pd.errors.PyroDropoutError, match=words):
         pd.predict(*pd.from_dropout(net), torch.randn(4, 3), samples=2)
 
 

@@ -20,7 +20,7 @@ GUIDES: dict[str, Callable[..., Any]] = {
     "multiplicative": lambda model, **how: pd.AutoMultiplicative(model, alpha=0.1, **how),
     "concrete": pd.AutoConcreteDropout,
     "dropout": lambda model, **how: pd.AutoDropout(model, keep=0.8, **how),
-    "Laplace": pd.AutoLaplace,
+    "Laplace": pd.guides.AutoLaplace,
 }
 
 
@@ -62,15 +62,15 @@ def test_a_start_that_is_none_is_refused() -> None:
         (pd.Ensemble(model, members=2), "mean of an Ensemble"),
         ("MAP", "init must be"),
     ):
-        with pytest.raises(pd.PyroDropoutError, match=words):
+        with pytest.raises(pd.errors.PyroDropoutError, match=words):
             pd.AutoMeanField(model, init=wrong)  # type: ignore[arg-type]
-    with pytest.raises(pd.PyroDropoutError, match="give init or init_loc_fn, not both"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="give init or init_loc_fn, not both"):
         pd.AutoMeanField(model, init={}, init_loc_fn=pyro.infer.autoguide.init_to_median)
     start = pd.AutoMeanField(model).mean()
-    with pytest.raises(pd.PyroDropoutError, match="leave out init"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="leave out init"):
         pd.Ensemble(model, lambda m: pd.AutoMeanField(m, init=start), members=2)
     for wrong in ("wide", 0.0, -1.0):
-        with pytest.raises(pd.PyroDropoutError, match="init_scale must be"):
+        with pytest.raises(pd.errors.PyroDropoutError, match="init_scale must be"):
             pd.AutoMeanField(model, init_scale=wrong)  # type: ignore[arg-type]
 
 
@@ -84,7 +84,7 @@ def test_a_guide_of_another_network_is_refused_where_it_would_be_another_functio
     with torch.no_grad():
         model.net[1].running_mean.add_(1.0)
     pd.AutoMeanField(model, init=guide)
-    with pytest.raises(pd.PyroDropoutError, match=r"another network, whose '1\.running_mean'"):
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"another network, whose '1\.running_mean'"):
         pd.AutoMeanField(other, init=guide)
 
 

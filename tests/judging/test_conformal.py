@@ -22,7 +22,7 @@ class Prices(pd.Gaussian):
         return dist.LogNormal(f, 0.1).to_event(1)
 
 
-def rows(prediction: pd.Prediction, chosen: list[int]) -> pd.Prediction:
+def rows(prediction: pd.prediction.Prediction, chosen: list[int]) -> pd.prediction.Prediction:
     return made(prediction.samples[:, chosen], prediction.likelihood)
 
 
@@ -30,7 +30,7 @@ def place(n: int, level: str) -> int:
     return math.ceil((n + 1) * Fraction(level))
 
 
-def held(prediction: pd.Prediction, y: Tensor, level: float) -> list[bool]:
+def held(prediction: pd.prediction.Prediction, y: Tensor, level: float) -> list[bool]:
     """Whether each row is inside when it is left out of the calibration."""
     found = []
     for k in range(len(y)):
@@ -169,7 +169,7 @@ def test_it_passes_through_json_unchanged() -> None:
     y = torch.poisson(torch.ones(30, 1))
     y[3] = 1e4  # its tail cannot be told from zero: an infinite score
     calibrated = pd.conformal(prediction, y, groups=[1, 2] * 15)
-    again = pd.Conformal.from_json(json.loads(json.dumps(calibrated.as_json(), allow_nan=False)))
+    again = pd.judging.Conformal.from_json(json.loads(json.dumps(calibrated.as_json(), allow_nan=False)))
     assert repr(again) == repr(calibrated) == "Conformal(30 rows in 2 groups, Poisson; levels up to 0.9375)"
     groups = torch.tensor([1, 2] * 15)
     for level in (0.5, 0.9375):
@@ -198,7 +198,7 @@ def test_it_passes_through_json_unchanged() -> None:
 def test_a_damaged_record_is_refused(change: dict[str, object]) -> None:
     whole = pd.conformal(made(torch.zeros(1, 5, 1), pd.Gaussian(1.0)), torch.randn(5, 1)).as_json()
     with pytest.raises(TypeError):
-        pd.Conformal.from_json(whole | change)
+        pd.judging.Conformal.from_json(whole | change)
 
 
 @pytest.mark.parametrize(
@@ -212,5 +212,5 @@ def test_a_level_is_refused_exactly_where_the_rows_do_not_support_it(n: int, lev
         inside = [low <= 0 <= high for low, high in zip(*calibrated.interval(prediction, level), strict=True)]
         assert all(inside)
     else:
-        with pytest.raises(pd.RangeError, match=r"at most 0\.9474 with 18 .* needs 19\. Hold back more"):
+        with pytest.raises(pd.errors.RangeError, match=r"at most 0\.9474 with 18 .* needs 19\. Hold back more"):
             calibrated.interval(prediction, level)

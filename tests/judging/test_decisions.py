@@ -40,7 +40,7 @@ def test_a_threshold_is_not_exceeded_by_what_is_kept(dtype: torch.dtype) -> None
 def test_the_curve_is_a_mean_over_random_orders_of_ties() -> None:
     uncertainty = torch.tensor([1.0, 0.0, 1.0, 0.0, 1.0], dtype=F64)
     score = torch.tensor([1.0, 0.0, 5.0, 2.0, 0.0], dtype=F64)
-    curve = pd.rejection_curve(uncertainty, score)
+    curve = pd.judging.rejection_curve(uncertainty, score)
     orders = [[*a, *b] for a in itertools.permutations([1, 3]) for b in itertools.permutations([0, 2, 4])]
     brute = torch.stack([score[order].cumsum(0) / torch.arange(1, 6) for order in orders]).mean(0)
     torch.testing.assert_close(curve.score, brute)
@@ -57,20 +57,20 @@ def test_the_oracle_is_the_best_order(seed: int, points: int, higher: bool, dtyp
     score = torch.randn(points, dtype=dtype, generator=generator)
     any_order = torch.randn(points, dtype=dtype, generator=generator)
     sign = 1 if higher else -1
-    curve = pd.rejection_curve(any_order, score, higher_is_better=higher)
+    curve = pd.judging.rejection_curve(any_order, score, higher_is_better=higher)
     assert (sign * (curve.oracle - curve.score) >= -1e-12).all()
     assert curve.score[-1].item() == pytest.approx(score.double().mean().item())
-    perfect = pd.rejection_curve(-sign * score, score, higher_is_better=higher)
+    perfect = pd.judging.rejection_curve(-sign * score, score, higher_is_better=higher)
     torch.testing.assert_close(perfect.score, perfect.oracle)
     assert perfect.ratio == pytest.approx(1.0)
     assert curve.ratio <= 1 + 1e-9
-    same = pd.rejection_curve(torch.zeros(points), score, higher_is_better=higher)
+    same = pd.judging.rejection_curve(torch.zeros(points), score, higher_is_better=higher)
     assert same.ratio == pytest.approx(0.0, abs=1e-9)
 
 
 def test_right_and_wrong_are_scores_and_the_figure_is_labelled() -> None:
     right = torch.tensor([True, False, True])
-    curve = pd.rejection_curve(torch.tensor([0.1, 0.5, 0.2]), right)
+    curve = pd.judging.rejection_curve(torch.tensor([0.1, 0.5, 0.2]), right)
     assert curve.score.tolist() == pytest.approx([1.0, 1.0, 2 / 3])
     ax = curve.plot(ylabel="accuracy of those kept")
     assert ax.get_ylabel() == "accuracy of those kept"
@@ -83,10 +83,10 @@ def test_right_and_wrong_are_scores_and_the_figure_is_labelled() -> None:
 class Asked:
     """A model whose logits or means are a function of x, and which remembers what it was asked."""
 
-    def __init__(self, likelihood: pd.Likelihood, noise: float, outputs: int = 1) -> None:
+    def __init__(self, likelihood: pd.generative.Likelihood, noise: float, outputs: int = 1) -> None:
         self.likelihood, self.noise, self.outputs, self.seen = likelihood, noise, outputs, Tensor()
 
-    def __call__(self, x: Tensor) -> pd.Prediction:
+    def __call__(self, x: Tensor) -> pd.prediction.Prediction:
         self.seen = x
         f = torch.cat([x, *[torch.zeros_like(x)] * (self.outputs - 1)], -1)
         return made(f + self.noise * x * torch.tensor([-1.0, 1.0], dtype=x.dtype).reshape(2, 1, 1), self.likelihood)
@@ -95,7 +95,7 @@ class Asked:
 def test_regression(dtype: torch.dtype) -> None:
     weak, strong = Asked(pd.Gaussian(4.0), 1.0), Asked(pd.Gaussian(400.0), 0.0)
     x = torch.tensor([[3.0], [1.0], [-2.0], [0.5]], dtype=dtype)  # the weak one is unsure in proportion to |x|
-    result = pd.cascade(weak, strong, x, budget=0.5, costs=(2.0, 7.0))
+    result = pd.judging.cascade(weak, strong, x, budget=0.5, costs=(2.0, 7.0))
     assert result.deferred.tolist() == [True, False, True, False]
     assert torch.equal(strong.seen, x[[0, 2]])
     assert result.cost == 4 * 2 + 2 * 7
@@ -105,9 +105,9 @@ def test_regression(dtype: torch.dtype) -> None:
     assert result.rmse(y) == pytest.approx(7.5**0.5, rel=1e-6)
     each = torch.where(result.deferred, strong(x).log_prob(y), weak(x).log_prob(y))
     torch.testing.assert_close(result.log_prob(y), each)
-    with pytest.raises(pd.PyroDropoutError, match=r"accuracy\(y\) is for classes"):
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"accuracy\(y\) is for classes"):
         result.accuracy(y)
-    with pytest.raises(pd.PyroDropoutError, match="probs is for classes"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="probs is for classes"):
         result.probs  # noqa: B018
 
 
@@ -117,27 +117,27 @@ def test_the_strong_model_mends_what_the_weak_one_does_not_know() -> None:
     y = torch.tensor([0, 1, 1, 1])
     weak = Asked(pd.Categorical(), 0.0, outputs=2)
 
-    def strong(x: Tensor) -> pd.Prediction:
+    def strong(x: Tensor) -> pd.prediction.Prediction:
         labels = {4.0: 0, 0.0: 1, -4.0: 1, 0.01: 1}
         own = torch.tensor([labels[round(v, 2)] for v in x[:, 0].tolist()])
         return made(9.0 * torch.nn.functional.one_hot(own, 2).float().unsqueeze(0), pd.Categorical())
 
-    result = pd.cascade(weak, strong, x, threshold=0.5, uncertainty="entropy")
+    result = pd.judging.cascade(weak, strong, x, threshold=0.5, uncertainty="entropy")
     assert result.deferred.tolist() == [False, True, False, True]
     assert result.accuracy(y) == 1.0
     assert result.probs.shape == (4, 2)
-    alone = pd.cascade(weak, strong, x, threshold=10.0)
+    alone = pd.judging.cascade(weak, strong, x, threshold=10.0)
     assert alone.accuracy(y) == 0.5
     assert torch.equal(alone.log_prob(y), weak(x).log_prob(y))
-    with pytest.raises(pd.PyroDropoutError, match="rmse"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="rmse"):
         result.rmse(y)
 
 
 def test_a_strong_model_that_is_not_needed_is_not_called() -> None:
-    def never(x: Tensor) -> pd.Prediction:
+    def never(x: Tensor) -> pd.prediction.Prediction:
         raise AssertionError
 
-    result = pd.cascade(Asked(pd.Gaussian(1.0), 0.1), never, torch.ones(3, 1), budget=0.0)
+    result = pd.judging.cascade(Asked(pd.Gaussian(1.0), 0.1), never, torch.ones(3, 1), budget=0.0)
     assert result.strong is None
     assert result.cost == 3.0
 
@@ -148,14 +148,16 @@ def test_uncertainties() -> None:
     answer = numbers(x)
     options = {"std": answer.variance.sum(-1).sqrt(), "epistemic": answer.epistemic.sum(-1).sqrt()}
     for kind, exact in options.items():
-        torch.testing.assert_close(pd.cascade(numbers, numbers, x, budget=0, uncertainty=kind).uncertainty, exact)
-    own = pd.cascade(numbers, numbers, x, budget=0, uncertainty=lambda p: p.epistemic[:, 1])
+        torch.testing.assert_close(
+            pd.judging.cascade(numbers, numbers, x, budget=0, uncertainty=kind).uncertainty, exact
+        )
+    own = pd.judging.cascade(numbers, numbers, x, budget=0, uncertainty=lambda p: p.epistemic[:, 1])
     assert torch.equal(own.uncertainty, answer.epistemic[:, 1])
     coins = Asked(pd.Bernoulli(), 1.0, outputs=2)
     for kind in ("entropy", "mutual_information", "variation_ratio"):
         exact = getattr(coins(x), kind).sum(-1)
-        assert torch.equal(pd.cascade(coins, coins, x, budget=0, uncertainty=kind).uncertainty, exact)
-    both = pd.cascade(coins, coins, x, budget=0.5)
+        assert torch.equal(pd.judging.cascade(coins, coins, x, budget=0, uncertainty=kind).uncertainty, exact)
+    both = pd.judging.cascade(coins, coins, x, budget=0.5)
     assert both.accuracy(torch.tensor([[1, 0], [1, 1]])) == 0.75  # a logit of 0 is a no
 
 
@@ -171,7 +173,7 @@ def test_an_arm_is_chosen_as_often_as_it_is_the_best(dtype: torch.dtype) -> None
     """w₁ - w₀ ~ N(0.4, 2·0.5²), so arm 1 is best with probability Φ(0.4/√0.5) = 0.714; 250 calls, 5.5 errors."""
     model, guide = linear([0.1, 0.5], 0.5, dtype=dtype)
     arms, calls = torch.eye(2, dtype=dtype), 250
-    chosen = torch.stack([pd.thompson(model, guide, arms) for _ in range(calls)])
+    chosen = torch.stack([pd.judging.thompson(model, guide, arms) for _ in range(calls)])
     assert chosen.shape == (calls,)
     exact = float(stats.norm.cdf(0.4 / 0.5**0.5))
     assert abs(chosen.double().mean().item() - exact) < 5.5 * (exact * (1 - exact) / calls) ** 0.5
@@ -183,10 +185,10 @@ def test_all_contexts_share_one_draw() -> None:
     contexts = torch.eye(2).expand(50, 2, 2)
     seen = set()
     for seed in range(20):
-        chosen = pd.thompson(model, guide, contexts, seed=seed)
+        chosen = pd.judging.thompson(model, guide, contexts, seed=seed)
         assert chosen.shape == (50,)
         assert len(chosen.unique()) == 1
-        assert torch.equal(chosen, pd.thompson(model, guide, contexts, seed=seed))
+        assert torch.equal(chosen, pd.judging.thompson(model, guide, contexts, seed=seed))
         seen.add(chosen[0].item())
     assert seen == {0, 1}
 
@@ -196,9 +198,9 @@ def test_each_context_gets_its_own_best_action() -> None:
     contexts = torch.randn(30, 4, 2)
     exact = (contexts[..., 0] - contexts[..., 1]).argmax(-1)
     state = torch.get_rng_state()
-    assert torch.equal(pd.thompson(model, guide, contexts, seed=1), exact)
+    assert torch.equal(pd.judging.thompson(model, guide, contexts, seed=1), exact)
     assert torch.equal(torch.get_rng_state(), state)
     coins = linear([1.0, -1.0], 1e-6, pd.Bernoulli())
-    assert torch.equal(pd.thompson(*coins, contexts), exact)
+    assert torch.equal(pd.judging.thompson(*coins, contexts), exact)
     images = pd.BayesianNet(nn.Sequential(nn.Flatten(), nn.Linear(6, 1)))
-    assert pd.thompson(images, pd.AutoDropout(images), torch.randn(5, 3, 2, 3)).shape == (5,)
+    assert pd.judging.thompson(images, pd.AutoDropout(images), torch.randn(5, 3, 2, 3)).shape == (5,)

@@ -20,24 +20,24 @@ def test_tau_is_the_most_probable_one(dtype: torch.dtype) -> None:
     grid = np.linspace(-6, 6, 241)
     start = grid[np.argmin([loss(t) for t in grid])]
     best = optimize.minimize_scalar(loss, bracket=(start - 0.1, start, start + 0.1), tol=1e-10)
-    tau = pd.refit_tau(answer, y)
+    tau = pd.judging.refit_tau(answer, y)
     assert tau == pytest.approx(float(np.exp(best.x)), rel=1e-5)
-    refit = pd.with_tau(answer, tau)
+    refit = pd.judging.with_tau(answer, tau)
     for other in (0.9 * tau, 1.1 * tau, 100.0):
-        assert pd.with_tau(answer, other).log_prob(y).mean() < refit.log_prob(y).mean()
+        assert pd.judging.with_tau(answer, other).log_prob(y).mean() < refit.log_prob(y).mean()
     assert refit.log_prob(y).double().mean().item() == pytest.approx(-best.fun - np.log(12), abs=1e-5)
 
 
 def test_one_draw_has_the_mean_square_as_its_noise(dtype: torch.dtype) -> None:
     f, y = torch.randn(1, 30, 3, dtype=dtype), torch.randn(30, 3, dtype=dtype)
     exact = 1 / (f[0].double() - y.double()).square().mean().item()
-    assert pd.refit_tau(made(f, pd.Gaussian()), y) == pytest.approx(exact, rel=1e-6)
+    assert pd.judging.refit_tau(made(f, pd.Gaussian()), y) == pytest.approx(exact, rel=1e-6)
 
 
 def test_another_tau_changes_the_noise_alone_and_nothing_that_was_given(dtype: torch.dtype) -> None:
     answer = regression(5, dtype=dtype)
     before = answer.variance.clone(), answer.samples.clone()
-    found = pd.with_tau(answer, 0.5)
+    found = pd.judging.with_tau(answer, 0.5)
     assert found.mean.dtype == dtype
     assert torch.equal(found.mean, answer.mean)
     assert torch.equal(found.epistemic, answer.epistemic)
@@ -61,17 +61,17 @@ def test_the_temperature_is_the_most_probable_one(dtype: torch.dtype, scale: flo
     grid = np.log(scale) + np.linspace(-4, 4, 161)
     start = grid[np.argmin([loss(t) for t in grid])]
     best = optimize.minimize_scalar(loss, bracket=(start - 0.1, start, start + 0.1), tol=1e-10)
-    assert pd.refit_temperature(answer, y) == pytest.approx(float(np.exp(best.x)), rel=1e-4)
+    assert pd.judging.refit_temperature(answer, y) == pytest.approx(float(np.exp(best.x)), rel=1e-4)
 
 
 def test_tempered_probabilities_are_means_of_softmaxes(dtype: torch.dtype) -> None:
     f = torch.randn(4, 6, 3, dtype=dtype)
     answer = made(f, pd.Categorical())
     before = answer.probs.clone()
-    found = pd.tempered(answer, temperature=2.5)
+    found = pd.judging.tempered(answer, temperature=2.5)
     torch.testing.assert_close(found.probs, (f / 2.5).softmax(-1).mean(0))
     votes = torch.stack([(f.argmax(-1) == c).sum(0) for c in range(3)]).amax(0)
     torch.testing.assert_close(found.variation_ratio, 1 - votes.to(dtype) / 4)
     assert torch.equal(answer.probs, before)
     assert torch.equal(answer.samples, f)
-    assert torch.equal(pd.tempered(answer, 1.0).probs, answer.probs)
+    assert torch.equal(pd.judging.tempered(answer, 1.0).probs, answer.probs)

@@ -42,7 +42,7 @@ def test_rows_in_a_hole_are_flagged_and_others_are_not(hole: str) -> None:
     x = table(1600)
     inside = HOLES[hole](x)
     outside, held = x[~inside], x[inside][:80]
-    support = pd.Support.of(outside[:1000])
+    support = pd.judging.Support.of(outside[:1000])
     assert support.flag(held).double().mean() > 0.9
     assert support.flag(outside[1000:]).double().mean() <= 0.05
     columns = {
@@ -58,7 +58,7 @@ def test_rows_in_a_hole_are_flagged_and_others_are_not(hole: str) -> None:
 
 def test_rows_like_the_training_rows_are_flagged_as_rarely_as_promised() -> None:
     for rate in (0.03, 0.2):
-        support = pd.Support.of(table(600)[:, :8], rate=rate)
+        support = pd.judging.Support.of(table(600)[:, :8], rate=rate)
         share = support.flag(table(800)[:, :8]).double().mean().item()
         assert share < rate + 4 * math.sqrt(rate / 600)  # the limits are quantiles of 600 rows
         assert rate < 0.1 or share > 0.05
@@ -69,48 +69,48 @@ def test_few_rows_flag_few_others() -> None:
     shares = []
     for seed in range(20):
         x = torch.randn(360, 13, generator=torch.Generator().manual_seed(seed))
-        shares.append(pd.Support.of(x[:60]).flag(x[60:]).double().mean().item())
+        shares.append(pd.judging.Support.of(x[:60]).flag(x[60:]).double().mean().item())
     assert sum(shares) / len(shares) < 0.055  # three rows of sixty; 0.066 if the largest of the sixty were the limit
 
 
 def test_rows_beyond_the_training_rows_are_flagged() -> None:
     x = table(800)
-    support = pd.Support.of(x)
+    support = pd.judging.Support.of(x)
     row = x[:1].clone()
     for column, value in ((0, 3.0), (3, 1e6), (5, 100.0), (11, 4.0), (10, 0.5)):
         other = row.index_fill(1, torch.tensor([column]), value)
         assert support.flag(other).item(), column
-    far = pd.Support.of(torch.rand(12, 2))  # even of twelve rows
+    far = pd.judging.Support.of(torch.rand(12, 2))  # even of twelve rows
     assert far.flag(torch.full((1, 2), 30.0)).item()
 
 
 def test_units_do_not_matter() -> None:
     x, new = table(300)[:, :7], table(100)[:, :7]
     scale = 2.0 ** torch.tensor([20, -20, 3, 10, 0, -3, 7])  # powers of two leave ties as they are
-    torch.testing.assert_close(pd.Support.of(x * scale).score(new * scale), pd.Support.of(x).score(new))
+    torch.testing.assert_close(pd.judging.Support.of(x * scale).score(new * scale), pd.judging.Support.of(x).score(new))
 
 
 def test_rows_are_judged_one_by_one_and_the_same_way_twice() -> None:
     x = table(200)
-    support, new = pd.Support.of(x), table(20)
+    support, new = pd.judging.Support.of(x), table(20)
     assert torch.equal(torch.cat([support.score(row[None]) for row in new]), support.score(new))
-    assert torch.equal(pd.Support.of(x).score(new), support.score(new))
+    assert torch.equal(pd.judging.Support.of(x).score(new), support.score(new))
     assert support.flag(new[:0]).shape == (0,)
 
 
 def test_many_rows_are_a_sample_of_5000() -> None:
-    support = pd.Support.of(torch.rand(6000, 2))
+    support = pd.judging.Support.of(torch.rand(6000, 2))
     assert support.rows.shape == (5000, 2)
     assert support.flag(torch.rand(1000, 2)).double().mean() < 0.06
 
 
 def test_a_table_of_constants_knows_only_them() -> None:
-    support = pd.Support.of(torch.ones(20, 2))
+    support = pd.judging.Support.of(torch.ones(20, 2))
     assert support.flag(torch.tensor([[1.0, 1.0], [1.0, 1.5]])).tolist() == [False, True]
 
 
 def test_a_damaged_state_is_refused() -> None:
-    state = pd.Support.of(table(50)).state()
+    state = pd.judging.Support.of(table(50)).state()
     damages = {
         "rows": state["rows"][:, :3],
         "along": state["along"] * math.nan,
@@ -119,7 +119,7 @@ def test_a_damaged_state_is_refused() -> None:
     }
     for name, value in damages.items():
         with pytest.raises(TypeError, match="what training rows are like"):
-            pd.Support.from_state(state | {name: value})
+            pd.judging.Support.from_state(state | {name: value})
 
 
 def test_a_prediction_says_which_points_are_unfamiliar() -> None:
@@ -127,6 +127,6 @@ def test_a_prediction_says_which_points_are_unfamiliar() -> None:
     guide = pd.AutoMeanField(model)
     x = torch.rand(100, 2)
     new = torch.tensor([[0.5, 0.5], [9.0, 0.5]])
-    answer = pd.predict(model, guide, new, samples=3, support=pd.Support.of(x))
+    answer = pd.predict(model, guide, new, samples=3, support=pd.judging.Support.of(x))
     assert answer.unfamiliar.tolist() == [False, True]
     assert pd.predict(model, guide, new, samples=3).unfamiliar is None

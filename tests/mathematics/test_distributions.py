@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from pyro_dropout import BernoulliMixture, MultiplicativeNormal, RowMixture
+from pyro_dropout.paper import BernoulliMixture, MultiplicativeNormal, RowMixture
 from tests.oracles.both_types import digits, dtypes
 from tests.oracles.mixtures import mixture_log_density
 

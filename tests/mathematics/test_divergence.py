@@ -18,15 +18,8 @@ from torch.distributions import (
     kl_divergence,
 )
 
-from pyro_dropout import (
-    BernoulliMixture,
-    MultiplicativeNormal,
-    PyroDropoutError,
-    RowMixture,
-    SingularError,
-    kl,
-    kl_gap,
-)
+from pyro_dropout.errors import PyroDropoutError, SingularError
+from pyro_dropout.paper import BernoulliMixture, MultiplicativeNormal, RowMixture, kl, kl_gap
 from tests.oracles.both_types import digits, dtypes
 from tests.oracles.mixtures import kl_by_sampling, kl_two_components
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyro_dropout import label_entropy
+from pyro_dropout.paper import label_entropy
 from tests.oracles.both_types import digits, dtypes
 
 keeps = st.floats(1e-6, 1 - 1e-6)

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.special import logsumexp
 
-from pyro_dropout.mathematics.errors import ShapeError
+from pyro_dropout.errors import ShapeError
 from pyro_dropout.mathematics.objective import (
     dropout_objective,
     implied_length_scale,
+    implied_tau,
     optimizer_weight_decay,
-    precision,
-    standardised_precision,
+    standardised_tau,
     weight_decay,
 )
 from tests.oracles.both_types import digits, dtypes
@@ -54,7 +54,7 @@ def test_weight_decay_is_the_exact_fraction(keep, tau, num_data, length_scale, d
 def test_precision_undoes_weight_decay(keep, tau, num_data, length_scale, dtype):
     for ulp, p, t, scale in twice(dtype, keep, tau, length_scale):
         decay = weight_decay(p, t, num_data, scale)
-        assert relative(precision(p, decay, num_data, scale), t) < 8 * ulp
+        assert relative(implied_tau(p, decay, num_data, scale), t) < 8 * ulp
 
 
 @given(keeps, positives, counts, positives, dtypes)
@@ -77,8 +77,8 @@ def test_settings_of_the_co2_experiment_imply_a_length_scale_of_almost_eight():
     implied = implied_length_scale(keep=0.9, tau=1e5, weight_decay=1e-6, num_data=272)
     assert implied == pytest.approx(math.sqrt(54.4 / 0.9), rel=1e-14)
     assert implied == pytest.approx(7.774602526460401, rel=1e-14)
-    assert precision(keep=0.9, weight_decay=1e-6, num_data=272) == pytest.approx(0.9 / 544e-6, rel=1e-14)
-    assert precision(0.9, 1e-6, 272) == pytest.approx(1654.4, abs=0.02)
+    assert implied_tau(keep=0.9, weight_decay=1e-6, num_data=272) == pytest.approx(0.9 / 544e-6, rel=1e-14)
+    assert implied_tau(0.9, 1e-6, 272) == pytest.approx(1654.4, abs=0.02)
 
 
 # --- the converters: tensors ------------------------------------------------------------------------------
@@ -91,10 +91,10 @@ def test_tensors_broadcast_and_agree_with_numbers(seed, dtype, rows, columns):
     tau = torch.rand(columns, generator=draw, dtype=dtype) + 0.1
     calls = [
         lambda k, t: weight_decay(k, t, 10, 0.3),
-        lambda k, t: precision(k, t, 10, 0.3),
+        lambda k, t: implied_tau(k, t, 10, 0.3),
         lambda k, t: implied_length_scale(k, t, 1e-3, 10),
         lambda k, t: optimizer_weight_decay(k, t, 10, 0.3, loss="mse"),
-        lambda k, t: standardised_precision(t, k),
+        lambda k, t: standardised_tau(t, k),
     ]
     for call in calls:
         table = call(keep, tau)
@@ -113,7 +113,7 @@ def test_tensors_broadcast_and_agree_with_numbers(seed, dtype, rows, columns):
 @given(positives, st.floats(0.01, 100.0), st.floats(-3, 3), st.floats(-3, 3), st.floats(-10, 10), dtypes)
 def test_standardised_precision_leaves_the_likelihood_alone(tau, std, y, f, mean, dtype):
     for ulp, t, s in twice(dtype, tau, std):
-        width, found = float(s), float(standardised_precision(t, s))
+        width, found = float(s), float(standardised_tau(t, s))
         raw = stats.norm.logpdf(mean + width * y, mean + width * f, float(t) ** -0.5)
         standardised = stats.norm.logpdf(y, f, found**-0.5)
         # One ulp of τ moves the log density by an ulp of its square and half an ulp: of less than the density and 10.

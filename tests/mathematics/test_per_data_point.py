@@ -55,7 +55,7 @@ CASES = {
 
 
 def told(call: Any) -> str:
-    with pytest.raises(pd.ShapeError) as caught:
+    with pytest.raises(pd.errors.ShapeError) as caught:
         call()
     return str(caught.value).splitlines()[0]
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.distributions import Normal
 
-from pyro_dropout import BernoulliMixture, MultiplicativeNormal, RowMixture, kl, kl_gap
+from pyro_dropout.paper import BernoulliMixture, MultiplicativeNormal, RowMixture, kl, kl_gap
 from tests.oracles.both_types import dtypes
 from tests.oracles.memory import peak_allocated
 

@@ -49,7 +49,7 @@ class Case:
                 pyro.sample("y", dist.Normal((X @ w.mT), 1.0), obs=Y.unsqueeze(-1))
 
     def guide(self) -> None:
-        q = pd.RowMixture(LOCS, WIDTH, pyro.param("logits").softmax(-1), validate_args=False)
+        q = pd.paper.RowMixture(LOCS, WIDTH, pyro.param("logits").softmax(-1), validate_args=False)
         with pyro.plate("one", 1) if self.plated else nullcontext():
             pyro.sample("w", Stacked([q], (1,)) if self.plated else q)
 
@@ -110,5 +110,5 @@ def test_a_loss_that_needs_a_path_hears_that_there_is_none() -> None:
 
 
 def test_fixed_probabilities_leave_a_path_to_everything() -> None:
-    assert pd.RowMixture(LOCS, WIDTH, torch.tensor([0.5, 0.5])).has_rsample
-    assert not pd.RowMixture(LOCS, WIDTH, torch.tensor([0.5, 0.5], requires_grad=True)).has_rsample
+    assert pd.paper.RowMixture(LOCS, WIDTH, torch.tensor([0.5, 0.5])).has_rsample
+    assert not pd.paper.RowMixture(LOCS, WIDTH, torch.tensor([0.5, 0.5], requires_grad=True)).has_rsample

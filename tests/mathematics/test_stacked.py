@@ -10,8 +10,8 @@ import pyro_dropout as pd
 from pyro_dropout.mathematics.scored import Stacked
 
 
-def parts(dtype: torch.dtype, scale: float = 0.1) -> list[pd.BernoulliMixture]:
-    return [pd.BernoulliMixture(torch.randn(2, 3, dtype=dtype), keep=0.8, scale=scale) for _ in range(6)]
+def parts(dtype: torch.dtype, scale: float = 0.1) -> list[pd.paper.BernoulliMixture]:
+    return [pd.paper.BernoulliMixture(torch.randn(2, 3, dtype=dtype), keep=0.8, scale=scale) for _ in range(6)]
 
 
 def test_it_is_its_parts(dtype: torch.dtype) -> None:
@@ -30,8 +30,8 @@ def test_it_is_its_parts(dtype: torch.dtype) -> None:
 def test_its_kl_is_that_of_each_part(method: pd.mathematics.divergence.Method, dtype: torch.dtype) -> None:
     each = parts(dtype)
     loc, scale = torch.randn(6, 2, 3, dtype=dtype), torch.rand(6, 2, 3, dtype=dtype) + 0.5
-    found = pd.kl(Stacked(each, (6,)), dist.Normal(loc, scale).to_event(2), method)
-    expected = [pd.kl(q, dist.Normal(loc[k], scale[k]).to_event(2), method) for k, q in enumerate(each)]
+    found = pd.paper.kl(Stacked(each, (6,)), dist.Normal(loc, scale).to_event(2), method)
+    expected = [pd.paper.kl(q, dist.Normal(loc[k], scale[k]).to_event(2), method) for k, q in enumerate(each)]
     assert torch.allclose(found, torch.stack(expected))
     whole = torch.distributions.kl_divergence(Stacked(each, (6,)), dist.Normal(loc, scale).to_event(2))
     assert whole.shape == (6,)

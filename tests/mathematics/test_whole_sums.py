@@ -50,9 +50,9 @@ def test_a_distribution_that_was_used_without_gradients_has_them_afterwards() ->
     prior = Normal(0.0, 1.0)
     for q, tensors in mixtures(torch.zeros(())).values():
         with torch.no_grad():
-            pd.kl(q, prior)
-        before = torch.autograd.grad(pd.kl(q, prior), tensors, retain_graph=True)
-        torch.testing.assert_close(torch.autograd.grad(pd.kl(q, prior), tensors, retain_graph=True), before)
+            pd.paper.kl(q, prior)
+        before = torch.autograd.grad(pd.paper.kl(q, prior), tensors, retain_graph=True)
+        torch.testing.assert_close(torch.autograd.grad(pd.paper.kl(q, prior), tensors, retain_graph=True), before)
 
 
 def mixtures(like: Tensor) -> dict[str, tuple[RowMixture, list[Tensor]]]:
@@ -64,7 +64,7 @@ def mixtures(like: Tensor) -> dict[str, tuple[RowMixture, list[Tensor]]]:
     half = torch.tensor([0.3, 0.7]).to(like)
     one = torch.ones(1).to(like)
     return {
-        "dropout": (pd.BernoulliMixture(loc, keep=0.8, scale=0.0), [loc]),
+        "dropout": (pd.paper.BernoulliMixture(loc, keep=0.8, scale=0.0), [loc]),
         "mean field": (RowMixture(loc[None], width.exp(), one, row_dim=None), [loc, width]),
         "row mixture": (RowMixture(locs, widths.exp(), half, row_dim=1), [locs, widths]),
         "low rank": (LowRankNormal(loc, width.exp(), columns), [loc, width, columns]),
@@ -79,8 +79,8 @@ def mixtures(like: Tensor) -> dict[str, tuple[RowMixture, list[Tensor]]]:
 def test_the_divergence_equals_the_one_written_out(name: str, dtype: torch.dtype) -> None:
     q, tensors = mixtures(torch.zeros((), dtype=dtype))[name]
     scale = torch.tensor(0.7, dtype=dtype, requires_grad=True)
-    apart = pd.kl(q, Normal(torch.zeros((), dtype=dtype), scale))
-    written = pd.kl(q, Normal(torch.zeros(4, 3, dtype=dtype), scale * torch.ones(4, 3, dtype=dtype)))
+    apart = pd.paper.kl(q, Normal(torch.zeros((), dtype=dtype), scale))
+    written = pd.paper.kl(q, Normal(torch.zeros(4, 3, dtype=dtype), scale * torch.ones(4, 3, dtype=dtype)))
     torch.testing.assert_close(apart, written)
     slopes = (torch.autograd.grad(each, [*tensors, scale], retain_graph=True) for each in (apart, written))
     torch.testing.assert_close(*slopes, rtol=1e-5, atol=1e-5)

@@ -118,7 +118,7 @@ def test_a_cascade_asks_about_all_inputs_once() -> None:
     x, y = torch.randn(40, 2), torch.arange(40) % 3
     asked: list[tuple[int, int]] = []
 
-    def ask(k: int, inputs: torch.Tensor) -> pd.Prediction:
+    def ask(k: int, inputs: torch.Tensor) -> pd.prediction.Prediction:
         asked.append((k, len(inputs)))
         return pd.predict(nets[k], guides[k], inputs, samples=20, seed=0)
 

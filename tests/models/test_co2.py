@@ -56,7 +56,7 @@ def test_a_fleet_takes_the_steps_of_sgd_on_the_papers_objective() -> None:
     fleet = pd.Fleet(build, {"kind": co2.KINDS})
     starts = [[p.detach().clone() for p in guide.parameters()] for _, guide in fleet]
     rate = co2.RATE / (co2.TAU * N)
-    options: Any = {"optim": "sgd", "schedule": pd.inverse_decay(), "compile": False, "progress": False}
+    options: Any = {"optim": "sgd", "schedule": pd.training.inverse_decay(), "compile": False, "progress": False}
     fleet.fit(x, y, steps=25, lr=rate, **options)
     for kind, weights, (_, guide) in zip(co2.KINDS, starts, fleet, strict=True):
         velocity = [torch.zeros_like(w) for w in weights]
@@ -165,10 +165,10 @@ def process() -> Any:
     data = solar.solar()
     questions = solar.Questions(data)
     x, y = questions.x[questions.learned], questions.y[questions.learned]
-    gp = pd.GP("se", tau=4.0, length_scale=0.1).fit(x, y, steps=0)
+    gp = pd.generative.GP("se", tau=4.0, length_scale=0.1).fit(x, y, steps=0)
     model = SimpleNamespace(likelihood=pd.Gaussian(4.0))
     args = SimpleNamespace(samples=4000, seed=0)
-    return data, gp, model, args, questions.ask(model, pd.gp_posterior(gp), args)
+    return data, gp, model, args, questions.ask(model, pd.references.gp_posterior(gp), args)
 
 
 def test_scores_in_the_gaps_in_closed_form(process: Any) -> None:

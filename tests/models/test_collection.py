@@ -93,7 +93,7 @@ def test_a_broken_folder_is_named_with_a_remedy(folder: Path, file: str, text: s
     path = folder / file
     path.unlink() if text is None else path.write_text(text)
     load = {"u": lambda: uci("yacht"), "m": mnist, "c": co2_paper, "s": solar}[file[0]]
-    with pytest.raises(pd.PyroDropoutError) as mistake:
+    with pytest.raises(pd.errors.PyroDropoutError) as mistake:
         load()
     said = str(mistake.value)
     assert message in said
@@ -105,9 +105,9 @@ def test_a_broken_folder_is_named_with_a_remedy(folder: Path, file: str, text: s
 def test_a_folder_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "/nowhere/at/all")
     for load in (co2_paper, solar, mnist, lambda: uci("wine")):
-        with pytest.raises(pd.PyroDropoutError, match="not a folder"):
+        with pytest.raises(pd.errors.PyroDropoutError, match="not a folder"):
             load()
     monkeypatch.setenv(VARIABLE, "")
     assert co2_paper().source == "bundled"
-    with pytest.raises(pd.PyroDropoutError, match="'iris'; choose from boston, concrete"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="'iris'; choose from boston, concrete"):
         uci("iris")

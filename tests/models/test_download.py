@@ -70,7 +70,7 @@ def test_another_content_is_refused(
 ) -> None:
     plain = change(LABELS if item.file.endswith(".gz") else TEXT)
     source[item.url] = gzip.compress(plain) if item.file.endswith(".gz") else plain
-    with pytest.raises(pd.PyroDropoutError) as mistake:
+    with pytest.raises(pd.errors.PyroDropoutError) as mistake:
         download(tmp_path, progress=False)
     said = str(mistake.value)
     assert set(re.findall(r"[0-9a-f]{64}", said)) == {item.sha256, hashlib.sha256(plain).hexdigest()}
@@ -81,18 +81,20 @@ def test_another_content_is_refused(
 
 def test_a_fault_of_the_network_is_one_sentence(tmp_path: Path, source: dict[str, bytes | Exception]) -> None:
     source[ITEMS[0].url] = TimeoutError("timed out")
-    with pytest.raises(pd.PyroDropoutError, match=r"https://example.org/data.txt could not be downloaded: .*run"):
+    with pytest.raises(
+        pd.errors.PyroDropoutError, match=r"https://example.org/data.txt could not be downloaded: .*run"
+    ):
         download(tmp_path, progress=False)
     assert files(tmp_path) == []
 
 
 def test_only_https() -> None:
     for url in ("http://example.org/a", "file:///etc/hosts", "ftp://example.org/a"):
-        with pytest.raises(pd.PyroDropoutError, match="only https"):
+        with pytest.raises(pd.errors.PyroDropoutError, match="only https"):
             module._open(url)
     follow = module._OverHttps().redirect_request
     request = Request("https://example.org/a")
-    with pytest.raises(pd.PyroDropoutError, match="only https"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="only https"):
         follow(request, io.BytesIO(), 302, "Found", {}, "http://example.org/a")
     assert follow(request, io.BytesIO(), 302, "Found", {}, "https://example.org/b").full_url == "https://example.org/b"
 
@@ -110,7 +112,7 @@ def test_the_manifest_is_whole() -> None:
         wanted = {f"index_{part}_{k}.txt" for part in ("train", "test") for k in range(splits)}
         assert own == wanted | {"data.txt", "index_features.txt", "index_target.txt"}
     assert len(manifest(["mnist"])) == 4
-    with pytest.raises(pd.PyroDropoutError, match="'iris' cannot be downloaded; choose from boston"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="'iris' cannot be downloaded; choose from boston"):
         manifest(["iris"])
-    with pytest.raises(pd.PyroDropoutError, match="HDF5 only"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="HDF5 only"):
         manifest(["co2"])

@@ -18,7 +18,7 @@ HOW: Any = {"steps": 400, "compile": False, "progress": False, "seed": 0}
 
 def build(x: torch.Tensor, y: torch.Tensor, decay: float) -> tuple[Any, Any]:
     net = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
-    length = pd.implied_length_scale(1.0, 1.0, decay, len(x))
+    length = pd.paper.implied_length_scale(1.0, 1.0, decay, len(x))
     prior = pd.Prior(length, bias_length_scale=length, width_scaled=False)
     model = pd.Standardised(pd.BayesianNet(net, prior, pd.Gaussian(1.0)), x, y)
     return model, pd.AutoDropout(model, keep=1.0)

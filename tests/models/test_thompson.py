@@ -121,7 +121,7 @@ def test_thompson_sampling_chooses_as_the_posterior_does(learners: Any) -> None:
     states = np.full((4, 27), 0.5, np.float32)
     ours = np.bincount([learners.act(10_000_000, states)[0] for _ in range(1000)], minlength=5) / 1000
     contexts = torch.cat([torch.full((5, 27), 0.5), torch.eye(5)], 1)
-    theirs = np.bincount([int(pd.thompson(model, guide, contexts)) for _ in range(100)], minlength=5) / 100
+    theirs = np.bincount([int(pd.judging.thompson(model, guide, contexts)) for _ in range(100)], minlength=5) / 100
     # the standard deviations are 0.016 and 0.05 at the most: five of their difference are 0.26
     assert abs(ours - theirs).max() < 0.26
     assert (ours > 0).sum() > 1  # it does explore

@@ -12,7 +12,7 @@ from pyro import poutine
 from torch import Tensor, nn
 
 import pyro_dropout as pd
-from pyro_dropout.mathematics.errors import NotFollowedError
+from pyro_dropout.errors import NotFollowedError
 
 N = 5
 
@@ -122,7 +122,7 @@ def test_training_and_predictions_share_the_draw_then(name: str) -> None:
         warnings.simplefilter("always")
         pd.fit(model, guide, x, torch.zeros(len(x), model(x).shape[1]), steps=1, compile=False, progress=False)
     assert "all points share each draw" in str(told[0].message)
-    with pytest.raises(pd.PyroDropoutError, match=r"Write predict\(\.\.\., shared=True\)"):
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"Write predict\(\.\.\., shared=True\)"):
         pd.predict(model, guide, x, samples=2)
 
 

@@ -53,7 +53,9 @@ def test_frozen_parameters_are_neither_random_nor_trained(make: Any, how: str) -
 
 def test_a_network_that_is_frozen_whole_is_refused_by_name() -> None:
     net = nn.Linear(3, 1).requires_grad_(False)
-    with pytest.raises(pd.PyroDropoutError, match=r"all 2 parameters .* requires_grad=False.*include_frozen=True"):
+    with pytest.raises(
+        pd.errors.PyroDropoutError, match=r"all 2 parameters .* requires_grad=False.*include_frozen=True"
+    ):
         pd.BayesianNet(net)
     assert list(pd.BayesianNet(net, pd.Prior(include_frozen=True)).sites) == ["weight", "bias"]
 
@@ -69,7 +71,7 @@ def test_a_saved_posterior_brings_the_frozen_ones_along(tmp_path: Path) -> None:
     means = [pd.predict(*pair, X, method="standard").mean for pair in pairs]
     assert torch.equal(*means)
     everything = pd.BayesianNet(backbone_and_head(), pd.Prior(include_frozen=True))
-    with pytest.raises(pd.PyroDropoutError, match="another model or guide"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="another model or guide"):
         pd.load(tmp_path / "q", everything, pd.AutoDropout(everything))
 
 
@@ -85,7 +87,7 @@ def test_from_dropout_reads_a_frozen_network(all_of_it: bool) -> None:
         spread = net(rows).var()
     assert float(pd.predict(model, guide, rows, samples=2, seed=0).samples.var() / spread) == pytest.approx(1, abs=0.15)
     if all_of_it:
-        with pytest.raises(pd.PyroDropoutError, match="nothing to train"):
+        with pytest.raises(pd.errors.PyroDropoutError, match="nothing to train"):
             pd.fit(model, guide, X, Y, steps=2, lr=0.1, **QUIET)
         return
     pd.fit(model, guide, X, Y, steps=2, lr=0.1, **QUIET)

@@ -86,7 +86,7 @@ def test_a_dict_goes_through_every_door(data: Any) -> None:
     assert draws.log_likelihood["y"].shape == (1, 20, N)
     with pytest.warns(UserWarning, match="above 0.7"):  # it is hardly trained
         assert pd.loo(model, guide, x, y, samples=200).n_data_points == N
-    assert pd.elbo_report(model, guide, x, y, samples=10).elbo < 0
+    assert pd.judging.elbo_report(model, guide, x, y, samples=10).elbo < 0
     ensemble = pd.Ensemble(model, members=2)
     pd.fit(model, ensemble, x, y, steps=3, batch_size=4, validation=(x, y), check_every=2, **QUIET)
     assert pd.predict(model, ensemble, x).mean.shape == (N, 1)
@@ -96,7 +96,7 @@ def test_a_dict_goes_through_every_door(data: Any) -> None:
     assert "between" not in found.rows[0].scores
     fleet = pd.Fleet(lambda seed: (found_model := made(), pd.AutoDropout(found_model)), {"seed": [0, 1]})
     fleet.fit(x, y, steps=2, batch_size=5, **QUIET)
-    assert pd.predict_fleet(fleet, x, y, samples=5).log_prob().shape == (2, N)
+    assert pd.prediction.predict_fleet(fleet, x, y, samples=5).log_prob().shape == (2, N)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_wrong_parts_of_a_dict_are_named(data: Any, change: Any, says: str) -> N
     model = made()
     guide = pd.AutoDropout(model)
     guide(x, y)
-    with pytest.raises(pd.PyroDropoutError, match=says):
+    with pytest.raises(pd.errors.PyroDropoutError, match=says):
         pd.predict(model, guide, x | change)
 
 
@@ -159,7 +159,9 @@ def test_whole_numbers_for_a_layer_of_real_ones_are_refused() -> None:
     model = pd.BayesianNet(nn.Linear(3, 1))
     guide = pd.AutoDropout(model)
     guide(torch.zeros(4, 3), torch.zeros(4, 1))
-    with pytest.raises(pd.RangeError, match=r"x must be of the network's type, torch\.float32; got torch\.int64"):
+    with pytest.raises(
+        pd.errors.RangeError, match=r"x must be of the network's type, torch\.float32; got torch\.int64"
+    ):
         pd.predict(model, guide, torch.ones(4, 3, dtype=torch.long))
 
 
@@ -193,14 +195,14 @@ def test_an_output_is_picked_by_key_attribute_or_index(wrap: Any, output: Any) -
     net, x = Returns(wrap), torch.randn(4, 2)
     model = pd.BayesianNet(net, output=output)
     torch.testing.assert_close(model.evaluate({}, x), net.layer(x))
-    with pytest.raises(pd.ShapeError, match="say which of them are its outputs"):
+    with pytest.raises(pd.errors.ShapeError, match="say which of them are its outputs"):
         pd.BayesianNet(net).evaluate({}, x)
-    with pytest.raises(pd.ShapeError, match="net has no output 'missing'"):
+    with pytest.raises(pd.errors.ShapeError, match="net has no output 'missing'"):
         pd.BayesianNet(net, output="missing").evaluate({}, x)
 
 
 def test_an_index_never_picks_a_row_of_one_tensor() -> None:
-    with pytest.raises(pd.ShapeError, match="net returns one tensor"):
+    with pytest.raises(pd.errors.ShapeError, match="net returns one tensor"):
         pd.BayesianNet(nn.Linear(2, 2), output=0).evaluate({}, torch.randn(4, 2))
 
 
@@ -232,9 +234,9 @@ def test_a_graph_network_predicts_all_its_points_at_once() -> None:
         wanted = model.evaluate(guide.sample_weights(30), x)
     assert answer.samples.shape == wanted.shape
     torch.testing.assert_close(answer.mean.mean(), wanted.mean(), atol=0.1, rtol=0)  # 30 draws, far below their spread
-    with pytest.raises(pd.PyroDropoutError, match="batch_size must be left out"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="batch_size must be left out"):
         pd.fit(model, guide, x, y, steps=1, batch_size=3, **QUIET)
-    with pytest.raises(pd.PyroDropoutError, match="takes all its points at once"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="takes all its points at once"):
         pd.fit(model, guide, x, y, steps=1, loss=pd.ELBO(), **QUIET)
 
 
@@ -281,7 +283,7 @@ def test_a_network_that_mixes_points_is_noticed(net: type[nn.Module], says: str)
     model = pd.BayesianNet(net())
     guide = pd.AutoDropout(model)
     guide(x, torch.zeros(N, 1))
-    with pytest.raises(pd.PyroDropoutError, match=says):
+    with pytest.raises(pd.errors.PyroDropoutError, match=says):
         pd.predict(model, guide, x, samples=3)
 
 
@@ -300,5 +302,5 @@ def test_edges_belong_to_all_nodes_of_a_graph() -> None:
     guide = pd.AutoDropout(model, keep=0.9)
     pd.fit(model, guide, (x, edges), torch.zeros(N, 1), steps=2, **QUIET)
     assert pd.predict(model, guide, (x, edges), samples=7).mean.shape == (N, 1)
-    with pytest.raises(pd.ShapeError, match=r"x\[1\] must have a row for each of 12 data points"):
+    with pytest.raises(pd.errors.ShapeError, match=r"x\[1\] must have a row for each of 12 data points"):
         pd.BayesianNet(Edges())((x, edges))

@@ -82,7 +82,7 @@ def test_what_cannot_be_drawn_for_each_point_shares_draws(name: str, make: Calla
         pd.fit(model, guide, X, Y, steps=2, **QUIET)
     try:
         pd.predict(model, guide, X, samples=3, seed=0)
-    except pd.PyroDropoutError as refusal:
+    except pd.errors.PyroDropoutError as refusal:
         assert "Write predict(..., shared=True)" in str(refusal)  # noqa: PT017
         assert "reused" not in str(refusal)  # noqa: PT017
     assert pd.predict(model, guide, X, samples=3, seed=0, shared=True).mean.shape == (12, 1)
@@ -101,7 +101,7 @@ def test_a_compiled_network_is_the_network_inside() -> None:
 
 def test_a_lazy_network_is_run_first() -> None:
     net = nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.LazyLinear(1))
-    with pytest.raises(pd.PyroDropoutError, match=r"'0.weight' has no shape .* Run it once, net\(x\[:2\]\)"):
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"'0.weight' has no shape .* Run it once, net\(x\[:2\]\)"):
         pd.BayesianNet(net)
     net(X[:2])
     assert "2.weight" in pd.BayesianNet(net).sites
@@ -117,7 +117,7 @@ def test_complex_weights_are_called_complex() -> None:
             out: Tensor = self.o((x.to(torch.complex64) @ self.w).abs())
             return out
 
-    with pytest.raises(pd.PyroDropoutError, match=r"'w' is complex \(torch.complex64\), and weights are real"):
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"'w' is complex \(torch.complex64\), and weights are real"):
         pd.BayesianNet(Turned())
     model = pd.BayesianNet(Turned(), pd.Prior(hide=lambda name, module: name == "w"))
     assert pd.fit(model, pd.AutoDropout(model), X, Y, steps=2, **QUIET).steps == 2

@@ -40,5 +40,5 @@ def test_only_the_named_parameters_are_random_and_trained(only: Any) -> None:
 )
 def test_what_matches_nothing_is_named(only: Any, said: str) -> None:
     net = network()
-    with pytest.raises(pd.PyroDropoutError, match=said):
+    with pytest.raises(pd.errors.PyroDropoutError, match=said):
         pd.BayesianNet(net, only=only)

@@ -76,9 +76,9 @@ def test_other_noise_is_refused_by_name(name: str) -> None:
     net = network(make()).train(trained)
     model, guide = pd.from_dropout(net)
     before = states()
-    with pytest.raises(pd.PyroDropoutError, match=words):
+    with pytest.raises(pd.errors.PyroDropoutError, match=words):
         pd.predict(model, guide, X, samples=3, seed=0)
-    with pytest.raises(pd.PyroDropoutError, match=words):
+    with pytest.raises(pd.errors.PyroDropoutError, match=words):
         pd.from_dropout(net, example=X)
     assert states() == before
     assert net.training is trained
@@ -105,14 +105,14 @@ def test_draws_that_are_not_kept_are_repeated_with_their_noise() -> None:
 
 NEEDS_FUNCTIONS: dict[str, Callable[[pd.BayesianNet, nn.Module], object]] = {
     "nuts": lambda model, guide: pd.nuts(model, X, torch.zeros(2, 1), samples=4, warmup=4, chains=1),
-    "conjugate": lambda model, guide: pd.conjugate(model, X, torch.zeros(2, 1)),
-    "thompson": lambda model, guide: pd.thompson(model, guide, X),
+    "conjugate": lambda model, guide: pd.references.conjugate(model, X, torch.zeros(2, 1)),
+    "thompson": lambda model, guide: pd.judging.thompson(model, guide, X),
 }
 
 
 @pytest.mark.parametrize("asker", NEEDS_FUNCTIONS)
 def test_what_needs_functions_of_the_weights_is_refused(asker: str) -> None:
-    with pytest.raises(pd.PyroDropoutError, match=r"noise of its own at every pass, in '1\.noisy'"):
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"noise of its own at every pass, in '1\.noisy'"):
         NEEDS_FUNCTIONS[asker](*pd.from_dropout(network(GaussianNoise(0.3))))
 
 
@@ -130,7 +130,7 @@ VERBS: dict[str, Callable[[Tensor, Tensor], object]] = {
 
 @pytest.mark.parametrize("verb", [pytest.param("compiled", marks=pytest.mark.deep), "fit", "shared", "fleet"])
 def test_it_is_noticed_by_every_verb(verb: str) -> None:
-    with pytest.raises(pd.PyroDropoutError, match=r"BatchDepth '1\.noisy' draws"):
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"BatchDepth '1\.noisy' draws"):
         VERBS[verb](torch.randn(6, 3), torch.randn(6, 1))
 
 
@@ -194,8 +194,8 @@ def test_standardised_networks_keep_their_noise() -> None:
     x, y = torch.randn(8, 3) + 5, torch.randn(8, 1)
     model, guide = pd.from_dropout(network(GaussianNoise(3.0)))
     whole = pd.Standardised(model, x, y)
-    with pytest.raises(pd.PyroDropoutError, match="Thompson sampling needs"):
-        pd.thompson(whole, guide, x)
+    with pytest.raises(pd.errors.PyroDropoutError, match="Thompson sampling needs"):
+        pd.judging.thompson(whole, guide, x)
     quiet, same = pd.from_dropout(network(GaussianNoise(0.0)))
     for noisy, other in zip(guide.parameters(), same.parameters(), strict=True):
         other.data.copy_(noisy)
@@ -207,7 +207,7 @@ def test_standardised_networks_keep_their_noise() -> None:
 def test_noise_that_networks_would_share_is_refused() -> None:
     x, y = torch.randn(8, 3), torch.randn(8, 1)
     model, _ = pd.from_dropout(network(StochasticDepth(0.3)))
-    with pytest.raises(pd.PyroDropoutError, match=r"noise in place .*'1\.noisy'"):
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"noise in place .*'1\.noisy'"):
         pd.fit(model, pd.Ensemble(model, members=2), x, y, steps=1, compile=False, progress=False)
 
 

@@ -83,9 +83,9 @@ def test_positions_have_probabilities_and_scores(case: str, tmp_path: Path) -> N
     torch.testing.assert_close(dropped.log_prob(y), answer.log_prob(y))
     known = y != -100
     probs, right = answer.probs[known], y[known]
-    assert pd.brier(answer, y).shape == right.shape
-    torch.testing.assert_close(pd.brier(answer, y), (probs - F.one_hot(right, C)).square().sum(-1))
-    table = pd.reliability(answer, y)
+    assert pd.judging.brier(answer, y).shape == right.shape
+    torch.testing.assert_close(pd.judging.brier(answer, y), (probs - F.one_hot(right, C)).square().sum(-1))
+    table = pd.judging.reliability(answer, y)
     assert int(table.count.sum()) == len(right)
     found = pd.compare(model, [pd.AutoDropout], (x, y), (x, y), steps=2, seeds=2, samples=10, **QUIET)
     assert found.rows[0].note == ""
@@ -94,7 +94,7 @@ def test_positions_have_probabilities_and_scores(case: str, tmp_path: Path) -> N
     draws = pd.to_arviz(model, guide, x, y, samples=5)
     assert draws.log_likelihood["y"].shape == (1, 5, N)
     assert draws.observed_data["y"].shape == y.shape
-    with pytest.raises(pd.ShapeError, match="one number for each input"):
+    with pytest.raises(pd.errors.ShapeError, match="one number for each input"):
         pd.defer(answer.entropy, budget=0.5)
 
 
@@ -107,7 +107,7 @@ def test_accuracy_counts_no_ignored_target() -> None:
     assert accuracy(answer, y) == 1.0
     assert float(rejection_of(answer, y).score.min()) == 1.0
     fleet = pd.Fleet(lambda seed: (model, guide), {"seed": [0]})
-    assert pd.predict_fleet(fleet, x, y, samples=1).scores()["accuracy"].tolist() == [1.0]
+    assert pd.prediction.predict_fleet(fleet, x, y, samples=1).scores()["accuracy"].tolist() == [1.0]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_accuracy_counts_no_ignored_target() -> None:
 def test_wrong_targets_are_named(change: Any, says: str) -> None:
     model, x, _ = problem("tokens")
     y = torch.arange(N * T).reshape(N, T) % C
-    with pytest.raises(pd.PyroDropoutError, match=says):
+    with pytest.raises(pd.errors.PyroDropoutError, match=says):
         pd.fit(model, pd.AutoDropout(model), x, change(y), steps=1, **QUIET)
 
 
@@ -157,5 +157,5 @@ def test_maps_of_numbers_have_noise_of_their_own(dims: Any, dim: int, tmp_path: 
     found = pd.compare(model, [pd.AutoDropout], (x, given), (x, given), steps=2, seeds=1, samples=5, **QUIET)
     assert found.rows[0].note == ""
     found.to_html(tmp_path / "report.html")
-    with pytest.raises(pd.PyroDropoutError, match="covariance is for points with targets in a row"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="covariance is for points with targets in a row"):
         _ = answer.covariance

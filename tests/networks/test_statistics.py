@@ -69,5 +69,5 @@ def test_it_can_be_chosen(choice: Any, moved: set[str]) -> None:
         kind = "running statistics that move in train(): " if layer in moved else "running statistics that stay: "
         line = next(line for line in repr(model).splitlines() if kind in line)
         assert layer in line.split(": ")[1].split(", ")
-    with pytest.raises(pd.PyroDropoutError, match="frozen_statistics"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="frozen_statistics"):
         pd.BayesianNet(net, frozen_statistics="some")  # type: ignore[arg-type]

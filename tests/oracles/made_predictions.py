@@ -9,27 +9,29 @@ import pyro_dropout as pd
 from pyro_dropout.generative.likelihoods.moments import Running, block_sums
 
 
-def made(samples: Tensor, likelihood: Any) -> pd.Prediction:
+def made(samples: Tensor, likelihood: Any) -> pd.prediction.Prediction:
     """What ``predict`` would return had the network's outputs been ``samples``, (T, N, outputs)."""
     running = Running(samples.shape[1])
     running.add(0, len(samples), slice(None), block_sums(likelihood, samples))
-    return pd.Prediction(likelihood, running.sums, len(samples), samples[:1, :1], samples, None)
+    return pd.prediction.Prediction(likelihood, running.sums, len(samples), samples[:1, :1], samples, None)
 
 
-def regression(points: int, draws: int = 20, tau: float = 4.0, dtype: torch.dtype = torch.float64) -> pd.Prediction:
+def regression(
+    points: int, draws: int = 20, tau: float = 4.0, dtype: torch.dtype = torch.float64
+) -> pd.prediction.Prediction:
     """Normal outputs about a mean of their own at each point."""
     middle, spread = torch.randn(points, 1, dtype=dtype), 0.2 + torch.rand(points, 1, dtype=dtype)
     return made(middle + spread * torch.randn(draws, points, 1, dtype=dtype), pd.Gaussian(tau))
 
 
-def drawn_targets(prediction: pd.Prediction, tau: float = 4.0) -> Tensor:
+def drawn_targets(prediction: pd.prediction.Prediction, tau: float = 4.0) -> Tensor:
     """Targets from the predicted mixture itself: at each point one of the draws, and noise."""
     f = prediction.samples
     chosen = torch.randint(len(f), (f.shape[1],))
     return f[chosen, torch.arange(f.shape[1])] + torch.randn_like(f[0]) / tau**0.5
 
 
-def narrower(prediction: pd.Prediction, tau: float = 4.0) -> pd.Prediction:
+def narrower(prediction: pd.prediction.Prediction, tau: float = 4.0) -> pd.prediction.Prediction:
     """The same means with half the variance."""
     f = prediction.samples
     return made(f.mean(0) + (f - f.mean(0)) / 2**0.5, pd.Gaussian(2 * tau))

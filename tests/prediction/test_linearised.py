@@ -207,9 +207,9 @@ def test_scores_of_numbers_are_exact() -> None:
         - 1 / math.sqrt(math.pi)
     )
     assert torch.allclose(pd.crps(answer, y), crps, rtol=1e-6)
-    assert torch.allclose(pd.pit(answer, y).flatten(), torch.special.ndtr(z).flatten(), atol=1e-9)
+    assert torch.allclose(pd.judging.pit(answer, y).flatten(), torch.special.ndtr(z).flatten(), atol=1e-9)
     assert torch.allclose(pd.crps(answer, y, method="sample", seed=0).mean(), pd.crps(answer, y).mean(), rtol=0.1)
-    assert 0 < pd.refit_tau(answer, y) < 4
+    assert 0 < pd.judging.refit_tau(answer, y) < 4
     noisy = pd.BayesianNet(mlp(2), likelihood=pd.HeteroscedasticGaussian())
     wide = linearised(noisy, pd.AutoMeanField(noisy, init_scale=0.2), x, seed=0, samples=4000)
     low, high = wide.interval(0.8)
@@ -233,9 +233,9 @@ def test_samples_have_the_covariance_and_the_seed_is_restored() -> None:
         size = covariance.diagonal().sqrt()
         assert bool(((f.T.cov() - covariance).abs() <= 6 * torch.outer(size, size) * math.sqrt(2 / 40_000)).all())
     answer = linearised(model, guide, x, samples=10, seed=3, keep_samples=False)
-    with pytest.raises(pd.PyroDropoutError, match="samples were not kept"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="samples were not kept"):
         _ = answer.samples
-    with pytest.raises(pd.PyroDropoutError, match="shared=True"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="shared=True"):
         _ = answer.joint_covariance
     torch.random.set_rng_state(before)
     linearised(model, guide, x, seed=3)
@@ -440,23 +440,25 @@ class Noisy(nn.Module):
 def test_what_cannot_be_linearised_is_refused_by_name() -> None:
     model = pd.BayesianNet(nn.Linear(3, 1))
     x, guide = torch.randn(4, 3), pd.AutoMeanField(model)
-    sampled = pd.SampledPosterior({"weight": torch.zeros(1, 5, 1, 3), "bias": torch.zeros(1, 5, 1)})
+    sampled = pd.prediction.SampledPosterior({"weight": torch.zeros(1, 5, 1, 3), "bias": torch.zeros(1, 5, 1)})
     own = AutoNormal(model)
     own(x, torch.zeros(4, 1))
-    exact = pd.conjugate(pd.BayesianNet(nn.Linear(3, 1)), x, torch.zeros(4, 1))
+    exact = pd.references.conjugate(pd.BayesianNet(nn.Linear(3, 1)), x, torch.zeros(4, 1))
     for posterior in (sampled, own, exact):
-        with pytest.raises(pd.PyroDropoutError, match=rf"E\[w\] and Cov\[w\].*{type(posterior).__name__} has none"):
+        with pytest.raises(
+            pd.errors.PyroDropoutError, match=rf"E\[w\] and Cov\[w\].*{type(posterior).__name__} has none"
+        ):
             linearised(model, posterior, x)
-    with pytest.raises(pd.PyroDropoutError, match="does not take compile=True"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="does not take compile=True"):
         linearised(model, guide, x, compile=True)
-    with pytest.raises(pd.PyroDropoutError, match="does not take distributed=True"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="does not take distributed=True"):
         linearised(model, guide, x, distributed=True)
-    with pytest.raises(pd.PyroDropoutError, match="DataLoader with shared=True"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="DataLoader with shared=True"):
         linearised(model, guide, DataLoader(TensorDataset(x)), shared=True)
-    with pytest.raises(pd.PyroDropoutError, match="is it for this model"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="is it for this model"):
         linearised(model, pd.AutoMeanField(pd.BayesianNet(mlp(dtype=torch.float32))), x)
     noisy = pd.BayesianNet(Noisy())
-    with pytest.raises(pd.PyroDropoutError, match="same output for the same weights"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="same output for the same weights"):
         linearised(noisy, pd.AutoMeanField(noisy), x)
 
     def regression(x: Tensor, y: Tensor | None = None) -> None:
@@ -465,7 +467,7 @@ def test_what_cannot_be_linearised_is_refused_by_name() -> None:
 
     plain = pd.AutoMeanField(regression)
     plain(torch.zeros(2), torch.zeros(2))
-    with pytest.raises(pd.PyroDropoutError, match="a model that is not a network"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="a model that is not a network"):
         linearised(regression, plain, torch.zeros(2))
 
 
@@ -478,7 +480,7 @@ def test_what_is_too_large_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -
         (8000, "shared=True takes all points together", {"shared": True}),
     ):
         monkeypatch.setattr("pyro_dropout.prediction.linearised._MOST", most)
-        with pytest.raises(pd.PyroDropoutError, match=message):
+        with pytest.raises(pd.errors.PyroDropoutError, match=message):
             linearised(model, guide, x, **options)
 
 
@@ -502,5 +504,5 @@ def test_a_hook_that_draws_noise_is_found_in_a_plain_stack_too() -> None:
     guide, x = pd.AutoMeanField(model), torch.randn(4, 3, dtype=F64)
     linearised(model, guide, x)
     model.net[0].register_forward_hook(lambda module, args, output: output + torch.randn_like(output))
-    with pytest.raises(pd.PyroDropoutError, match="same output"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="same output"):
         linearised(model, guide, x)

@@ -137,11 +137,11 @@ class Plain(nn.Module):
 
 
 def test_models_of_ones_own_and_deep_gps_are_predicted_too() -> None:
-    model, deep = Plain(), pd.DeepGP(2, [6], 1, nonlinearity="tanh")
+    model, deep = Plain(), pd.paper.DeepGP(2, [6], 1, nonlinearity="tanh")
     x, y = torch.randn(3, 2), torch.zeros(3, 1)
     for each in (model, deep):
         guide = pd.AutoDropout(each, keep=0.5)
-        with pytest.raises(pd.PyroDropoutError, match="call posterior"):
+        with pytest.raises(pd.errors.PyroDropoutError, match="call posterior"):
             pd.predict(each, guide, x)
         guide(x, y)
         for shared in (False, True):
@@ -151,10 +151,10 @@ def test_models_of_ones_own_and_deep_gps_are_predicted_too() -> None:
             assert torch.allclose(answer.log_prob(y), kept.log_prob(y), atol=1e-6)
     normal = AutoNormal(model)
     normal(x, y)
-    with pytest.raises(pd.PyroDropoutError, match="shared=True"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="shared=True"):
         pd.predict(model, normal, x)
     assert pd.predict(model, normal, x, samples=20, shared=True).epistemic.min() > 0
-    with pytest.raises(pd.PyroDropoutError, match="has none"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="has none"):
         pd.predict(model, normal, x, method="standard")
 
 
@@ -179,9 +179,9 @@ def test_log_prob_is_the_paper_s_logsumexp_kept_or_not(dtype: torch.dtype, share
     for _ in range(2):
         assert torch.allclose(answer.log_prob(y), kept.log_prob(y), atol=1e-6)
     assert torch.equal(torch.get_rng_state(), after)
-    with pytest.raises(pd.PyroDropoutError, match="keep_samples=True"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="keep_samples=True"):
         answer.samples  # noqa: B018
-    with pytest.raises(pd.PyroDropoutError, match="keep_samples=True"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="keep_samples=True"):
         answer.interval(0.9)
 
 
@@ -245,7 +245,7 @@ def test_what_is_said_of_classes(dtype: torch.dtype, keep: bool) -> None:
     assert torch.allclose(answer.epistemic.to(F64), p.var(0, correction=0), **near)
     y = torch.tensor([0, 1, 2, 1, 0])
     assert torch.allclose(answer.log_prob(y).to(F64), mean[torch.arange(5), y].log(), atol=1e-5)
-    with pytest.raises(pd.PyroDropoutError, match=r"interval\(\) is for numbers.*use probs"):
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"interval\(\) is for numbers.*use probs"):
         answer.interval(0.9)
 
 

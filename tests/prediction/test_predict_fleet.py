@@ -33,7 +33,7 @@ def test_each_replica_predicts_what_it_predicts_alone() -> None:
     x, y = data()
     index = torch.stack([torch.randperm(12)[:6] for _ in range(3)])
     ships = fleet()
-    answer = pd.predict_fleet(ships, x, y, indices=index, samples=20_000, seed=0)
+    answer = pd.prediction.predict_fleet(ships, x, y, indices=index, samples=20_000, seed=0)
     assert answer.mean.shape == (3, 6, 1)
     scores = answer.scores()
     for k, (model, guide) in enumerate(ships):
@@ -53,9 +53,9 @@ def test_blocks_of_any_size_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """With keep=1 nothing is random, so all ways to cut the work give one answer; memory that runs out only cuts."""
     x, y = data()
     ships = pd.Fleet(build, {"seed": [0, 1, 2], "keep": [1.0] * 3})
-    whole = pd.predict_fleet(ships, x, y, samples=8)
+    whole = pd.prediction.predict_fleet(ships, x, y, samples=8)
     for chunk in (1, 13, 50, 200):
-        parts = pd.predict_fleet(ships, x, y, samples=8, chunk=chunk)
+        parts = pd.prediction.predict_fleet(ships, x, y, samples=8, chunk=chunk)
         torch.testing.assert_close(parts.mean, whole.mean)
         torch.testing.assert_close(parts.log_prob(), whole.log_prob())
     run, failed = fleet_predictive._ForwardPass.run, []
@@ -67,7 +67,7 @@ def test_blocks_of_any_size_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
         return run(task, replicas, count)
 
     monkeypatch.setattr(fleet_predictive._ForwardPass, "run", short_of_memory)
-    torch.testing.assert_close(pd.predict_fleet(ships, x, y, samples=8).mean, whole.mean)
+    torch.testing.assert_close(pd.prediction.predict_fleet(ships, x, y, samples=8).mean, whole.mean)
     assert failed
 
 
@@ -79,7 +79,7 @@ def test_classes() -> None:
 
     x, _ = data()
     labels = torch.randint(0, 3, (12,))
-    answer = pd.predict_fleet(pd.Fleet(make, {"seed": [0, 1]}), x, labels, samples=200, seed=0)
+    answer = pd.prediction.predict_fleet(pd.Fleet(make, {"seed": [0, 1]}), x, labels, samples=200, seed=0)
     assert answer.probs.shape == (2, 12, 3)
     torch.testing.assert_close(answer.probs.sum(-1), torch.ones(2, 12))
     assert answer.entropy.shape == answer.mutual_information.shape == answer.variation_ratio.shape == (2, 12)
@@ -92,7 +92,7 @@ def test_classes() -> None:
 def test_intervals_and_covariances_have_the_noise_of_their_own_replica() -> None:
     """Each replica has another τ: its interval is that of its own mixture of normals, by scipy."""
     x, _ = data()
-    answer = pd.predict_fleet(fleet(), x, samples=30, seed=0, keep_samples=True)
+    answer = pd.prediction.predict_fleet(fleet(), x, samples=30, seed=0, keep_samples=True)
     low, high = answer.interval(0.8)
     f = answer.samples.double()
     assert low.shape == high.shape == (3, 12, 1)
@@ -108,7 +108,7 @@ def test_intervals_and_covariances_have_the_noise_of_their_own_replica() -> None
         model = pd.BayesianNet(nn.Linear(2, 2), likelihood=pd.Gaussian(4.0 + seed))
         return model, pd.AutoDropout(model, keep=0.7)
 
-    both = pd.predict_fleet(pd.Fleet(make, {"seed": [0, 1]}), x, samples=40, seed=0, keep_samples=True)
+    both = pd.prediction.predict_fleet(pd.Fleet(make, {"seed": [0, 1]}), x, samples=40, seed=0, keep_samples=True)
     for e in range(2):
         for n in range(12):
             exact = np.cov(both.samples[:, e, n].double().numpy().T, bias=True) + np.eye(2) / (4 + e)
@@ -119,11 +119,11 @@ def test_intervals_and_covariances_have_the_noise_of_their_own_replica() -> None
 def test_compiled_predictions_are_the_same_kind_of_draws() -> None:
     x, y = data()
     ships = fleet()
-    fast = pd.predict_fleet(ships, x, y, samples=4000, seed=0, compile=True)
-    slow = pd.predict_fleet(ships, x, y, samples=4000, seed=0)
+    fast = pd.prediction.predict_fleet(ships, x, y, samples=4000, seed=0, compile=True)
+    slow = pd.prediction.predict_fleet(ships, x, y, samples=4000, seed=0)
     error = (2 * slow.epistemic / 4000).sqrt()
     assert ((fast.mean - slow.mean).abs() < 6 * error).all()  # 36 numbers: fails below 1e-7
-    assert torch.equal(fast.mean, pd.predict_fleet(ships, x, y, samples=4000, seed=0, compile=True).mean)
+    assert torch.equal(fast.mean, pd.prediction.predict_fleet(ships, x, y, samples=4000, seed=0, compile=True).mean)
 
 
 def test_a_posterior_that_is_drawn_once_for_all_points_is_refused_with_a_way_out() -> None:
@@ -135,7 +135,7 @@ def test_a_posterior_that_is_drawn_once_for_all_points_is_refused_with_a_way_out
         return model, pd.AutoFullRank(model)
 
     fleet = pd.Fleet(build, {"seed": [0, 1]})
-    with pytest.raises(pd.PyroDropoutError, match=r"shared=True\) .* for each of its pairs"):
-        pd.predict_fleet(fleet, x, samples=5)
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"shared=True\) .* for each of its pairs"):
+        pd.prediction.predict_fleet(fleet, x, samples=5)
     for pair in fleet:
         assert pd.predict(*pair, x, shared=True, samples=5).mean.shape == (12, 1)

@@ -138,7 +138,7 @@ def test_what_has_changed_is_not_walked_again(change: Any) -> None:
     guide.states["0/weight"].loc.data = guide.states["0/weight"].loc.data.clone()  # nothing but the place has changed
     assert torch.equal(answer.log_prob(y), before)
     change(model, guide, x)
-    with pytest.raises(pd.PyroDropoutError, match="changed since"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="changed since"):
         answer.log_prob(y)
     assert torch.allclose(kept.log_prob(y), before, atol=1e-6)
 
@@ -150,7 +150,9 @@ def test_what_has_changed_is_not_walked_again(change: Any) -> None:
 def test_a_posterior_of_another_model_is_refused(shared: bool) -> None:
     model = pd.BayesianNet(nn.Linear(2, 1))
     other = pd.AutoMeanField(pd.BayesianNet(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))))
-    sampled = pd.SampledPosterior({"bias": torch.randn(2, 50, 1)})
+    sampled = pd.prediction.SampledPosterior({"bias": torch.randn(2, 50, 1)})
     for posterior in (other, sampled):
-        with pytest.raises(pd.PyroDropoutError, match="the posterior has no site 'weight', which the model samples"):
+        with pytest.raises(
+            pd.errors.PyroDropoutError, match="the posterior has no site 'weight', which the model samples"
+        ):
             pd.predict(model, posterior, torch.randn(4, 2), samples=5, shared=shared)

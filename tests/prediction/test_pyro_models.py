@@ -61,12 +61,14 @@ def drawn(data: Any, t: int) -> dict[str, Tensor]:
     return {str(name): torch.tensor(value.values[0, t]) for name, value in data["posterior"].data_vars.items()}
 
 
-def kept(guide: Any, case: Case, count: int = DRAWS) -> pd.SampledPosterior:
+def kept(guide: Any, case: Case, count: int = DRAWS) -> pd.prediction.SampledPosterior:
     """Some draws of a guide, as a posterior that has these and no others."""
     rows = [poutine.trace(guide).get_trace(*case.args, **case.kwargs) for _ in range(count)]
     sites = {name: site for name, site in rows[0].nodes.items() if site["type"] == "sample"}
     latent = [n for n, site in sites.items() if not site["infer"].get("is_auxiliary") and not site_is_subsample(site)]
-    return pd.SampledPosterior({n: torch.stack([r.nodes[n]["value"] for r in rows]).detach()[None] for n in latent})
+    return pd.prediction.SampledPosterior(
+        {n: torch.stack([r.nodes[n]["value"] for r in rows]).detach()[None] for n in latent}
+    )
 
 
 # --- densities --------------------------------------------------------------------------------------------------------
@@ -142,7 +144,7 @@ def test_the_bound_is_the_mean_of_lp_less_log_q(name: str) -> None:
         case, model, guide = posed(name, kind)
         stats = pd.to_arviz(model, guide, *case.args, samples=samples, seed=0, **case.kwargs)["sample_stats"]
         ratios = (stats["lp"] - stats["log_q"]).values[0]
-        report = pd.elbo_report(model, guide, *case.args, samples=samples, seed=0, **case.kwargs)
+        report = pd.judging.elbo_report(model, guide, *case.args, samples=samples, seed=0, **case.kwargs)
         assert report.elbo is not None
         near = 1e-6 if kind == "AutoNormal" else 5.5 * (report.standard_error + ratios.std() / samples**0.5)
         assert report.elbo == pytest.approx(ratios.mean(), abs=near)
@@ -151,7 +153,7 @@ def test_the_bound_is_the_mean_of_lp_less_log_q(name: str) -> None:
 # --- predictions ------------------------------------------------------------------------------------------------------
 
 
-def replicated(model: Any, posterior: pd.SampledPosterior, case: Case, times: int) -> dict[str, Tensor]:
+def replicated(model: Any, posterior: pd.prediction.SampledPosterior, case: Case, times: int) -> dict[str, Tensor]:
     """Every observed site drawn ``times`` times with each draw: {site: (times, draws, ...)}."""
     found: dict[str, list[Tensor]] = {site: [] for site in case.observed}
     for _ in range(times):
@@ -214,9 +216,13 @@ def test_two_sites_are_two_predictions() -> None:
     found = pd.predict(model, guide, X, samples=10, seed=0)
     assert list(found) == ["first", "second"]
     assert repr(found["second"]) == "SitePrediction('second', shape (12,), 10 draws, Laplace, samples kept)"
-    with pytest.raises(pd.PyroDropoutError, match=r"several sites, first, second: write loo\(\.\.\., site='first'\)"):
+    with pytest.raises(
+        pd.errors.PyroDropoutError, match=r"several sites, first, second: write loo\(\.\.\., site='first'\)"
+    ):
         pd.loo(model, guide, *case.args, samples=50)
-    with pytest.raises(pd.PyroDropoutError, match="site must be one that the model observes, first, second; got 'y'"):
+    with pytest.raises(
+        pd.errors.PyroDropoutError, match="site must be one that the model observes, first, second; got 'y'"
+    ):
         pd.loo(model, guide, *case.args, samples=50, site="y")
 
 
@@ -244,13 +250,15 @@ def test_classes_have_what_classes_have() -> None:
     torch.testing.assert_close(answer.mutual_information, entropy + (p * p.log()).sum(-1).mean(0))
     votes = torch.nn.functional.one_hot(p.argmax(-1), 3).to(F64).mean(0)
     torch.testing.assert_close(answer.variation_ratio, 1 - votes.amax(-1))
-    torch.testing.assert_close(pd.brier(answer, case.args[1]).shape, torch.Size([12]))
+    torch.testing.assert_close(pd.judging.brier(answer, case.args[1]).shape, torch.Size([12]))
     case, model, guide = posed("coins")
     answer = pd.predict(model, guide, X, samples=50, seed=0)
     assert answer.probs.shape == answer.entropy.shape == answer.mutual_information.shape == (12,)
-    torch.testing.assert_close(pd.brier(answer, case.args[1]), (answer.probs - case.args[1]).square())
+    torch.testing.assert_close(pd.judging.brier(answer, case.args[1]), (answer.probs - case.args[1]).square())
     assert 0 <= pd.ece(answer, case.args[1]) <= 1
-    with pytest.raises(pd.PyroDropoutError, match=r"interval\(\) is for numbers, but site 'obs' is of Bernoulli"):
+    with pytest.raises(
+        pd.errors.PyroDropoutError, match=r"interval\(\) is for numbers, but site 'obs' is of Bernoulli"
+    ):
         answer.interval()
 
 
@@ -275,14 +283,14 @@ def test_scores_take_them_too() -> None:
     like = pd.HeteroscedasticGaussian()
     from pyro_dropout.generative.likelihoods.moments import block_sums
 
-    twin = pd.Prediction(like, block_sums(like, f), 40, f, f, None)
+    twin = pd.prediction.Prediction(like, block_sums(like, f), 40, f, f, None)
     y = Y.unsqueeze(-1)
     torch.testing.assert_close(pd.crps(answer, Y), pd.crps(twin, y)[:, 0])
-    torch.testing.assert_close(pd.pit(answer, Y), pd.pit(twin, y)[:, 0])
+    torch.testing.assert_close(pd.judging.pit(answer, Y), pd.judging.pit(twin, y)[:, 0])
     assert pd.coverage(answer, Y, 0.9) == pd.coverage(twin, y, 0.9)
     assert pd.ece(answer, Y) == pytest.approx(pd.ece(twin, y))
     torch.testing.assert_close(pd.crps(answer, Y, "gaussian"), pd.crps(twin, y, "gaussian")[:, 0])
-    near = pd.predictive_distance(answer, answer)
+    near = pd.judging.predictive_distance(answer, answer)
     assert (near.mean, near.std) == (0.0, 0.0)
     assert near.wasserstein == pytest.approx(0.0, abs=1e-9)
 
@@ -290,16 +298,19 @@ def test_scores_take_them_too() -> None:
 def test_what_reads_outputs_in_another_way_is_refused_and_decisions_are_made() -> None:
     _, model, guide = posed("coins")
     answer = pd.predict(model, guide, X, samples=20, seed=0)
-    for change in (lambda: pd.tempered(answer, 2.0), lambda: pd.refit_temperature(answer, (Y > 0).to(F64))):
-        with pytest.raises(pd.PyroDropoutError, match="reinterprets the outputs of a network; site 'obs'"):
+    for change in (
+        lambda: pd.judging.tempered(answer, 2.0),
+        lambda: pd.judging.refit_temperature(answer, (Y > 0).to(F64)),
+    ):
+        with pytest.raises(pd.errors.PyroDropoutError, match="reinterprets the outputs of a network; site 'obs'"):
             change()
-    handed = pd.cascade(lambda x: answer, lambda x: pd.predict(model, guide, x, samples=5), X, budget=0.25)
+    handed = pd.judging.cascade(lambda x: answer, lambda x: pd.predict(model, guide, x, samples=5), X, budget=0.25)
     assert int(handed.deferred.sum()) == 3
     _, model, guide = posed("line")
     answer = pd.predict(model, guide, X, samples=20, seed=0)
-    with pytest.raises(pd.PyroDropoutError, match="with_tau reinterprets the outputs"):
-        pd.with_tau(answer, 2.0)
-    handed = pd.cascade(lambda x: answer, lambda x: pd.predict(model, guide, x, samples=5), X, budget=0.25)
+    with pytest.raises(pd.errors.PyroDropoutError, match="with_tau reinterprets the outputs"):
+        pd.judging.with_tau(answer, 2.0)
+    handed = pd.judging.cascade(lambda x: answer, lambda x: pd.predict(model, guide, x, samples=5), X, budget=0.25)
     assert torch.equal(handed.uncertainty, answer.std)
 
 
@@ -308,7 +319,7 @@ def test_samples_that_are_not_kept_and_means() -> None:
     lean = pd.predict(model, guide, X, samples=20, seed=1, keep_samples=False)
     torch.testing.assert_close(lean.mean, pd.predict(model, guide, X, samples=20, seed=1).mean)
     for ask in (lambda: lean.samples, lambda: lean.log_prob(Y), lambda: lean.interval()):
-        with pytest.raises(pd.PyroDropoutError, match=r"call predict\(\.\.\., keep_samples=True\)"):
+        with pytest.raises(pd.errors.PyroDropoutError, match=r"call predict\(\.\.\., keep_samples=True\)"):
             ask()
     flat = pd.predict(model, guide, X, method="standard")
     assert flat.epistemic.abs().max() == 0
@@ -359,39 +370,45 @@ def test_data_may_be_wider_than_what_is_said_of_them() -> None:
 
 def test_mistakes_are_told() -> None:
     case, model, guide = posed("line")
-    with pytest.raises(pd.PyroDropoutError, match=r"to_arviz has no option 'sample', .* Did you mean 'samples'\?"):
+    with pytest.raises(
+        pd.errors.PyroDropoutError, match=r"to_arviz has no option 'sample', .* Did you mean 'samples'\?"
+    ):
         pd.to_arviz(model, guide, *case.args, sample=3)
-    with pytest.raises(pd.PyroDropoutError, match=r"got line, which takes \(x.*missing a required argument: 'x'"):
+    with pytest.raises(
+        pd.errors.PyroDropoutError, match=r"got line, which takes \(x.*missing a required argument: 'x'"
+    ):
         pd.to_arviz(model, guide)
-    with pytest.raises(pd.PyroDropoutError, match="the model observes nothing with these arguments"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="the model observes nothing with these arguments"):
         pd.khat(model, guide, X, samples=30)
-    with pytest.raises(pd.PyroDropoutError, match="AutoNormal has not seen its model yet"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="AutoNormal has not seen its model yet"):
         pd.predict(model, AutoNormal(model), X)
     blind = AutoNormal(model)
     blind(X)
-    with pytest.raises(pd.PyroDropoutError, match="site 'obs' is observed here, but is latent in the posterior"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="site 'obs' is observed here, but is latent in the posterior"):
         pd.to_arviz(model, blind, *case.args, samples=30)
-    with pytest.raises(pd.PyroDropoutError, match="the posterior has all sites of the model"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="the posterior has all sites of the model"):
         pd.predict(model, blind, X, samples=3)
     other = posed("unplated")[2]
-    with pytest.raises(pd.PyroDropoutError, match="the model samples none of the posterior's sites, "):
+    with pytest.raises(pd.errors.PyroDropoutError, match="the model samples none of the posterior's sites, "):
         pd.predict(model, other, X, samples=3)
-    with pytest.raises(pd.PyroDropoutError, match="the posterior has no site 'slope', which the model samples"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="the posterior has no site 'slope', which the model samples"):
         pd.to_arviz(model, other, *case.args, samples=30)
-    with pytest.raises(pd.ShapeError, match=r"site 'theta' has shape \(12,\) in the posterior, but \(5,\) in the"):
+    with pytest.raises(
+        pd.errors.ShapeError, match=r"site 'theta' has shape \(12,\) in the posterior, but \(5,\) in the"
+    ):
         pd.predict(posed("schools")[1], posed("schools")[2], X[:5] + 2, samples=3)
     for option in ("compile", "distributed"):
-        with pytest.raises(pd.PyroDropoutError, match=f"{option}=True is for networks"):
+        with pytest.raises(pd.errors.PyroDropoutError, match=f"{option}=True is for networks"):
             pd.predict(model, guide, X, samples=3, **{option: True})
     answer = pd.predict(model, guide, X, samples=3)
-    with pytest.raises(pd.ShapeError, match=r"y must have the shape of site 'obs', \(12,\); got \(12, 1\)"):
+    with pytest.raises(pd.errors.ShapeError, match=r"y must have the shape of site 'obs', \(12,\); got \(12, 1\)"):
         answer.log_prob(Y.unsqueeze(-1))
-    with pytest.raises(pd.PyroDropoutError, match="probs is for classes, but this prediction is of Normal"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="probs is for classes, but this prediction is of Normal"):
         answer.probs  # noqa: B018
     counts = posed("counts")
-    with pytest.raises(pd.RangeError, match="y must lie in the support of site 'obs', Poisson"):
+    with pytest.raises(pd.errors.RangeError, match="y must lie in the support of site 'obs', Poisson"):
         pd.predict(counts[1], counts[2], X, samples=3, **counts[0].blind_kwargs).log_prob(Y - 10)
-    with pytest.raises(pd.SingularError, match="'slope': it is a point"):
+    with pytest.raises(pd.errors.SingularError, match="'slope': it is a point"):
         pd.khat(model, AutoDelta(model), *case.args, samples=30)
 
 
@@ -403,7 +420,9 @@ def test_a_plate_that_draws_a_subsample_is_refused() -> None:
 
     guide = AutoNormal(model)
     for ask in (lambda: pd.to_arviz(model, guide, Y), lambda: pd.nuts(model, Y, progress=False)):
-        with pytest.raises(pd.PyroDropoutError, match="plate 'data' draws 4 of 12 points; here all of them are needed"):
+        with pytest.raises(
+            pd.errors.PyroDropoutError, match="plate 'data' draws 4 of 12 points; here all of them are needed"
+        ):
             ask()
 
 

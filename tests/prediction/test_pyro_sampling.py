@@ -81,9 +81,11 @@ def test_what_r_hat_is_of() -> None:
 # --- simulation-based calibration -------------------------------------------------------------------------------------
 
 
-def conjugate(model: Any, y: Tensor) -> pd.SampledPosterior:
+def conjugate(model: Any, y: Tensor) -> pd.prediction.SampledPosterior:
     precision = 1 + len(y) / 0.49
-    return pd.SampledPosterior({"mu": float(y.sum() / 0.49) / precision + precision**-0.5 * torch.randn(1, 99)})
+    return pd.prediction.SampledPosterior(
+        {"mu": float(y.sum() / 0.49) / precision + precision**-0.5 * torch.randn(1, 99)}
+    )
 
 
 def level(y: Tensor | None = None) -> None:
@@ -98,9 +100,9 @@ def test_the_exact_posterior_is_calibrated_and_a_narrow_one_is_not(given: tuple[
     right = pd.sbc(level, conjugate, *given, replications=200, progress=False)
     assert right.inside_band(0.99) == {"mu": True}
 
-    def narrow(model: Any, y: Tensor) -> pd.SampledPosterior:
+    def narrow(model: Any, y: Tensor) -> pd.prediction.SampledPosterior:
         exact = conjugate(model, y).weights["mu"]
-        return pd.SampledPosterior({"mu": exact.mean() + 0.3 * (exact - exact.mean())})
+        return pd.prediction.SampledPosterior({"mu": exact.mean() + 0.3 * (exact - exact.mean())})
 
     assert pd.sbc(level, narrow, *given, replications=200, progress=False).inside_band(0.99) == {"mu": False}
 
@@ -145,9 +147,9 @@ def test_every_site_is_ranked_by_a_few_numbers() -> None:
 
 def test_what_cannot_be_simulated_is_told() -> None:
     case = CASES["penalised"]
-    with pytest.raises(pd.PyroDropoutError, match=r"'penalty' is a pyro\.factor.*cannot be simulated"):
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"'penalty' is a pyro\.factor.*cannot be simulated"):
         pd.sbc(case.make(), conjugate, *case.args, replications=1, progress=False)
-    with pytest.raises(pd.PyroDropoutError, match="line observes nothing with these arguments: also pass data"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="line observes nothing with these arguments: also pass data"):
         pd.sbc(line, conjugate, X, replications=1, progress=False)
 
 

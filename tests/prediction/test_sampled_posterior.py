@@ -17,9 +17,9 @@ from tests.oracles.both_types import dtypes
 
 def posterior(
     chains: int = 3, draws: int = 10, dtype: torch.dtype = torch.float32, **options: Any
-) -> pd.SampledPosterior:
+) -> pd.prediction.SampledPosterior:
     number = torch.arange(chains * draws, dtype=dtype).reshape(chains, draws)
-    return pd.SampledPosterior({"weight": number[..., None, None], "bias": number[..., None]}, **options)
+    return pd.prediction.SampledPosterior({"weight": number[..., None, None], "bias": number[..., None]}, **options)
 
 
 @given(st.integers(1, 4), st.integers(1, 9), st.integers(1, 60), dtypes)
@@ -37,7 +37,7 @@ def test_no_draw_comes_twice_before_all_came_once(chains: int, draws: int, n: in
 def test_predict_takes_each_draw_once_whatever_the_blocks(dtype: torch.dtype) -> None:
     model = pd.BayesianNet(nn.Linear(1, 1).to(dtype), likelihood=pd.Gaussian(tau=4.0))
     weights = {"weight": torch.randn(4, 50, 1, 1, dtype=dtype), "bias": torch.randn(4, 50, 1, dtype=dtype)}
-    drawn = pd.SampledPosterior(weights)
+    drawn = pd.prediction.SampledPosterior(weights)
     x = torch.randn(7, 1, dtype=dtype)
     f = (x.T * weights["weight"].reshape(200, 1) + weights["bias"].reshape(200, 1)).double()
     for chunk in (None, 7, 20, 100):
@@ -50,7 +50,7 @@ def test_predict_takes_each_draw_once_whatever_the_blocks(dtype: torch.dtype) ->
 
 def test_a_second_walk_meets_the_same_draws_and_a_seed_repeats_them() -> None:
     model = pd.BayesianNet(nn.Linear(1, 1), likelihood=pd.Gaussian(tau=4.0))
-    drawn = pd.SampledPosterior({"weight": torch.randn(2, 50, 1, 1), "bias": torch.randn(2, 50, 1)})
+    drawn = pd.prediction.SampledPosterior({"weight": torch.randn(2, 50, 1, 1), "bias": torch.randn(2, 50, 1)})
     x, y = torch.randn(7, 1), torch.randn(7, 1)
     for seed in (None, 3):
         state = torch.get_rng_state()

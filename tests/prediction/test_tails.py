@@ -179,7 +179,7 @@ def test_sites_of_pyro_models_have_them_too() -> None:
 
     draws = torch.randn(1, 40)
     for kind in ("normal", "positive"):
-        found = pd.predict(model, pd.SampledPosterior({"slope": draws}), kind, samples=40)
+        found = pd.predict(model, pd.prediction.SampledPosterior({"slope": draws}), kind, samples=40)
         law = oracle(kind, draws[0].double().numpy())
         np.testing.assert_allclose(found.probability_above(1.5), law.sf(1.5).mean(), rtol=1e-5)
         wanted = brentq(lambda z, law=law: law.cdf(z).mean() - 0.9, -30, 60)
@@ -191,5 +191,5 @@ def test_a_distribution_without_a_distribution_function_is_refused_by_name() -> 
         def distribution(self, f: Tensor) -> Distribution:
             return dist.VonMises(f, 1.0).to_event(1)
 
-    with pytest.raises(pd.PyroDropoutError, match=r"VonMises has no distribution function.*Define cdf"):
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"VonMises has no distribution function.*Define cdf"):
         made(torch.zeros(2, 1, 1), Odd()).probability_above(0.0)

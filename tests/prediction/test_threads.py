@@ -120,7 +120,7 @@ def test_what_runs_the_model_again_waits_as_well() -> None:
         if k == 1:
             return torch.tensor(pd.loo(model, posterior, X, X, samples=50, seed=2).elpd_loo)
         if k == 2:
-            return torch.tensor(pd.elbo_report(model, posterior, X, X, samples=3, seed=3).objective)
+            return torch.tensor(pd.judging.elbo_report(model, posterior, X, X, samples=3, seed=3).objective)
         if k == 3:
             return torch.tensor(pd.khat(model, posterior, X, X, samples=50, seed=4))
         if k == 4:

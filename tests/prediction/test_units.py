@@ -45,9 +45,9 @@ def in_units(unit: float, kind: str, dtype: torch.dtype) -> dict[str, Tensor]:
     logs["to_arviz"] = torch.from_numpy(pd.to_arviz(model, guide, x, y, samples=5, seed=0).log_likelihood["y"].values)
     whole |= {name: value.double() + math.log(unit) for name, value in logs.items()}
     if kind == "gaussian":
-        whole["refit_tau"] = torch.tensor(pd.refit_tau(answer, y) * unit**2)
-        whole["with_tau"] = pd.with_tau(answer, 4.0 / unit**2).std.double() / unit
-    return whole | {"pit": pd.pit(answer, y).double(), "coverage": torch.tensor(pd.coverage(answer, y, 0.8))}
+        whole["refit_tau"] = torch.tensor(pd.judging.refit_tau(answer, y) * unit**2)
+        whole["with_tau"] = pd.judging.with_tau(answer, 4.0 / unit**2).std.double() / unit
+    return whole | {"pit": pd.judging.pit(answer, y).double(), "coverage": torch.tensor(pd.coverage(answer, y, 0.8))}
 
 
 @functools.cache
@@ -82,7 +82,7 @@ def test_training_and_fleets_scale_with_the_unit(unit: float) -> None:
         fleet = pd.Fleet(lambda seed: pair(unit, "gaussian", torch.float32)[:2], {"seed": [0, 1]})
         _, _, x, y = pair(unit, "gaussian", torch.float32)
         history = fleet.fit(x, y, steps=3, lr=0.01, compile=False, progress=False, seed=0)
-        found = pd.predict_fleet(fleet, x, y, samples=20, seed=0).scores()
+        found = pd.prediction.predict_fleet(fleet, x, y, samples=20, seed=0).scores()
         return {"losses": history.losses, "log": found["log_likelihood"] + math.log(unit), "rmse": found["rmse"] / unit}
 
     torch.testing.assert_close(scores(unit), scores(1.0), rtol=1e-3, atol=1e-3)
@@ -108,18 +108,18 @@ def test_references_scale_with_the_unit() -> None:
         _, _, x, y = pair(unit, "gaussian", torch.float32)
         return pd.Standardised(pd.BayesianNet(nn.Linear(1, 1), likelihood=pd.Gaussian(4.0)), x, y), x, y
 
-    exact = pd.conjugate(*line(1.0))
+    exact = pd.references.conjugate(*line(1.0))
     for unit in (1e-30, 1e30):
-        found = pd.conjugate(*line(unit))
+        found = pd.references.conjugate(*line(unit))
         torch.testing.assert_close(found.mean(), exact.mean())
         assert found.log_evidence + 30 * math.log(unit) == pytest.approx(exact.log_evidence, abs=1e-3)
-        with pytest.raises(pd.PyroDropoutError, match="not linear"):
-            pd.conjugate(*(pair(unit, "gaussian", torch.float32)[k] for k in (0, 2, 3)))
+        with pytest.raises(pd.errors.PyroDropoutError, match="not linear"):
+            pd.references.conjugate(*(pair(unit, "gaussian", torch.float32)[k] for k in (0, 2, 3)))
 
 
 @pytest.mark.parametrize("which", ["x", "y"])
 @pytest.mark.parametrize("unit", [1e-42, 1e-37, 1e37])
 def test_a_unit_that_the_dtype_cannot_hold_is_refused(which: str, unit: float) -> None:
     x, y = (X * unit, Y) if which == "x" else (X, Y * unit)
-    with pytest.raises(pd.RangeError, match=rf"{which} .*float32"):
+    with pytest.raises(pd.errors.RangeError, match=rf"{which} .*float32"):
         pd.Standardised(pd.BayesianNet(nn.Linear(1, 1)), x, y)

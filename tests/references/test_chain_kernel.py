@@ -191,7 +191,7 @@ def models() -> list[Any]:
             torch.tensor([0, 1, 2, 0, 1, 2]),
             id="classes",
         ),
-        pytest.param(pd.DeepGP(2, [3], 1, nonlinearity="tanh"), points, targets, id="deep-gp"),
+        pytest.param(pd.paper.DeepGP(2, [3], 1, nonlinearity="tanh"), points, targets, id="deep-gp"),
         pytest.param(wide, points[:, :1].double(), targets.double(), id="constrained"),
     ]
 

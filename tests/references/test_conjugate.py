@@ -40,7 +40,7 @@ def by_conditioning(x: Tensor, y: Tensor, bias: bool) -> tuple[Any, Any, float]:
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 7), st.booleans(), dtypes)
 def test_it_is_the_posterior(inputs: int, outputs: int, points: int, bias: bool, dtype: torch.dtype) -> None:
     x, y = torch.randn(points, inputs, dtype=dtype), torch.randn(points, outputs, dtype=dtype)
-    posterior = pd.conjugate(linear(inputs, outputs, bias, dtype), x, y)
+    posterior = pd.references.conjugate(linear(inputs, outputs, bias, dtype), x, y)
     slack = digits(dtype, 1e-10)
     mean, covariance, evidence = by_conditioning(x, y, bias)
     found = posterior.mean()
@@ -58,7 +58,7 @@ def test_it_is_the_posterior(inputs: int, outputs: int, points: int, bias: bool,
 
 def test_the_density_is_that_of_scipy_and_draws_follow_it(dtype: torch.dtype) -> None:
     x, y = torch.randn(6, 2, dtype=dtype), torch.randn(6, 2, dtype=dtype)
-    posterior = pd.conjugate(linear(2, 2, dtype=dtype), x, y)
+    posterior = pd.references.conjugate(linear(2, 2, dtype=dtype), x, y)
     count = 20_000
     draws = posterior.sample_weights(count)
     assert draws["weight"].shape == (count, 2, 2)
@@ -81,7 +81,7 @@ def test_hidden_layers_are_features() -> None:
     prior = pd.Prior(LENGTH, width_scaled=False, hide=lambda name, module: name.startswith("0."))
     model = pd.BayesianNet(net, prior, pd.Gaussian(tau=TAU))
     x, y = torch.randn(9, 2, dtype=F64), torch.randn(9, 1, dtype=F64)
-    posterior = pd.conjugate(model, x, y)
+    posterior = pd.references.conjugate(model, x, y)
     features = torch.tanh(net[0](x)).detach()
     mean, covariance, evidence = by_conditioning(features, y, bias=False)
     np.testing.assert_allclose(posterior.mean()["2.weight"], mean, atol=1e-10)
@@ -94,14 +94,14 @@ def test_predictions_are_the_exact_ones(dtype: torch.dtype) -> None:
     model = linear(2, 2, dtype=dtype)
     x, y = torch.randn(6, 2, dtype=dtype), torch.randn(6, 2, dtype=dtype)
     count = 20_000
-    answer = pd.predict(model, pd.conjugate(model, x, y), x, samples=count)
+    answer = pd.predict(model, pd.references.conjugate(model, x, y), x, samples=count)
     mean, covariance, _ = by_conditioning(x, y, bias=True)
     design = torch.cat([x, torch.ones_like(x[:, :1])], 1).to(F64)
     exact = design @ torch.from_numpy(mean).mT
     variance = ((design @ torch.from_numpy(covariance)) * design).sum(-1, keepdim=True).expand(6, 2)
     close_by_chance(answer.mean, exact, (variance / count).sqrt())
     close_by_chance(answer.epistemic, variance, variance * (2 / count) ** 0.5)
-    standard = pd.predict(model, pd.conjugate(model, x, y), x, method="standard")
+    standard = pd.predict(model, pd.references.conjugate(model, x, y), x, method="standard")
     assert torch.allclose(standard.mean.to(F64), exact, atol=1e-5)
 
 
@@ -111,7 +111,7 @@ def test_standardised_models_speak_in_the_units_of_the_data() -> None:
     inner = linear(1, 1)
     model = pd.Standardised(inner, x, y)
     standard_x, standard_y = (x - x.mean()) / x.std(), (y - y.mean()) / y.std()
-    posterior = pd.conjugate(model, x, y)
+    posterior = pd.references.conjugate(model, x, y)
     mean, _, evidence = by_conditioning(standard_x, standard_y, bias=True)
     np.testing.assert_allclose(posterior.mean()["weight"], mean[:, :1], atol=1e-10)
     # A density of raw targets is smaller by their scale.
@@ -124,15 +124,15 @@ def test_what_has_no_such_posterior_is_told_why() -> None:
     x, y = torch.randn(4, 2), torch.randn(4, 1)
     bent = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
     for net in (bent, nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)), nn.Sequential(nn.Linear(2, 1), nn.Tanh())):
-        with pytest.raises(pd.PyroDropoutError, match="not linear"):
-            pd.conjugate(pd.BayesianNet(net), x, y)
-    with pytest.raises(pd.PyroDropoutError, match=r"Poisson.*nuts"):
-        pd.conjugate(pd.BayesianNet(nn.Linear(2, 1), likelihood=pd.Poisson()), x, y)
-    with pytest.raises(pd.ShapeError, match="y must have shape"):
-        pd.conjugate(pd.BayesianNet(nn.Linear(2, 1)), x, y[:, 0])
-    with pytest.raises(pd.RangeError, match="finite"):
-        pd.conjugate(pd.BayesianNet(nn.Linear(2, 1)), x / 0, y)
-    posterior = pd.conjugate(pd.BayesianNet(nn.Linear(2, 1)), x, y)
-    with pytest.raises(pd.ShapeError, match="weight, bias"):
+        with pytest.raises(pd.errors.PyroDropoutError, match="not linear"):
+            pd.references.conjugate(pd.BayesianNet(net), x, y)
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"Poisson.*nuts"):
+        pd.references.conjugate(pd.BayesianNet(nn.Linear(2, 1), likelihood=pd.Poisson()), x, y)
+    with pytest.raises(pd.errors.ShapeError, match="y must have shape"):
+        pd.references.conjugate(pd.BayesianNet(nn.Linear(2, 1)), x, y[:, 0])
+    with pytest.raises(pd.errors.RangeError, match="finite"):
+        pd.references.conjugate(pd.BayesianNet(nn.Linear(2, 1)), x / 0, y)
+    posterior = pd.references.conjugate(pd.BayesianNet(nn.Linear(2, 1)), x, y)
+    with pytest.raises(pd.errors.ShapeError, match="weight, bias"):
         posterior.log_prob({"weight": torch.zeros(1, 2)})
     assert repr(posterior).startswith("GaussianPosterior(3 weights at 2 sites, log evidence -")

@@ -47,7 +47,7 @@ def cases() -> list[Any]:
         pytest.param(pd.BayesianNet(tanh, pd.Prior(0.5), pd.Gaussian(tau=4.0)), points, targets, id="net"),
         pytest.param(classes, points, torch.tensor([0, 1, 2, 0, 1, 2]), id="classes"),
         pytest.param(pd.BayesianNet(Recurrent()), torch.randn(6, 4, 2), targets, id="recurrent"),
-        pytest.param(pd.DeepGP(2, [3], 1, nonlinearity="tanh"), points, targets, id="deep-gp"),
+        pytest.param(pd.paper.DeepGP(2, [3], 1, nonlinearity="tanh"), points, targets, id="deep-gp"),
         pytest.param(scaled, points[:, :1].double(), targets.double(), id="constrained"),
     ]
 
@@ -115,9 +115,9 @@ def test_what_has_no_gradient_is_told() -> None:
         pyro.sample("y", dist.Normal(x, 1.0).to_event(2), obs=y)
 
     x = torch.zeros(2, 1)
-    with pytest.raises(pd.PyroDropoutError, match=r"'z'.*discrete"):
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"'z'.*discrete"):
         Energy(ModelCall(coin, (x, x)))
-    with pytest.raises(pd.PyroDropoutError, match="no random weights"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="no random weights"):
         Energy(ModelCall(nothing, (x, x)))
 
 
@@ -140,9 +140,9 @@ def test_a_support_that_depends_on_other_sites_is_refused() -> None:
         lambda call: pd.nuts(call.model, *call.args),
         lambda call: pd.AutoMeanField(call.model)(*call.args),
     ):
-        with pytest.raises(pd.PyroDropoutError, match=refused):
+        with pytest.raises(pd.errors.PyroDropoutError, match=refused):
             run(ModelCall(_within, (torch.ones(()),)))
-    with pytest.raises(pd.PyroDropoutError, match=refused):
+    with pytest.raises(pd.errors.PyroDropoutError, match=refused):
         pd.AutoMeanField(_within_a_parameter)(torch.ones(()))
     assert torch.isfinite(Energy(ModelCall(_within_a_parameter, (torch.ones(()),)))(torch.zeros(1, 1))[0])
 
@@ -168,7 +168,7 @@ def test_a_support_that_torch_declares_wrongly_is_refused(base: Any, transforms:
         pyro.sample("u", dist.TransformedDistribution(base, transforms).expand([2]).to_event(1).mask(True))
 
     for run in (pd.nuts, lambda program: pd.AutoMeanField(program)()):
-        with pytest.raises(pd.PyroDropoutError, match=r"site 'u'.*support is not known.*pyro\.sample\('u_unit'"):
+        with pytest.raises(pd.errors.PyroDropoutError, match=r"site 'u'.*support is not known.*pyro\.sample\('u_unit'"):
             run(model)
 
 
@@ -189,11 +189,11 @@ def test_own_bounds_in_a_subsampled_plate_are_refused() -> None:
         with pyro.plate("data", len(ends), subsample_size=2) as some:
             pyro.sample("u", dist.Uniform(torch.zeros(2), ends[some]))
 
-    with pytest.raises(pd.PyroDropoutError, match="bounds of its own for each element of a subsampled plate"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="bounds of its own for each element of a subsampled plate"):
         pd.AutoMeanField(model)(torch.arange(1.0, 5.0))
 
 
 def test_a_hidden_latent_site_is_refused() -> None:
     """It would be drawn anew at every call."""
-    with pytest.raises(pd.PyroDropoutError, match=r"energy at the same weights changes.*poutine\.block"):
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"energy at the same weights changes.*poutine\.block"):
         Energy(ModelCall(poutine.block(scaled, hide=["scale"]), (torch.ones(3, 1), torch.ones(3, 1))))

@@ -16,7 +16,7 @@ TAU = 20.0
 
 def problem(dtype: torch.dtype, outputs: int = 2) -> tuple[Any, Tensor, Tensor, Tensor]:
     x, y = torch.randn(6, 1, dtype=dtype), torch.randn(6, outputs, dtype=dtype)
-    return pd.GP("se", tau=TAU).fit(x, y, steps=0), x, y, torch.linspace(-1, 1, 4, dtype=dtype).unsqueeze(-1)
+    return pd.generative.GP("se", tau=TAU).fit(x, y, steps=0), x, y, torch.linspace(-1, 1, 4, dtype=dtype).unsqueeze(-1)
 
 
 def exact(x: Tensor, y: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
@@ -34,7 +34,7 @@ def exact(x: Tensor, y: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
 def test_draws_are_joint_draws_of_the_process(dtype: torch.dtype) -> None:
     gp, x, y, at = problem(dtype)
     count = 20_000
-    f = pd.gp_posterior(gp).sample_functions(at, count)
+    f = pd.references.gp_posterior(gp).sample_functions(at, count)
     assert f.shape == (count, 4, 2)
     assert f.dtype == dtype
     mean, covariance = exact(x, y, at)
@@ -54,37 +54,41 @@ def test_predict_draws_whole_functions_in_any_blocks(dtype: torch.dtype) -> None
     mean, covariance = exact(x, y, at)
     variance = covariance.diagonal().unsqueeze(-1).expand(4, 2)
     for chunk in (None, 400):
-        answer = pd.predict(model, pd.gp_posterior(gp), at, samples=count, chunk=chunk)
+        answer = pd.predict(model, pd.references.gp_posterior(gp), at, samples=count, chunk=chunk)
         close_by_chance(answer.mean, mean, (variance / count).sqrt())
         close_by_chance(answer.epistemic, variance, variance * (2 / count) ** 0.5)
         assert torch.allclose(answer.aleatoric, torch.full_like(answer.mean, 1 / TAU))
         f = answer.samples[..., 0].double()
         between = torch.cov(f.mT)[0, 1]  # nought if two points had functions of their own
         assert abs(between - covariance[0, 1]) < 5.5 * (variance[0, 0] * variance[1, 0] * 2 / count).sqrt()
-    same = pd.predict(model, pd.gp_posterior(gp), at[:1].expand(5, 1), samples=20, chunk=2).samples
+    same = pd.predict(model, pd.references.gp_posterior(gp), at[:1].expand(5, 1), samples=20, chunk=2).samples
     assert (same - same[:, :1]).abs().max() < 1e-3  # five points, in blocks that had room for two
 
 
 def test_a_second_walk_and_a_seed_give_the_same_functions() -> None:
     gp, _, _, at = problem(torch.float32)
-    model, posterior, y = SimpleNamespace(likelihood=pd.Gaussian(tau=TAU)), pd.gp_posterior(gp), torch.zeros(4, 2)
+    model, posterior, y = (
+        SimpleNamespace(likelihood=pd.Gaussian(tau=TAU)),
+        pd.references.gp_posterior(gp),
+        torch.zeros(4, 2),
+    )
     kept = pd.predict(model, posterior, at, samples=50, seed=1)
     left = pd.predict(model, posterior, at, samples=50, seed=1, keep_samples=False)
     assert torch.allclose(kept.log_prob(y), left.log_prob(y), atol=1e-5)
     assert torch.equal(pd.predict(model, posterior, at, samples=50, seed=1, shared=True).samples, kept.samples)
-    with pytest.raises(pd.PyroDropoutError, match="mc"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="mc"):
         pd.predict(model, posterior, at, method="standard")
 
 
 def test_repeated_points_have_the_same_value() -> None:
     gp, x, _, _ = problem(F64)
-    f = pd.gp_posterior(gp).sample_functions(x[:1].expand(30, 1), 5)
+    f = pd.references.gp_posterior(gp).sample_functions(x[:1].expand(30, 1), 5)
     assert (f - f[:, :1]).abs().max() < 1e-3  # jitter: 1e-3 of a standard deviation at the most
 
 
 def test_a_process_that_is_fitted_again_is_seen(dtype: torch.dtype) -> None:
     gp, x, y, at = problem(dtype)
-    posterior = pd.gp_posterior(gp)
+    posterior = pd.references.gp_posterior(gp)
     posterior.sample_functions(at, 2)
     gp.fit(x, y + 100, steps=0)
     assert posterior.sample_functions(x, 10).mean() > 30

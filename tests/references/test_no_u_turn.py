@@ -248,5 +248,5 @@ def test_a_start_without_density_is_told() -> None:
     def nowhere(z: Tensor) -> tuple[Tensor, Tensor]:
         return torch.full((len(z),), math.inf), torch.zeros_like(z)
 
-    with pytest.raises(pd.PyroDropoutError, match="log p"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="log p"):
         run_chains(nowhere, torch.zeros(2, 3, dtype=F64), Plan(1, 1, 0.8, 10), 0)

@@ -32,7 +32,7 @@ def test_a_linear_model_has_its_conjugate_posterior(dtype: torch.dtype) -> None:
     y = x @ torch.tensor([[1.0], [-2.0]], dtype=dtype) + 0.5
     model = pd.BayesianNet(nn.Linear(2, 1).to(dtype), likelihood=pd.Gaussian(tau=2.0))
     found = pd.nuts(model, x, y, samples=300, warmup=150, seed=0, compile=False, **QUIET)
-    exact = pd.conjugate(model, x, y)
+    exact = pd.references.conjugate(model, x, y)
     assert found.weights["weight"].shape == (4, 300, 1, 2)
     assert found.weights["weight"].dtype == dtype
     assert found.divergences == 0
@@ -170,7 +170,7 @@ def test_draws_are_not_lost_where_r_hat_is_interrupted(monkeypatch: pytest.Monke
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pd.SampledPosterior, "rhat_of", interrupted)
+    monkeypatch.setattr(pd.prediction.SampledPosterior, "rhat_of", interrupted)
     with pytest.warns(UserWarning, match="R-hat could not be computed"):
         found = pd.nuts(disagreeing, LINE, LINE[:, 0], chains=2, samples=10, warmup=5, compile=False, **QUIET)
     assert found.num_draws == 10

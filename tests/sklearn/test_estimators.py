@@ -201,7 +201,7 @@ def test_a_sparse_matrix_is_its_dense_one() -> None:
     ],
 )
 def test_what_is_decided_cannot_be_set(setting: dict[str, Any], words: str) -> None:
-    with pytest.raises(pd.RangeError, match=words):
+    with pytest.raises(pd.errors.RangeError, match=words):
         DropoutRegressor(**{**AUTO, **setting}).fit(*prices())
 
 
@@ -248,7 +248,7 @@ def test_nothing_leaks_into_the_process() -> None:
     regressor = DropoutRegressor(**QUICK, early_stopping=True).fit(X, y)
     regressor.predict(X)
     regressor.sample_y(X, random_state=1)
-    with pytest.raises(pd.RangeError, match="level"):
+    with pytest.raises(pd.errors.RangeError, match="level"):
         regressor.predict_interval(X, level=2)
     assert list(pyro.get_param_store()) == ["mine"]
     assert torch.equal(torch.get_rng_state(), states[0])
@@ -300,17 +300,17 @@ def test_a_grid_search_over_guides_gives_the_same_beside_others(backend: str) ->
 )
 @pytest.mark.usefixtures("unchecked_shapes")
 def test_a_bad_setting_is_named(settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(pd.PyroDropoutError, match=words):
+    with pytest.raises(pd.errors.PyroDropoutError, match=words):
         DropoutRegressor(**{**QUICK, **settings}).fit(*plane())
 
 
 def test_bad_data_is_named(fitted: Any) -> None:
     X, y = plane()
-    with pytest.raises(pd.PyroDropoutError, match="y must have at least two classes; got one class"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="y must have at least two classes; got one class"):
         DropoutClassifier(**QUICK).fit(X, np.ones(60, dtype=int))
     with pytest.raises(ValueError, match="Unknown label type: continuous"):
         DropoutClassifier(**QUICK).fit(X, y)
-    with pytest.raises(pd.RangeError, match="n_samples must be a whole number"):
+    with pytest.raises(pd.errors.RangeError, match="n_samples must be a whole number"):
         fitted.sample_y(X, n_samples=0)
     with pytest.raises(ValueError, match="features"):
         fitted.predict(X[:, :1])
@@ -326,9 +326,9 @@ LARGE = 2**62 + np.arange(40)
 )
 def test_whole_numbers_that_float64_merges_are_refused(given: Any) -> None:
     y, message = np.arange(40.0), r"X holds whole numbers beyond 2\*\*53, such as \d+, .*subtract a constant"
-    with pytest.raises(pd.RangeError, match=message):
+    with pytest.raises(pd.errors.RangeError, match=message):
         DropoutRegressor(**AUTO).fit(given, y)
-    with pytest.raises(pd.RangeError, match=message):
+    with pytest.raises(pd.errors.RangeError, match=message):
         DropoutClassifier(**AUTO).fit(given, y > 20)
-    with pytest.raises(pd.RangeError, match=r"y holds whole numbers beyond 2\*\*53"):
+    with pytest.raises(pd.errors.RangeError, match=r"y holds whole numbers beyond 2\*\*53"):
         DropoutRegressor(**AUTO).fit(y[:, None], LARGE)

@@ -136,7 +136,7 @@ def check(content: bytes) -> None:
         path.write_bytes(content)
         try:
             found = read_file(path)
-        except pd.PyroDropoutError as refused:
+        except pd.errors.PyroDropoutError as refused:
             says_where(refused)
             found = None
         if found is None:
@@ -154,7 +154,7 @@ def forgives(path: Path) -> None:
     """What is read is finite, and predictions from the same file get the same inputs."""
     try:
         data = reading.read_table(path, held_back=0.0)
-    except pd.PyroDropoutError as mistake:
+    except pd.errors.PyroDropoutError as mistake:
         says_where(mistake)
         return
     assert data.encoding is not None
@@ -165,7 +165,7 @@ def forgives(path: Path) -> None:
     assert torch.equal(x[known][order], data.train[0])
 
 
-def says_where(refused: pd.PyroDropoutError) -> None:
+def says_where(refused: pd.errors.PyroDropoutError) -> None:
     said = str(refused)
     assert NAME in said, said
     assert PLACE.search(said), said

@@ -164,7 +164,7 @@ def test_a_data_frame_has_the_cells_of_its_file() -> None:
     ],
 )
 def test_what_is_no_data_frame_is_refused(frame: Any, message: str) -> None:
-    with pytest.raises(pd.PyroDropoutError, match=message):
+    with pytest.raises(pd.errors.PyroDropoutError, match=message):
         table_of(frame)
 
 
@@ -177,7 +177,7 @@ def test_a_frame_is_read_as_its_file_is(tmp_path: Path, price: str, kilometres: 
     pandas.read_csv(path).to_parquet(tmp_path / "cars.parquet")
     for data in (path, tmp_path / "cars.parquet", table_of(pandas.read_csv(path))):
         if kilometres is None:
-            with pytest.raises(pd.RangeError, match="decimal='point' or decimal='comma'"):
+            with pytest.raises(pd.errors.RangeError, match="decimal='point' or decimal='comma'"):
                 read_table(data)
         else:
             assert read_table(data).rows[0].max() == kilometres
@@ -201,7 +201,7 @@ def test_a_frame_is_read_as_its_file_is(tmp_path: Path, price: str, kilometres: 
     ],
 )
 def test_json_that_is_no_table_is_refused(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(pd.PyroDropoutError, match=message):
+    with pytest.raises(pd.errors.PyroDropoutError, match=message):
         read_file(written(tmp_path, text, "t.json"))
 
 
@@ -218,7 +218,7 @@ def test_records_may_lack_a_name_and_hold_what_cannot_be_read(tmp_path: Path) ->
 
 def test_without_openpyxl_excel_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "openpyxl", None)
-    with pytest.raises(pd.PyroDropoutError, match=r't.xlsx: .*openpyxl; pip install "pyro-dropout\[excel\]"'):
+    with pytest.raises(pd.errors.PyroDropoutError, match=r't.xlsx: .*openpyxl; pip install "pyro-dropout\[excel\]"'):
         read_file(written(tmp_path, b"PK\x03\x04", "t.xlsx"))
 
 
@@ -238,14 +238,14 @@ def test_excel_reads_the_first_sheet_that_is_not_empty(tmp_path: Path) -> None:
     assert table.notes == ("sheet 'Data', the first of 2",)
     sheet["A5"] = "=A3+A4"
     book.save(tmp_path / "t.xlsx")
-    with pytest.raises(pd.PyroDropoutError, match=r"the formula in cell A5 has no stored value"):
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"the formula in cell A5 has no stored value"):
         read_file(tmp_path / "t.xlsx")
     sheet["A5"] = None
     sheet.merge_cells("A3:A4")
     book.save(tmp_path / "t.xlsx")
-    with pytest.raises(pd.PyroDropoutError, match=r"the cells A3:A4 are merged"):
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"the cells A3:A4 are merged"):
         read_file(tmp_path / "t.xlsx")
-    with pytest.raises(pd.PyroDropoutError, match=r"t.xlsx is not a valid Excel file"):
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"t.xlsx is not a valid Excel file"):
         read_file(written(tmp_path, b"PK\x03\x04 and so on", "t.xlsx"))
 
 
@@ -336,7 +336,7 @@ def outcome(table: Any, new: Any) -> list[Any]:
         ((rows, x),) = read_input_pieces(new, data.encoding, None)
         told += [rows.notes, x, data.encoding.beyond(x, rows)]
         assert bool(x.isfinite().all())
-    except pd.PyroDropoutError as refused:
+    except pd.errors.PyroDropoutError as refused:
         told += [type(refused), str(refused)]
     return told
 

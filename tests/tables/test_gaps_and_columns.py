@@ -85,10 +85,12 @@ def test_rows_without_a_target_are_left_out_and_counted() -> None:
     data = read_table(table(found), target="price", held_back=0.0)
     assert len(data.train[0]) == ROWS - 2
     assert f"{ROWS - 2} training rows (2 without 'price' left out)" in data.note
-    with pytest.raises(pd.RangeError, match=r"row 5, column 'price': the value is missing.*--missing drop"):
+    with pytest.raises(pd.errors.RangeError, match=r"row 5, column 'price': the value is missing.*--missing drop"):
         read_table(table(found), target="price", missing="refuse")
     found["price"] = ["unknown" if price is None else price for price in found["price"]]
-    with pytest.raises(pd.RangeError, match=r"row 5, column 'price': 'unknown' is not a number"):  # it may be a class
+    with pytest.raises(
+        pd.errors.RangeError, match=r"row 5, column 'price': 'unknown' is not a number"
+    ):  # it may be a class
         read_table(table(found), target="price")
 
 
@@ -100,14 +102,16 @@ def test_noughts_ones_and_a_word_are_numbers_with_gaps(word: str) -> None:
     assert ("read as missing: pool (13)" in data.note) == (word != "NA")
     _, x = inputs(data.encoding, columns(2, pool=[1, word]))
     assert x[:, 0].tolist() == [1, pytest.approx(0.5, abs=0.02)]
-    with pytest.raises(pd.RangeError, match=r"new.csv, row 2, column 'pool': 'maybe' is not a number"):
+    with pytest.raises(pd.errors.RangeError, match=r"new.csv, row 2, column 'pool': 'maybe' is not a number"):
         inputs(data.encoding, columns(1, pool=["maybe"]))
 
 
 def test_a_slip_in_a_column_of_numbers_is_still_an_error() -> None:
     sizes: list[Any] = [k + 0.5 for k in range(ROWS)]
     sizes[7] = "12m"
-    with pytest.raises(pd.RangeError, match=r"houses.csv, row 9, column 'size': '12m' is not a number, and 39 other"):
+    with pytest.raises(
+        pd.errors.RangeError, match=r"houses.csv, row 9, column 'size': '12m' is not a number, and 39 other"
+    ):
         read({"size": sizes})
     tickets = [f"A{k % 4}" if k % 3 else k % 4 for k in range(ROWS)]  # texts, some of which are numbers
     assert len(encoding_of({"ticket": tickets}).inputs[0].categories or ()) == 8
@@ -129,10 +133,10 @@ def test_other_columns_tell_thousands_from_decimals() -> None:
         )
         found["area"] = [k % 7 + 3 for k in range(ROWS)]
         with pytest.raises(
-            pd.RangeError, match=r"column 'size': '1,200' may mean 1200 or 1.2.*--decimal point"
+            pd.errors.RangeError, match=r"column 'size': '1,200' may mean 1200 or 1.2.*--decimal point"
         ) as caught:
             read_table(table(found), target="price")
-        assert type(caught.value) is pd.RangeError
+        assert type(caught.value) is pd.errors.RangeError
 
 
 def test_rows_with_gaps_are_dropped_or_refused_when_asked() -> None:
@@ -142,7 +146,7 @@ def test_rows_with_gaps_are_dropped_or_refused_when_asked() -> None:
     data = read(more, missing="drop")
     assert len(data.train[0]) == ROWS - 1
     assert "(1 with missing values dropped)" in data.note
-    with pytest.raises(pd.RangeError, match=r"row 7, column 'town': the value is missing.*--missing drop"):
+    with pytest.raises(pd.errors.RangeError, match=r"row 7, column 'town': the value is missing.*--missing drop"):
         read(more, missing="refuse")
     assert read(more, missing="mean").encoding.features == ["town=east", "town=north", "town=south", "area"]
 
@@ -152,7 +156,7 @@ def test_the_split_is_the_same_every_time() -> None:
     assert torch.equal(one.test[0], two.test[0])
     assert not torch.equal(one.test[0], other.test[0])
     assert sorted(torch.cat([one.train[1], one.test[1]]).flatten().tolist()) == sorted(columns()["price"])
-    with pytest.raises(pd.RangeError, match="held_back"):
+    with pytest.raises(pd.errors.RangeError, match="held_back"):
         read({}, held_back=1.0)
 
 
@@ -270,19 +274,19 @@ def test_columns_that_are_asked_for_are_kept_or_refused() -> None:
     assert len(encoding_of(more, categorical=["id"]).features) == ROWS + 1
     assert len(encoding_of(more, keep=["owner"]).features) == ROWS + 1
     many = {"owner": [f"owner {k}" for k in range(90)]}
-    with pytest.raises(pd.RangeError, match=r"column 'owner': 90 different texts are too many.*--drop owner"):
+    with pytest.raises(pd.errors.RangeError, match=r"column 'owner': 90 different texts are too many.*--drop owner"):
         read(many, 90, categorical=["owner"])
-    with pytest.raises(pd.RangeError, match=r"column 'owner': no category is common enough.*--drop owner"):
+    with pytest.raises(pd.errors.RangeError, match=r"column 'owner': no category is common enough.*--drop owner"):
         read({"owner": [f"owner {k}" for k in range(500)]}, 500, keep=["owner"])
-    with pytest.raises(pd.PyroDropoutError, match=r"the column 'id' cannot be both used and left out"):
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"the column 'id' cannot be both used and left out"):
         read(more, keep=["id"], drop=["id"])
-    with pytest.raises(pd.PyroDropoutError, match=r"houses.csv has no column 'z'"):
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"houses.csv has no column 'z'"):
         read(more, keep=["z"])
 
 
 def test_a_table_of_which_nothing_is_left_says_why() -> None:
     found = {"owner": [f"owner {k}" for k in range(ROWS)], "price": [k % 7 for k in range(ROWS)]}
-    with pytest.raises(pd.ShapeError, match=r"no column is left.*'owner' is left out \(text, all different\)"):
+    with pytest.raises(pd.errors.ShapeError, match=r"no column is left.*'owner' is left out \(text, all different\)"):
         read_table(table(found), target="price")
 
 
@@ -291,7 +295,9 @@ def test_other_columns_of_new_tables_are_ignored_and_named() -> None:
     new, x = inputs(encoding, columns(1, town=["south"], colour=["red"]))
     assert x.shape == (1, 3)
     assert new.notes == ("columns that training did not have, ignored: colour",)
-    with pytest.raises(pd.PyroDropoutError, match=r"new.csv has no column 'town', which the run was trained with"):
+    with pytest.raises(
+        pd.errors.PyroDropoutError, match=r"new.csv has no column 'town', which the run was trained with"
+    ):
         inputs(encoding, columns(1))
 
 
@@ -321,7 +327,7 @@ def test_the_same_day_of_the_week_is_the_same_angle() -> None:
     angles = torch.atan2(x[:, 1], x[:, 2])
     assert torch.allclose((angles[1:] - angles[:-1]) % math.tau, torch.tensor(math.tau / 7), atol=1e-4)
     with pytest.raises(
-        pd.RangeError, match=r"new.csv, row 2, column 'sold': '31/01/2024' is not a date such as 2024-01"
+        pd.errors.RangeError, match=r"new.csv, row 2, column 'sold': '31/01/2024' is not a date such as 2024-01"
     ):
         inputs(encoding, columns(1, sold=["31/01/2024"]))
 

@@ -13,13 +13,13 @@ from pyro_dropout.tabular.calibration import Calibration, calibrate
 ROWS = 199
 
 
-def told(likelihood: Any, y: Tensor) -> tuple[Calibration, pd.Prediction]:
+def told(likelihood: Any, y: Tensor) -> tuple[Calibration, pd.prediction.Prediction]:
     """Return what held-back targets say of a posterior that does not depend on x, and a prediction of four rows."""
     torch.manual_seed(0)
     model = pd.BayesianNet(torch.nn.Linear(2, 1), likelihood=likelihood)
     guide = pd.AutoMeanField(model, init=lambda name, shape: torch.zeros(shape), init_scale=0.01)
 
-    def ask(rows: int) -> pd.Prediction:
+    def ask(rows: int) -> pd.prediction.Prediction:
         return pd.predict(model, guide, torch.zeros(rows, 2), samples=50, seed=0)
 
     data = (torch.zeros(len(y), 2), y), (torch.zeros(3, 2), y[:3])
@@ -27,7 +27,7 @@ def told(likelihood: Any, y: Tensor) -> tuple[Calibration, pd.Prediction]:
 
 
 @pytest.fixture(scope="module")
-def normal() -> tuple[Calibration, pd.Prediction]:
+def normal() -> tuple[Calibration, pd.prediction.Prediction]:
     return told(pd.Gaussian(tau=100.0), torch.randn(ROWS, 1, generator=torch.Generator().manual_seed(1)))
 
 

@@ -128,14 +128,14 @@ def test_classes_have_neither_scale_nor_noise(monkeypatch: pytest.MonkeyPatch) -
         "mean-field with a learned prior: chosen on 33 % held back; a cold posterior would lose 0 nats, ensemble"
     )
     for wrong in ({"noise": "by-input"}, {"scale": "log"}):
-        with pytest.raises(pd.PyroDropoutError, match="classes have no scale and no noise"):
+        with pytest.raises(pd.errors.PyroDropoutError, match="classes have no scale and no noise"):
             choose_recipe(*halves(labels), ("no", "yes"), **wrong)  # type: ignore[arg-type]
 
 
 def test_nothing_is_chosen_without_held_back_rows() -> None:
-    with pytest.raises(pd.ShapeError, match="held has no rows"):
+    with pytest.raises(pd.errors.ShapeError, match="held has no rows"):
         choose_recipe((X, ROUGH), (X[:0], ROUGH[:0]))
-    with pytest.raises(pd.RangeError, match="guide must be"):
+    with pytest.raises(pd.errors.RangeError, match="guide must be"):
         choose_recipe(*halves(ROUGH), guide="magic")
 
 

@@ -18,14 +18,14 @@ def table(rows: int) -> Tensor:
     return torch.cat([torch.randn(rows, 1), kind, torch.rand(rows, 1)], 1)
 
 
-def numbers(x: Tensor) -> pd.Prediction:
+def numbers(x: Tensor) -> pd.prediction.Prediction:
     """y = 2·size + (0, 1 or 5 by kind), with a log precision that depends on the last column."""
     assert torch.equal(x[:, 1:4].sum(-1), torch.ones(len(x)))  # a category is shuffled whole
     mean = 2 * x[:, :1] + x[:, 1:4] @ torch.tensor([[0.0], [1.0], [5.0]])
     return made(torch.cat([mean, 4 * x[:, 4:]], -1).unsqueeze(0).double(), pd.HeteroscedasticGaussian())
 
 
-def classes(x: Tensor) -> pd.Prediction:
+def classes(x: Tensor) -> pd.prediction.Prediction:
     return made(torch.cat([50 * x[:, :1], 0 * x[:, :1]], -1).unsqueeze(0).double(), pd.Categorical())
 
 
@@ -57,7 +57,7 @@ def test_of_thousands_of_columns_those_most_related_to_the_prediction_are_shuffl
     """Each shuffle passes over all columns, so shuffling all of them takes time by the square of their number."""
     x, calls = torch.randn(200, 4000), []
 
-    def ask(x: Tensor) -> pd.Prediction:
+    def ask(x: Tensor) -> pd.prediction.Prediction:
         calls.append(x)
         mean = 2 * x[:, 70:71] + x[:, 2000:2001].square()
         return made(torch.cat([mean, x[:, 3999:]], -1).unsqueeze(0).double(), pd.HeteroscedasticGaussian())
@@ -70,9 +70,9 @@ def test_of_thousands_of_columns_those_most_related_to_the_prediction_are_shuffl
 
 
 def test_other_draws_at_each_call_are_refused() -> None:
-    with pytest.raises(pd.PyroDropoutError, match="same draws at each call; give it a seed"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="same draws at each call; give it a seed"):
         explain(lambda x: made(torch.randn(3, len(x), 1), pd.Gaussian(1.0)), table(20), COLUMNS)
-    with pytest.raises(pd.RangeError, match="at least 2 rows"):
+    with pytest.raises(pd.errors.RangeError, match="at least 2 rows"):
         explain(numbers, table(1), COLUMNS)
 
 

@@ -90,7 +90,7 @@ def test_a_folder_answers_as_the_fit_did_in_python_and_on_the_command_line(fitte
     for row, (_, own) in zip(table_of(tmp_path / "p.csv"), wanted.iterrows(), strict=True):
         assert float(row["upper"]) == pytest.approx(own["upper"], rel=1e-4)
         assert int(row["unfamiliar"]) == own["unfamiliar"]
-    with pytest.raises(pd.PyroDropoutError, match="not empty"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="not empty"):
         fitted.save(tmp_path / "run")
 
 
@@ -137,7 +137,7 @@ def test_without_held_back_rows_nothing_is_chosen_or_calibrated() -> None:
     assert (found.run.recipe.guide, found.run.recipe.scale) == ("mean-field", "log")
     assert not found.calibrates(0.5)
     assert found.predict(houses(5))["upper"].notna().all()
-    with pytest.raises(pd.PyroDropoutError, match="held-back rows are known after fit_table only"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="held-back rows are known after fit_table only"):
         found.plot()
 
 
@@ -148,7 +148,7 @@ def test_classes_have_sets() -> None:
     assert {"class", "probability", "set", "p=elm"} <= set(answers)
     for _, row in answers.iterrows():
         assert row["class"] in row["set"].split("; ")
-    with pytest.raises(pd.PyroDropoutError, match="the target is a class"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="the target is a class"):
         found.predict(frame, above=[3])
 
 
@@ -173,11 +173,11 @@ def test_counts_and_proportions_come_back_from_their_folder(tmp_path: Path) -> N
     ],
 )
 def test_a_mistake_is_named_before_training(changed: dict[str, Any], message: str) -> None:
-    with pytest.raises((pd.PyroDropoutError, ValueError), match=message):
+    with pytest.raises((pd.errors.PyroDropoutError, ValueError), match=message):
         pd.fit_table(houses(40), **{"target": "price", **QUICK, **changed})
 
 
 def test_a_centred_target_is_not_taken_on_another_scale() -> None:
     frame = houses(60).assign(price=1e9 + np.arange(60) % 7)
-    with pytest.raises(pd.PyroDropoutError, match="counted from"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="counted from"):
         pd.fit_table(frame, target="price", scale="log", **QUICK)

@@ -24,12 +24,12 @@ def table(rows: int) -> Tensor:
     return torch.cat([torch.randn(rows, 1), kind, torch.randn(rows, 1)], 1)
 
 
-def numbers(x: Tensor) -> pd.Prediction:
+def numbers(x: Tensor) -> pd.prediction.Prediction:
     mean = 2 * x[:, :1] + (x[:, 1:4] @ torch.tensor([[0.0], [1.0], [9.0]]) if x.shape[1] > 1 else 0)
     return made(torch.stack([mean - 0.5, mean + 0.5]), pd.Gaussian(4.0))
 
 
-def classes(x: Tensor) -> pd.Prediction:
+def classes(x: Tensor) -> pd.prediction.Prediction:
     return made(torch.cat([x[:, :1], 0 * x[:, :1], x[:, 1:2]], -1)[None], pd.Categorical())
 
 
@@ -62,7 +62,7 @@ def test_calibrated_intervals_are_a_point_of_their_own() -> None:
     y = numbers(x).mean + 3 * torch.randn(80, 1)
     calibrated = pd.conformal(numbers(x[:40]), y[:40])
 
-    def interval(found: pd.Prediction) -> tuple[Tensor, Tensor]:
+    def interval(found: pd.prediction.Prediction) -> tuple[Tensor, Tensor]:
         return calibrated.interval(found, 0.9)
 
     figure = picture(numbers, WIDE, x[40:], y[40:], level=0.9, interval=interval)
@@ -127,7 +127,7 @@ def test_missing_values_are_no_part_of_a_number() -> None:
     x = torch.stack([torch.linspace(0, 1, 40), torch.zeros(40), torch.randn(40)], 1)
     x[::4, 0], x[::4, 1] = -50.0, 1.0  # filled in, and marked
 
-    def predict(inputs: Tensor) -> pd.Prediction:
+    def predict(inputs: Tensor) -> pd.prediction.Prediction:
         assert not inputs[:, 1].any() or len(inputs) == 40
         return made(inputs[None, :, :1], pd.Gaussian(1.0))
 
@@ -136,7 +136,7 @@ def test_missing_values_are_no_part_of_a_number() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(pd.ShapeError, match=r"at least 2 rows, and y as many; got 5 rows and 4 targets"):
+    with pytest.raises(pd.errors.ShapeError, match=r"at least 2 rows, and y as many; got 5 rows and 4 targets"):
         picture(numbers, WIDE, table(5), torch.zeros(4, 1))
-    with pytest.raises(pd.PyroDropoutError, match="encoding has no classes"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="encoding has no classes"):
         picture(classes, WIDE, table(5))

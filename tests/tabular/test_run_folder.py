@@ -59,24 +59,24 @@ def test_the_data_must_be_the_same(tmp_path: Path) -> None:
     moved.write_bytes(path.read_bytes())
     assert torch.equal(run.data(moved).train[1], data.train[1])
     path.write_text(path.read_text("utf-8").replace("0.0,a", "0.1,a"), "utf-8")
-    with pytest.raises(pd.PyroDropoutError, match=r"table.csv has changed since the run started"):
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"table.csv has changed since the run started"):
         run.data()
     path.unlink()
-    with pytest.raises(pd.PyroDropoutError, match=r"training file .*table.csv.*--data"):
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"training file .*table.csv.*--data"):
         run.data()
 
 
 def test_a_posterior_of_another_run_is_refused(tmp_path: Path) -> None:
     run, data = planned(tmp_path)
     run.write(tmp_path)
-    with pytest.raises(pd.PyroDropoutError, match=r"unfinished run: there is no posterior.safetensors.*resume"):
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"unfinished run: there is no posterior.safetensors.*resume"):
         run.trained(tmp_path)
     other = planned(tmp_path, guide="mean-field")[0]
     other.save(tmp_path, *other.build(data), {})
-    with pytest.raises(pd.PyroDropoutError, match=r"posterior.safetensors belongs to another run: its identity"):
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"posterior.safetensors belongs to another run: its identity"):
         run.trained(tmp_path)
     run.save(tmp_path, *other.build(data), {})  # with this run's identity
-    with pytest.raises(pd.PyroDropoutError, match="belongs to another model or guide"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="belongs to another model or guide"):
         run.trained(tmp_path)
 
 
@@ -138,7 +138,7 @@ def test_a_damaged_record_is_named(tmp_path: Path, where: list[Any], value: Any,
     with contextlib.suppress(KeyError, AttributeError):
         record["identity"] = identity_of(record)  # as if it had been written so
     path.write_text(json.dumps(record), "utf-8")
-    with pytest.raises(pd.PyroDropoutError, match=message) as caught:
+    with pytest.raises(pd.errors.PyroDropoutError, match=message) as caught:
         Run.read(tmp_path)
     assert RECORD in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -151,12 +151,14 @@ def test_a_table_that_is_read_differently_now_is_not_resumed(tmp_path: Path) -> 
     record["encoding"]["inputs"][0]["centre"] = 2
     record["identity"] = identity_of(record)
     (tmp_path / RECORD).write_text(json.dumps(record), "utf-8")
-    with pytest.raises(pd.PyroDropoutError, match=r"table.csv is read differently by this version.*Fit a new run"):
+    with pytest.raises(
+        pd.errors.PyroDropoutError, match=r"table.csv is read differently by this version.*Fit a new run"
+    ):
         Run.read(tmp_path).data()
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"[" * 100_000, b"9" * 5000])
 def test_what_is_no_json_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / RECORD).write_bytes(content)
-    with pytest.raises(pd.PyroDropoutError, match=r"run.json is damaged: it is not JSON"):
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"run.json is damaged: it is not JSON"):
         Run.read(tmp_path)

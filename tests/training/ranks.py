@@ -116,7 +116,7 @@ def mistakes() -> dict[str, Any]:
                 y,
                 **{"steps": 3, "seed": SEED, "distributed": True, **QUIET, **options},
             )
-        except pd.PyroDropoutError as mistake:
+        except pd.errors.PyroDropoutError as mistake:
             return f"{type(mistake).__name__}: {mistake}"
         return ""
 
@@ -144,7 +144,7 @@ def resumable(folder: Path | None, schedule: Callable[[Tensor], Tensor] | None =
     x, y = wave(50)
     model = network(norm=True)
     guide = pd.AutoDropout(model, keep=0.9)
-    how = None if folder is None else pd.Checkpoint(folder, every=10, seconds=1e9, keep=2)
+    how = None if folder is None else pd.training.Checkpoint(folder, every=10, seconds=1e9, keep=2)
     flat = schedule or (lambda t: torch.ones_like(t))
     history = pd.fit(
         model, guide, x, y, steps=steps, batch_size=16, seed=SEED, schedule=flat, checkpoint=how, distributed=True,
@@ -223,7 +223,7 @@ def fleet_of(replicas: int, distributed: bool, folder: Path | None = None, **opt
     rates = torch.linspace(0.005, 0.02, replicas)
     asked = {"steps": 20, "indices": rows, "lr": rates, "compile": False, "progress": False, "seed": SEED, **options}
     if folder is not None:
-        asked["checkpoint"] = pd.Checkpoint(folder, every=10, seconds=1e9)
+        asked["checkpoint"] = pd.training.Checkpoint(folder, every=10, seconds=1e9)
     history = fleet.fit(x, y, distributed=distributed, **asked)
     means = [guide.mean()["0.weight"].flatten().tolist() for _, guide in fleet]
     return {"losses": history.losses.tolist(), "means": means, "steps": history.steps}
@@ -238,7 +238,7 @@ def fleets(folder: Path) -> dict[str, Any]:
     found["lost"] = {**lost, "said": [str(each.message) for each in said]}
     try:
         fleet_of(2, True, optim="sgd", lr=1e9)
-    except pd.DivergedError as stop:
+    except pd.errors.DivergedError as stop:
         found["all lost"] = str(stop)
     fleet_of(5, True, folder / "fleet", steps=10)
     found["longer"] = fleet_of(5, True, folder / "fleet")
@@ -264,7 +264,7 @@ def ensemble_of(case: str, distributed: bool, folder: Path | None = None, steps:
     if case == "lost":
         with torch.no_grad():
             next(iter(ensemble.parameters()))[3] = float("nan")  # on the last rank
-    how = None if folder is None else pd.Checkpoint(folder, every=5, seconds=1e9)
+    how = None if folder is None else pd.training.Checkpoint(folder, every=5, seconds=1e9)
     x, y = wave(24, torch.float64)
     asked = {**QUIET, "steps": steps, "seed": SEED, "compile": False, "checkpoint": how, **options}
     with warnings.catch_warnings(record=True) as said:
@@ -304,11 +304,11 @@ def ensembles(folder: Path) -> dict[str, Any]:
     broken[0] = float("nan")
     try:
         pd.fit(model, dropout, x, broken, steps=5, distributed=True, **QUIET)
-    except pd.DivergedError as stop:
+    except pd.errors.DivergedError as stop:
         found["diverged"] = {"said": [str(stop), *stop.__notes__], "hash": hash_of(model, dropout)}
     try:
         pd.fit(model, dropout, x, y, steps=5, distributed=True, compile=True, progress=False)
-    except pd.PyroDropoutError as mistake:
+    except pd.errors.PyroDropoutError as mistake:
         found["compile"] = str(mistake)
     return found
 
@@ -359,7 +359,7 @@ def predictions() -> dict[str, Any]:
     for name, options in (("other parameters", {}), ("no such shard", {"shard": "rows"})):
         try:
             pd.predict(model, guide, x, samples=3, distributed=True, **options)
-        except pd.PyroDropoutError as mistake:
+        except pd.errors.PyroDropoutError as mistake:
             found[name] = str(mistake)
     return found
 

@@ -31,7 +31,7 @@ GUIDES = {
     "mean field": pd.AutoMeanField,
     "concrete": pd.AutoConcreteDropout,
     "row mixture": pd.AutoRowMixture,
-    "laplace": pd.AutoLaplace,
+    "laplace": pd.guides.AutoLaplace,
     "plain ensemble": lambda model: pd.Ensemble(model, members=2, anchored=False),
 }
 
@@ -53,11 +53,13 @@ def test_a_wide_network_learns_by_default(name: str) -> None:
 def test_a_prior_that_wins_is_named(name: str, tmp_path: Path) -> None:
     model, (x, y) = wide(pd.Prior()), data()
     guide = GUIDES[name](model)
-    with pytest.warns(pd.IgnoredInputsWarning, match=r"ignores its inputs.*2\.weight.*Prior\(\.\.\., tempered=True\)"):
+    with pytest.warns(
+        pd.errors.IgnoredInputsWarning, match=r"ignores its inputs.*2\.weight.*Prior\(\.\.\., tempered=True\)"
+    ):
         history = pd.fit(model, guide, x, y, steps=300, lr=1e-2, **QUIET)
     assert history.learned is not None
     assert history.learned.ignores_inputs
-    with pytest.warns(pd.IgnoredInputsWarning, match="best constant"):
+    with pytest.warns(pd.errors.IgnoredInputsWarning, match="best constant"):
         pd.predict(model, guide, x, samples=5)
     pd.save(tmp_path / "posterior", model, guide)
     with torch.no_grad():  # whoever changes it knows better
@@ -76,7 +78,7 @@ def test_a_fleet_and_a_comparison_say_it_too() -> None:
         model = wide(pd.Prior())
         return model, pd.AutoDropout(model)
 
-    with pytest.warns(pd.IgnoredInputsWarning, match="2 of 2 replicas"):
+    with pytest.warns(pd.errors.IgnoredInputsWarning, match="2 of 2 replicas"):
         pd.Fleet(build, {"seed": [0, 1]}).fit(x, y, steps=200, lr=1e-2, **QUIET)
     how: Any = {"steps": 200, "seeds": 1, "samples": 20, "compile": False, "progress": False}
     found = pd.compare(wide(pd.Prior()), {"dropout": pd.AutoDropout}, (x, y), (x, y), **how)

@@ -97,9 +97,9 @@ def test_dicts_need_the_name_of_their_target(data: tuple[Tensor, Tensor]) -> Non
     loader = DataLoader(Named(*data), batch_size=5)
     assert pd.fit(model, guide, loader, epochs=2, target="label", **QUIET).steps == 10
     assert pd.predict(model, guide, loader, target="label", samples=3).mean.shape == (N, 1)
-    with pytest.raises(pd.ShapeError, match=r"a dict with its targets .* got a dict with 'input', 'label'"):
+    with pytest.raises(pd.errors.ShapeError, match=r"a dict with its targets .* got a dict with 'input', 'label'"):
         pd.fit(model, guide, loader, epochs=2, **QUIET)
-    with pytest.raises(pd.ShapeError, match="must have the target 'labels'; got a dict with 'input', 'label'"):
+    with pytest.raises(pd.errors.ShapeError, match="must have the target 'labels'; got a dict with 'input', 'label'"):
         pd.fit(model, guide, loader, epochs=2, target="labels", **QUIET)
 
 
@@ -116,7 +116,7 @@ def test_a_resumed_epoch_goes_on_where_it_stopped(
         model, guide = made()
         generator = torch.Generator().manual_seed(5) if own else None
         loader = DataLoader(Noisy(*data), batch_size=5, shuffle=True, generator=generator, num_workers=workers)
-        pd.fit(model, guide, loader, steps=steps, lr=0.05, seed=3, checkpoint=pd.Checkpoint(folder), **QUIET)
+        pd.fit(model, guide, loader, steps=steps, lr=0.05, seed=3, checkpoint=pd.training.Checkpoint(folder), **QUIET)
         return weights(guide)
 
     whole = train(18, tmp_path / "whole")
@@ -149,9 +149,9 @@ class Count(IterableDataset[Any]):
 def test_an_iterable_dataset_needs_its_number_of_data() -> None:
     model, guide = made()
     loader = DataLoader(Count(), batch_size=5)
-    with pytest.raises(pd.PyroDropoutError, match=r"the number of data is unknown.*fit\(num_data="):
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"the number of data is unknown.*fit\(num_data="):
         pd.fit(model, guide, loader, steps=3, **QUIET)
-    with pytest.raises(pd.RangeError, match="epochs needs a DataLoader with a length"):
+    with pytest.raises(pd.errors.RangeError, match="epochs needs a DataLoader with a length"):
         pd.fit(model, guide, loader, epochs=3, num_data=N, **QUIET)
     assert pd.fit(model, guide, loader, steps=12, num_data=N, **QUIET).steps == 12
 
@@ -176,7 +176,7 @@ def test_the_number_of_data_is_that_which_the_sampler_chooses_from(data: tuple[T
         for sampler in samplers:
             assert number_of_data(DataLoader(dataset, sampler=sampler), None) == wanted
     odd: Any = DataLoader(dataset, sampler=Odd())
-    with pytest.raises(pd.PyroDropoutError, match="Odd may choose among 11 of 22 data"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="Odd may choose among 11 of 22 data"):
         number_of_data(odd, None)
     assert number_of_data(odd, 11) == 11
 
@@ -196,7 +196,7 @@ BAD: dict[str, Any] = {
 def test_what_cannot_be_right_is_refused(data: tuple[Tensor, Tensor], case: str) -> None:
     make, options, says = BAD[case]
     model, guide = made()
-    with pytest.raises(pd.PyroDropoutError, match=says):
+    with pytest.raises(pd.errors.PyroDropoutError, match=says):
         pd.fit(model, guide, make(*data), steps=2, **options, **QUIET)
 
 
@@ -204,7 +204,7 @@ def test_a_class_that_does_not_exist_is_noticed_in_a_later_batch() -> None:
     model = pd.BayesianNet(nn.Linear(2, 3), likelihood=pd.Categorical())
     y = torch.tensor([0, 1, 2, 0, 1, 3])
     loader = DataLoader(TensorDataset(torch.randn(6, 2), y), batch_size=2)
-    with pytest.raises(pd.RangeError, match="class indices from 0 to 2; got 1 to 3"):
+    with pytest.raises(pd.errors.RangeError, match="class indices from 0 to 2; got 1 to 3"):
         pd.fit(model, pd.AutoDropout(model), loader, epochs=1, **QUIET)
 
 
@@ -228,11 +228,11 @@ def test_a_pyro_model_takes_a_loader(data: tuple[Tensor, Tensor]) -> None:
 def test_loaders_that_cannot_be_predicted_are_refused(data: tuple[Tensor, Tensor]) -> None:
     model, guide = made()
     guide(*data)
-    with pytest.raises(pd.PyroDropoutError, match="must give all its data in order"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="must give all its data in order"):
         pd.predict(model, guide, DataLoader(TensorDataset(data[0]), shuffle=True))
-    with pytest.raises(pd.PyroDropoutError, match="if one of them is the target, name it"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="if one of them is the target, name it"):
         pd.predict(model, guide, DataLoader(TensorDataset(*data)))
-    with pytest.raises(pd.PyroDropoutError, match="only fit, predict, laplace and maximise_evidence take"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="only fit, predict, laplace and maximise_evidence take"):
         pd.to_arviz(model, guide, DataLoader(TensorDataset(*data)), data[1])
 
 
@@ -256,7 +256,7 @@ LEAVE_OUT: dict[str, Any] = {
 @pytest.mark.parametrize("case", LEAVE_OUT)
 def test_points_without_a_prediction_are_told(data: tuple[Tensor, Tensor], case: str) -> None:
     model, guide = made()
-    with pytest.raises(pd.PyroDropoutError, match=r"leaves out|must give all its data in order"):
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"leaves out|must give all its data in order"):
         pd.predict(model, guide, LEAVE_OUT[case](data[0]), samples=3)
     whole = DataLoader(data[0], batch_size=11, drop_last=True)  # leaves nothing out
     assert len(pd.predict(model, guide, whole, samples=3).mean) == N
@@ -280,7 +280,9 @@ def test_a_batch_of_one_row_is_told_where_statistics_need_more(data: tuple[Tenso
     net = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
     model = pd.BayesianNet(net)
     loader = DataLoader(TensorDataset(*data), batch_size=7)
-    with pytest.raises(pd.ShapeError, match=r"batch of 1 data point is too small for the statistics of '1'.*drop_last"):
+    with pytest.raises(
+        pd.errors.ShapeError, match=r"batch of 1 data point is too small for the statistics of '1'.*drop_last"
+    ):
         pd.fit(model, pd.AutoMeanField(model), loader, epochs=1, **QUIET)
     still = pd.BayesianNet(net, frozen_statistics="all")
     pd.fit(still, pd.AutoMeanField(still), loader, epochs=1, **QUIET)
@@ -298,5 +300,5 @@ def test_a_key_that_the_network_does_not_take_is_named(data: tuple[Tensor, Tenso
         "predict": lambda: pd.predict(model, guide, loader, target="labels", samples=2),
         "data": lambda: pd.fit(model, guide, {"input": data[0], "idx": data[0]}, data[1], steps=1, **QUIET),
     }
-    with pytest.raises(pd.PyroDropoutError, match=r"the arguments of Sequential\.forward\(input\); got .*'idx'"):
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"the arguments of Sequential\.forward\(input\); got .*'idx'"):
         verbs[verb]()

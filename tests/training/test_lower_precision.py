@@ -113,7 +113,7 @@ def test_fleets_ensembles_and_svi_take_it() -> None:
     with seen:
         run.advance(2)
     assert seen.products == {torch.bfloat16}
-    low, whole = (pd.predict_fleet(fleet, x, samples=5, seed=0, precision=p) for p in ("bf16", "float32"))
+    low, whole = (pd.prediction.predict_fleet(fleet, x, samples=5, seed=0, precision=p) for p in ("bf16", "float32"))
     assert 0 < (low.mean - whole.mean).abs().max() < 0.05
     model = network(20, 32, 32, 1)
     ensemble = pd.Ensemble(model, pd.AutoDropout, members=2)
@@ -151,7 +151,7 @@ def test_a_checkpoint_of_another_precision_is_refused(tmp_path: Any) -> None:
     guide = pd.AutoDropout(model)
     how: dict[str, Any] = {"compile": False, "checkpoint": tmp_path / "kept", **QUIET}
     pd.fit(model, guide, x, y, steps=4, precision="bf16", **how)
-    with pytest.raises(pd.PyroDropoutError, match="precision"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="precision"):
         pd.fit(model, guide, x, y, steps=8, **how)
 
 
@@ -166,11 +166,11 @@ def test_a_checkpoint_of_another_precision_is_refused(tmp_path: Any) -> None:
          "linearised' does not take precision='bf16'"),
         (lambda m, g, x, y: pd.fit(lambda x, y: None, lambda x, y: None, x, y, steps=1, precision="bf16"),
          "is for BayesianNet"),
-        (lambda m, g, x, y: pd.fit(pd.DeepGP(20, [4], 1), g, x, y, steps=1, precision="bf16"),
+        (lambda m, g, x, y: pd.fit(pd.paper.DeepGP(20, [4], 1), g, x, y, steps=1, precision="bf16"),
          "DeepGP is none"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_lowered_is_refused_by_name(act: Callable[..., object], said: str) -> None:
     model = network(20, 32, 32, 1)
-    with pytest.raises(pd.PyroDropoutError, match=said):
+    with pytest.raises(pd.errors.PyroDropoutError, match=said):
         act(model, pd.AutoDropout(model), *data())

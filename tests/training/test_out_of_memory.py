@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import pyro_dropout as pd
-from pyro_dropout.training.out_of_memory import OutOfMemoryError
+from pyro_dropout.errors import OutOfMemoryError
 
 X = torch.linspace(-1, 1, 1000).unsqueeze(-1)
 
@@ -49,5 +49,5 @@ def test_the_message_names_a_batch_with_a_quarter_to_spare(
 def test_where_one_point_is_too_much_the_remedy_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
     model, guide = pair()
     short_of_memory(monkeypatch, 0)
-    with pytest.raises(pd.PyroDropoutError, match=r"a single point: CUDA out of memory\. Use a smaller network"):
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"a single point: CUDA out of memory\. Use a smaller network"):
         pd.fit(model, guide, X, X, steps=2, compile=False, progress=False)

@@ -18,7 +18,7 @@ X = torch.linspace(-1, 1, 12).unsqueeze(-1)
 ONES = torch.ones(12, 1)
 
 
-def made(likelihood: pd.Likelihood) -> pd.BayesianNet:
+def made(likelihood: pd.generative.Likelihood) -> pd.BayesianNet:
     return pd.BayesianNet(nn.Sequential(nn.Linear(1, 4), nn.ReLU(), nn.Linear(4, 1)), likelihood=likelihood)
 
 
@@ -38,13 +38,13 @@ def made(likelihood: pd.Likelihood) -> pd.BayesianNet:
         (pd.Gaussian(), ONES.long()),
     ],
 )
-def test_possible_targets_are_trained_on(likelihood: pd.Likelihood, y: Tensor) -> None:
+def test_possible_targets_are_trained_on(likelihood: pd.generative.Likelihood, y: Tensor) -> None:
     model = made(likelihood)
     history = pd.fit(model, pd.AutoDropout(model), X, y, validation=(X, y), **QUIET)
     assert history.losses.isfinite().all()
 
 
-class Even(pd.Likelihood):
+class Even(pd.generative.Likelihood):
     """A likelihood of someone else's, whose targets are even."""
 
     def distribution(self, f: Tensor) -> Any:
@@ -52,12 +52,12 @@ class Even(pd.Likelihood):
 
     def check_values(self, f: Tensor, y: Tensor) -> None:
         if bool((y % 2 != 0).any()):
-            raise pd.RangeError("y must be even.")
+            raise pd.errors.RangeError("y must be even.")
 
 
 def test_a_likelihood_of_ones_own_is_asked_too() -> None:
     check_targets(made(Even()), X, 2 * ONES)
-    with pytest.raises(pd.RangeError, match=r"^y must be even\.$"):
+    with pytest.raises(pd.errors.RangeError, match=r"^y must be even\.$"):
         check_targets(made(Even()), X, ONES)
 
 
@@ -81,15 +81,17 @@ def test_training_in_inference_mode_is_refused_by_name() -> None:
     fleet = pd.Fleet(lambda seed: (model, guide), {"seed": [0]})
     with torch.inference_mode():
         for train in (partial(pd.fit, model, guide), fleet.fit):
-            with pytest.raises(pd.PyroDropoutError, match=r"torch\.inference_mode\(\) switches off; do it outside"):
+            with pytest.raises(
+                pd.errors.PyroDropoutError, match=r"torch\.inference_mode\(\) switches off; do it outside"
+            ):
                 train(X, X, **QUIET)
         svi = pd.SVI(model, guide, pyro.optim.Adam({"lr": 0.1}), compile=False)
-        with pytest.raises(pd.PyroDropoutError, match=r"training needs gradients"):
+        with pytest.raises(pd.errors.PyroDropoutError, match=r"training needs gradients"):
             svi.step(X, X)
-        with pytest.raises(pd.PyroDropoutError, match=r"sampling needs gradients"):
+        with pytest.raises(pd.errors.PyroDropoutError, match=r"sampling needs gradients"):
             pd.nuts(model, X, X, chains=2, samples=4, warmup=4, compile=False, progress=False)
         made_there = pd.AutoMeanField(model)
-    with pytest.raises(pd.PyroDropoutError, match=r"of the guide was made in torch\.inference_mode"):
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"of the guide was made in torch\.inference_mode"):
         pd.fit(model, made_there, X, X, **QUIET)
 
 
@@ -120,9 +122,9 @@ def test_a_guide_with_nothing_to_train_is_refused_by_name(optim: str) -> None:
     guide = pd.AutoMeanField(model)
     chosen: Any = torch.optim.Adagrad(guide.parameters()) if optim == "torch" else optim
     guide.requires_grad_(False)
-    with pytest.raises(pd.PyroDropoutError, match=r"nothing to train: AutoMeanField.*requires_grad_\(True\)"):
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"nothing to train: AutoMeanField.*requires_grad_\(True\)"):
         pd.fit(model, guide, X, X, optim=chosen, **QUIET)
-    with pytest.raises(pd.PyroDropoutError, match="nothing to train"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="nothing to train"):
         pd.Fleet(lambda seed: (model, guide), {"seed": [0]}).fit(X, X, **QUIET)
     next(guide.parameters()).requires_grad_(True)
     assert pd.fit(model, guide, X, X, **QUIET).steps == 2

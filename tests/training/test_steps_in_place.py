@@ -98,7 +98,7 @@ def test_complex_numbers_are_moved_as_torch_moves_them(decoupled: bool) -> None:
 def test_an_update_of_the_user_runs_in_place_too() -> None:
     model, guide = pair()
     start = [parameter.detach().clone() for parameter in guide.parameters()]
-    halve = pd.Update("halve", lr=1.0, slots=0, apply=lambda p, g, s, lr, t: (p / 2, s))
+    halve = pd.training.Update("halve", lr=1.0, slots=0, apply=lambda p, g, s, lr, t: (p / 2, s))
     pd.fit(model, guide, X, X, steps=2, optim=halve, compile=False, **QUIET)
     torch.testing.assert_close(list(guide.parameters()), [each / 4 for each in start])
 
@@ -152,7 +152,7 @@ def test_a_large_network_does_not_take_a_step_that_is_not_finite(
             return found
 
         monkeypatch.setattr(guide, "forward", forward)
-    with pytest.raises(pd.DivergedError, match=said + r".*The parameters are those after step 0\. Lower the"):
+    with pytest.raises(pd.errors.DivergedError, match=said + r".*The parameters are those after step 0\. Lower the"):
         pd.fit(model, guide, X, y, steps=5, loss=pd.ELBO(per_example=False), compile=compile, **QUIET)
     assert all(torch.equal(a, b) for a, b in zip(before, guide.parameters(), strict=True))
 

@@ -19,7 +19,7 @@ def line(points: int = 40) -> tuple[pd.BayesianNet, dict[str, Tensor], Tensor, T
     x = torch.randn(points, 2, dtype=F64)
     y = x @ torch.tensor([[1.0], [-2.0]], dtype=F64) + torch.randn(points, 1, dtype=F64)
     model = pd.BayesianNet(nn.Linear(2, 1, bias=False).double(), likelihood=pd.Gaussian(tau=1.0))
-    exact = pd.conjugate(model, x, y).mean()
+    exact = pd.references.conjugate(model, x, y).mean()
     return model, exact, x, y
 
 
@@ -74,7 +74,7 @@ def test_it_starts_from_a_network_as_it_is() -> None:
     for point in (model, model.net, copy.deepcopy(model.net)):
         found = pd.swag(model, point, x, y, **how).mean()
         assert all(torch.equal(found[name], value) for name, value in expected.items())
-    with pytest.raises(pd.PyroDropoutError, match="point must be a guide"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="point must be a guide"):
         pd.swag(model, nn.Tanh(), x, y, **how)
 
 
@@ -89,17 +89,17 @@ def test_what_has_no_trajectory_is_refused() -> None:
         ({"lr": 1e-30}, "SGD has not moved 'weight'"),
         ({"every": 0}, "every must be"),
     ):
-        with pytest.raises(pd.PyroDropoutError, match=words):
+        with pytest.raises(pd.errors.PyroDropoutError, match=words):
             pd.swag(model, exact, x, y, **{**how, **change})
-    with pytest.raises(pd.DivergedError):
+    with pytest.raises(pd.errors.DivergedError):
         pd.swag(model, exact, x, y, **{**how, "lr": 1e3, "steps": 400})
-    with pytest.raises(pd.PyroDropoutError, match="swag is for networks"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="swag is for networks"):
         pd.swag(lambda x, y: None, exact, x, y, **how)  # type: ignore[arg-type, return-value]
     normal = pd.BayesianNet(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)).double())
     start = pd.AutoMeanField(normal)
-    with pytest.raises(pd.PyroDropoutError, match="statistics of '1' move"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="statistics of '1' move"):
         pd.swag(normal, start, x, y, **how)
     pd.swag(normal.eval(), start, x, y, **how)
     learned = pd.BayesianNet(model.net, pd.Prior(learn=True, tempered=False))
-    with pytest.raises(pd.PyroDropoutError, match="cannot be learned"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="cannot be learned"):
         pd.swag(learned, exact, x, y, **how)

@@ -107,7 +107,7 @@ def test_what_a_fresh_optimiser_does_not_hold_stays(compile: Any) -> None:
 def test_members_that_share_what_an_optimiser_lacks_are_refused() -> None:
     model = pd.BayesianNet(nn.Linear(1, 1), likelihood=pd.Gaussian(tau=4.0, learn=True))
     ensemble, x = pd.Ensemble(model, members=2), torch.linspace(-1, 1, 8).unsqueeze(-1)
-    with pytest.raises(pd.PyroDropoutError, match="which this Adam does not hold"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="which this Adam does not hold"):
         pd.fit(model, ensemble, x, x, steps=1, optim=torch.optim.Adam(ensemble.parameters()), **QUIET)
     optim = torch.optim.Adam([*ensemble.parameters(), *model.likelihood.parameters()])
     assert pd.fit(model, ensemble, x, x, steps=1, optim=optim, **QUIET).steps == 1
@@ -151,7 +151,7 @@ def test_a_divergence_is_named_and_nothing_is_lost(case: str) -> None:
     if case == "early stopping":
         options = {**options, "validation": (x, y)}
     before = {name: value.clone() for name, value in guide.mean().items()}
-    with pytest.raises(pd.DivergedError, match=words):
+    with pytest.raises(pd.errors.DivergedError, match=words):
         pd.fit(model, guide, x, targets, optim="sgd", **options, **QUIET)
     torch.testing.assert_close(guide.mean(), before)
 
@@ -188,7 +188,7 @@ def test_what_torch_rejects_after_a_divergence_is_said_as_one(model: Any, how: A
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what reads values is not recorded
-        with pytest.raises(pd.DivergedError, match=r"at step|be computed") as stop:
+        with pytest.raises(pd.errors.DivergedError, match=r"at step|be computed") as stop:
             train()
     assert "Lower the learning rate" in str(stop.value)
     assert how == "svi" or all(value.isfinite().all() for value in guide.parameters())
@@ -214,7 +214,7 @@ def test_networks_that_a_plain_function_calls_are_moved() -> None:
     def other(x: Tensor) -> None:
         raise RuntimeError("Expected all tensors to be on the same device, but got mat2 on cpu")
 
-    with pytest.raises(pd.PyroDropoutError, match="another tensor too, which is on another device"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="another tensor too, which is on another device"):
         move(other, other, ModelCall(other, (torch.ones(4, 1),)), torch.device("cpu"))
 
 

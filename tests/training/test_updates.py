@@ -26,7 +26,7 @@ F64 = torch.float64
     ],
     ids=["adam", "adamw", "nesterov", "sgd"],
 )
-def test_updates_are_torchs(update: pd.Update, make: Callable[..., Any]) -> None:
+def test_updates_are_torchs(update: pd.training.Update, make: Callable[..., Any]) -> None:
     start = [torch.randn(4, 3, dtype=F64), torch.randn(5, dtype=F64)]
     leaves = [p.clone().requires_grad_() for p in start]
     optimiser = make(leaves)

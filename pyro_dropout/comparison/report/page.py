@@ -260,9 +260,9 @@ def again(comparison: Findings) -> str:
     reference = "" if s.get("reference", "none") == "none" else f", reference={s['reference']!r}"
     guides = ", ".join(f"{row.name!r}: ..." for row in comparison.rows if row.name != REFERENCE)
     return (
-        "import pyro_dropout as pd\n\n# model, guides, train and test as in the script that made this page\n"
+        "import pyro_dropout as pdrop\n\n# model, guides, train and test as in the script that made this page\n"
         f"guides = {{{guides}}}\n"
-        f"found = pd.compare(model, guides, train, test, {given}{reference})\n"
+        f"found = pdrop.compare(model, guides, train, test, {given}{reference})\n"
         'found.to_html("comparison.html")'
     )
 

@@ -11,7 +11,7 @@ import torch
 
 from pyro_dropout.engines.generated import functions
 from pyro_dropout.engines.generated.formulas import literal
-from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.errors import PyroDropoutError
 
 Indices = tuple[str, ...]
 Shape = tuple[int, ...]

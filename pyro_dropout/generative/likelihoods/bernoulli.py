@@ -5,11 +5,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pyro_dropout.errors import RangeError
 from pyro_dropout.generative.likelihoods.gaussian_outputs import Nodes, Outputs, variance_of
 from pyro_dropout.generative.likelihoods.likelihood import Likelihood
 from pyro_dropout.generative.likelihoods.moments import F64, Sums
 from pyro_dropout.mathematics.checks import describe
-from pyro_dropout.mathematics.errors import RangeError
 from pyro_dropout.mathematics.gaussian_expectations import log_mean_sigmoid, sigmoid_moments
 from pyro_dropout.protocols import Distribution
 from pyro_dropout.registry import likelihood
@@ -20,8 +20,8 @@ class Bernoulli(Likelihood):
     """Yes or no by the sigmoid of the output; ``y`` holds 0 and 1, (N, D), or (N,) for one output.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> pd.Bernoulli().distribution(torch.zeros(2, 1)).mean.tolist()
+        >>> import torch, pyro_dropout as pdrop
+        >>> pdrop.Bernoulli().distribution(torch.zeros(2, 1)).mean.tolist()
         [[0.5], [0.5]]
     """
 

@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Size, Tensor
 
+from pyro_dropout.errors import RangeError, ShapeError
 from pyro_dropout.generative.likelihoods.gaussian_outputs import Nodes, Outputs
 from pyro_dropout.generative.likelihoods.likelihood import Dims, Likelihood, OutputShape
 from pyro_dropout.generative.likelihoods.moments import F64, Sums
 from pyro_dropout.mathematics.class_kernel import class_moments, has_class_kernel
-from pyro_dropout.mathematics.errors import RangeError, ShapeError
 from pyro_dropout.mathematics.gaussian_rows import semidefinite_root
 from pyro_dropout.protocols import Distribution
 from pyro_dropout.registry import likelihood
@@ -60,10 +60,10 @@ class Categorical(Likelihood):
         ignore_index: a value of ``y`` that is not a class: such targets have no likelihood, and no score counts them.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> pd.Categorical().distribution(torch.zeros(3, 4)).probs[0].tolist()
+        >>> import torch, pyro_dropout as pdrop
+        >>> pdrop.Categorical().distribution(torch.zeros(3, 4)).probs[0].tolist()
         [0.25, 0.25, 0.25, 0.25]
-        >>> tokens = pd.Categorical(dims=(None, 4), ignore_index=-100)
+        >>> tokens = pdrop.Categorical(dims=(None, 4), ignore_index=-100)
         >>> p = tokens.distribution(tokens.flattened(torch.zeros(1, 3, 4)))  # a text of three tokens
         >>> torch.allclose(p.log_prob(torch.tensor([[2, 0, -100]])).exp(), torch.tensor([0.25**2]))
         True

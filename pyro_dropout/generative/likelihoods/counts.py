@@ -4,12 +4,12 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor, nn
 
+from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.generative.likelihoods.gaussian_outputs import Nodes, Outputs, variance_of
 from pyro_dropout.generative.likelihoods.likelihood import Likelihood, checked_numbers
 from pyro_dropout.generative.likelihoods.moments import F64, Sums
 from pyro_dropout.generative.registration import buffered
 from pyro_dropout.mathematics.checks import check_flag, check_positive, describe
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.mathematics.gaussian_expectations import log_expectation
 from pyro_dropout.mathematics.negative_binomial import NegativeBinomial
 from pyro_dropout.protocols import Distribution
@@ -21,8 +21,8 @@ class Poisson(Likelihood):
     """Counts with rate exp(f); ``y`` is (N, D).
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> pd.Poisson().distribution(torch.zeros(2, 1)).mean.tolist()
+        >>> import torch, pyro_dropout as pdrop
+        >>> pdrop.Poisson().distribution(torch.zeros(2, 1)).mean.tolist()
         [[1.0], [1.0]]
     """
 
@@ -62,8 +62,8 @@ class Counts(Likelihood):
         offset: added to the outputs, such as the log of the mean count, so that the outputs are of size one.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> p = pd.Counts(concentration=2.0).distribution(torch.zeros(1, 1))
+        >>> import torch, pyro_dropout as pdrop
+        >>> p = pdrop.Counts(concentration=2.0).distribution(torch.zeros(1, 1))
         >>> p.mean.item(), p.variance.item()
         (1.0, 1.5)
     """

@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor, nn
 
+from pyro_dropout.errors import ShapeError
 from pyro_dropout.generative.likelihoods.gaussian_outputs import Nodes, Outputs, variance_of
 from pyro_dropout.generative.likelihoods.likelihood import Likelihood, checked_numbers
 from pyro_dropout.generative.likelihoods.moments import F64, Sums, moments_of
 from pyro_dropout.generative.registration import buffered
 from pyro_dropout.mathematics.checks import check_flag, check_positive
-from pyro_dropout.mathematics.errors import ShapeError
 from pyro_dropout.mathematics.normal import Normal
 from pyro_dropout.protocols import Distribution
 from pyro_dropout.registry import likelihood
@@ -23,8 +23,8 @@ class Gaussian(Likelihood):
         learn: whether τ is a parameter, trained together with the guide.
 
     Example:
-        >>> import pyro_dropout as pd
-        >>> pd.Gaussian(tau=0.25).tau.item()
+        >>> import pyro_dropout as pdrop
+        >>> pdrop.Gaussian(tau=0.25).tau.item()
         0.25
     """
 

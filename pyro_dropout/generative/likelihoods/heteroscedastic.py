@@ -5,10 +5,10 @@ import math
 import torch
 from torch import Tensor
 
+from pyro_dropout.errors import ShapeError
 from pyro_dropout.generative.likelihoods.gaussian_outputs import Nodes, Outputs, variance_of
 from pyro_dropout.generative.likelihoods.likelihood import Dims, Likelihood, OutputShape, checked_numbers
 from pyro_dropout.generative.likelihoods.moments import F64, Sums
-from pyro_dropout.mathematics.errors import ShapeError
 from pyro_dropout.mathematics.gaussian_expectations import log_expectation
 from pyro_dropout.mathematics.normal import Normal
 from pyro_dropout.protocols import Distribution
@@ -30,11 +30,11 @@ class HeteroscedasticGaussian(Likelihood):
         dim: which of ``dims`` holds the means and then the log precisions.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> f = torch.tensor([[2.0, 0.0]])  # one point: mean 2, log precision 0
-        >>> pd.HeteroscedasticGaussian().distribution(f).variance
+        >>> pdrop.HeteroscedasticGaussian().distribution(f).variance
         tensor([[1.]])
-        >>> depth = pd.HeteroscedasticGaussian(dims=(2, 8, 8), dim=0)
+        >>> depth = pdrop.HeteroscedasticGaussian(dims=(2, 8, 8), dim=0)
         >>> depth.distribution(depth.flattened(torch.zeros(5, 2, 8, 8))).event_shape
         torch.Size([1, 8, 8])
     """

@@ -15,9 +15,9 @@ from pyro import poutine
 from torch import Tensor, nn
 
 from pyro_dropout import protocols
+from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.generative.registration import tell_pyro
 from pyro_dropout.mathematics.checks import check_count, describe
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.protocols import Distribution
 
 Dims = tuple[int | None, ...]
@@ -106,8 +106,9 @@ class Likelihood(nn.Module):
     the methods of ``protocols.Likelihood`` will do as well.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> isinstance(pd.Gaussian(tau=4.0), pd.Likelihood), pd.Gaussian(tau=4.0).distribution(torch.zeros(5, 1))
+        >>> import torch, pyro_dropout as pdrop
+        >>> noise = pdrop.Gaussian(tau=4.0)
+        >>> isinstance(noise, pdrop.generative.Likelihood), noise.distribution(torch.zeros(5, 1))
         (True, Independent(Normal(loc: torch.Size([5, 1]), scale: torch.Size([5, 1])), 1))
     """
 
@@ -162,8 +163,8 @@ class Likelihood(nn.Module):
         Equation: laplace-curvature.
 
         Example:
-            >>> import torch, pyro_dropout as pd
-            >>> pd.Gaussian(tau=4.0).curvature(torch.zeros(1, 2))
+            >>> import torch, pyro_dropout as pdrop
+            >>> pdrop.Gaussian(tau=4.0).curvature(torch.zeros(1, 2))
             tensor([[[4., 0.],
                      [0., 4.]]])
         """

@@ -9,11 +9,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from pyro_dropout.errors import PyroDropoutError, RangeError
 from pyro_dropout.generative.likelihoods.gaussian import Gaussian
 from pyro_dropout.generative.likelihoods.heteroscedastic import HeteroscedasticGaussian
 from pyro_dropout.generative.likelihoods.likelihood import Likelihood
 from pyro_dropout.mathematics.checks import check_choice, describe
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 from pyro_dropout.mathematics.normal import LogitNormal, LogNormal
 from pyro_dropout.mathematics.shapes import base_distribution
 from pyro_dropout.protocols import Distribution
@@ -34,8 +34,8 @@ class Transformed(Likelihood):
         link: "log" for positive numbers, "logit" for proportions between 0 and 1, both without their ends.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> price = pd.Transformed(pd.Gaussian(tau=4.0), "log")
+        >>> import torch, pyro_dropout as pdrop
+        >>> price = pdrop.Transformed(pdrop.Gaussian(tau=4.0), "log")
         >>> p = price.distribution(torch.tensor([[12.0]]))
         >>> p.log_prob(torch.tensor([[150_000.0]])).item()  # log N(log y; 12, 1/4) - log y
         -12.157...

@@ -11,6 +11,7 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.generative.random_state import seeded
@@ -20,7 +21,6 @@ from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.judging.diagnostics.inference_data import asked
 from pyro_dropout.mathematics.checks import check_count
 from pyro_dropout.mathematics.divergence import Method
-from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.joint_draws import checked_call, joint_draws
 from pyro_dropout.protocols import PyroModel
 from pyro_dropout.training.fit import place_of
@@ -44,8 +44,8 @@ class ElboReport:
         why: the reason if it does not exist, else empty.
 
     Example:
-        >>> import pyro_dropout as pd
-        >>> pd.ElboReport(-12.0, 12.0, 0.5, 10.0, 2.0, 2.0, 0.0, True, "")
+        >>> import pyro_dropout as pdrop
+        >>> pdrop.judging.ElboReport(-12.0, 12.0, 0.5, 10.0, 2.0, 2.0, 0.0, True, "")
         ElboReport(elbo=-12.00 ± 0.50: nll 10.00, KL 2.00, of which gap 0.00)
     """
 
@@ -91,13 +91,13 @@ def elbo_report(
         kwargs: the model's own keyword arguments.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> x = torch.linspace(-1, 1, 20).unsqueeze(-1)
-        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1))
-        >>> report = pd.elbo_report(model, pd.AutoMeanField(model), x, x, seed=0)
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(1, 1))
+        >>> report = pdrop.judging.elbo_report(model, pdrop.AutoMeanField(model), x, x, seed=0)
         >>> report.defined, report.gap, abs(report.elbo + report.nll + report.kl_exact) < 1e-6
         (True, 0.0, True)
-        >>> report = pd.elbo_report(model, pd.AutoDropout(model), x, x, seed=0)
+        >>> report = pdrop.judging.elbo_report(model, pdrop.AutoDropout(model), x, x, seed=0)
         >>> report.elbo, report.why
         (None, "the guide has no density at site 'weight': its standard deviation (scale) is 0, ... volume zero.")
     """

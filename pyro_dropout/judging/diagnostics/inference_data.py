@@ -18,6 +18,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from pyro_dropout.errors import PyroDropoutError, RangeError, SingularError
 from pyro_dropout.generative.model_call import ModelCall, call_of, is_network
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.judging.diagnostics.arviz_export import (
@@ -29,7 +30,6 @@ from pyro_dropout.judging.diagnostics.arviz_export import (
     loo_results,
     pareto_smooth,
 )
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, SingularError
 from pyro_dropout.prediction.joint_draws import SAMPLED, JointDraws, joint_draws
 from pyro_dropout.protocols import PyroModel
 from pyro_dropout.training.fleet.fleet import Fleet
@@ -71,9 +71,10 @@ def to_arviz(
         attribute ``log_q`` of ``sample_stats`` says why.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> model = pd.BayesianNet(torch.nn.Linear(2, 1))
-        >>> data = pd.to_arviz(model, pd.AutoMeanField(model), torch.ones(5, 2), torch.zeros(5, 1), samples=50, seed=0)
+        >>> import torch, pyro_dropout as pdrop
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 1))
+        >>> guide, x, y = pdrop.AutoMeanField(model), torch.ones(5, 2), torch.zeros(5, 1)
+        >>> data = pdrop.to_arviz(model, guide, x, y, samples=50, seed=0)
         >>> data["log_likelihood"]["y"].dims, data["posterior"]["weight"].shape
         (('chain', 'draw', 'point'), (1, 50, 1, 2))
         >>> sorted(data["sample_stats"].data_vars)
@@ -152,12 +153,12 @@ def khat(
         kwargs: the model's own keyword arguments.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1, bias=False), likelihood=pd.Gaussian(tau=1.0))
+        >>> import torch, pyro_dropout as pdrop
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(1, 1, bias=False), likelihood=pdrop.Gaussian(tau=1.0))
         >>> x = torch.ones(3, 1)  # the posterior of the one weight is N(mean of y · 3/4, 1/4)
-        >>> wide = pd.AutoMeanField(model, init=lambda name, shape: torch.zeros(shape), init_scale=1.0)
-        >>> narrow = pd.AutoMeanField(model, init=lambda name, shape: torch.zeros(shape), init_scale=0.1)
-        >>> [pd.khat(model, guide, x, 0 * x, seed=0) < 0.7 for guide in (wide, narrow)]
+        >>> wide = pdrop.AutoMeanField(model, init=lambda name, shape: torch.zeros(shape), init_scale=1.0)
+        >>> narrow = pdrop.AutoMeanField(model, init=lambda name, shape: torch.zeros(shape), init_scale=0.1)
+        >>> [pdrop.khat(model, guide, x, 0 * x, seed=0) < 0.7 for guide in (wide, narrow)]
         [True, False]
     """
     call, samples = asked(khat, model, posterior, args, kwargs, samples)
@@ -196,7 +197,7 @@ def check_one(posterior: object, samples: int) -> None:
         raise RangeError(f"samples must be at least {FEWEST}, to fit a tail to a fifth of them; got {samples!r}.")
 
 
-class LOO(loo_results()):  # type: ignore[misc]
+class LOOResult(loo_results()):  # type: ignore[misc]
     """The leave-one-out estimate of the expected log predictive density; returned by ``loo``.
 
     It is also an ArviZ result: ``az.compare({"a": loo(...), "b": loo(...)})`` accepts it.
@@ -214,9 +215,9 @@ class LOO(loo_results()):  # type: ignore[misc]
         elpd: as above, and so are se, p_loo, pointwise, khat and corrected.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> pd.LOO(-12.0, 1.5, 2.1, torch.full((3,), -4.0), torch.tensor([0.1, 0.9, 0.2]), True)
-        LOO(elpd=-12.00 ± 1.50, p_loo=2.10, 3 points, 1 with k̂ > 0.7)
+        >>> import torch, pyro_dropout as pdrop
+        >>> pdrop.LOOResult(-12.0, 1.5, 2.1, torch.full((3,), -4.0), torch.tensor([0.1, 0.9, 0.2]), True)
+        LOOResult(elpd=-12.00 ± 1.50, p_loo=2.10, 3 points, 1 with k̂ > 0.7)
     """
 
     def __init__(
@@ -231,7 +232,7 @@ class LOO(loo_results()):  # type: ignore[misc]
     def __repr__(self) -> str:
         bad = int((self.khat > 0.7).sum())
         found = f"elpd={self.elpd:.2f} ± {self.se:.2f}, p_loo={self.p_loo:.2f}"
-        return f"LOO({found}, {len(self.pointwise)} points, {bad} with k̂ > 0.7)"
+        return f"LOOResult({found}, {len(self.pointwise)} points, {bad} with k̂ > 0.7)"
 
     __str__ = __repr__
 
@@ -245,7 +246,7 @@ def loo(
     seed: int | None = None,
     site: str | None = None,
     **kwargs: object,
-) -> LOO:
+) -> LOOResult:
     """Estimate how well new points would be predicted, from the training points: leave-one-out cross-validation.
 
     ``az.loo(to_arviz(...))`` treats the draws as exact posterior draws; so does ``approximate=False``, which gives the
@@ -268,11 +269,11 @@ def loo(
         kwargs: the model's own keyword arguments.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> x = torch.linspace(-1, 1, 20).unsqueeze(-1)
-        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1, bias=False), likelihood=pd.Gaussian(tau=1.0))
-        >>> guide = pd.AutoMeanField(model, init=lambda name, shape: torch.zeros(shape), init_scale=0.4)
-        >>> found = pd.loo(model, guide, x, 0 * x, seed=0)
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(1, 1, bias=False), likelihood=pdrop.Gaussian(tau=1.0))
+        >>> guide = pdrop.AutoMeanField(model, init=lambda name, shape: torch.zeros(shape), init_scale=0.4)
+        >>> found = pdrop.loo(model, guide, x, 0 * x, seed=0)
         >>> found.khat.shape, bool((found.khat < 0.7).all()), found.elpd < 0
         (torch.Size([20]), True, True)
     """
@@ -311,7 +312,7 @@ def loo(
             " posterior is too far from the true one, or a point is too influential; hold data back instead.",
             stacklevel=2,
         )
-    return LOO(
+    return LOOResult(
         elpd=float(pointwise.sum()),
         se=float((len(pointwise) * pointwise.var(correction=0)).sqrt()),
         p_loo=float((fitted - pointwise).sum()),

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.generative.inputs import check_inputs, takes_all
 from pyro_dropout.generative.model_call import ModelCall, call_of, is_network
 from pyro_dropout.generative.process_lock import one_at_a_time
@@ -28,7 +29,6 @@ from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.judging.diagnostics.simulated_data import simulate_network, simulate_sites, site_values
 from pyro_dropout.mathematics.checks import check_count, check_level, check_seed
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.prediction.plot_style import axes_or_new, percent
 from pyro_dropout.prediction.weight_draws import WholeFunctions, latent_draws
 from pyro_dropout.protocols import Axes, Posterior, PyroModel, Weights
@@ -100,7 +100,7 @@ _POINTS = 3  # at which function values are ranked by default
 
 
 @dataclass(frozen=True)
-class SBC:
+class SBCResult:
     """Ranks of true quantities among posterior draws, over many simulated data sets; returned by ``sbc``.
 
     Attributes:
@@ -108,8 +108,8 @@ class SBC:
         samples: the number of draws that each true value is ranked among.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> found = pd.SBC({"even": torch.arange(100), "low": torch.arange(100) // 2}, samples=99)
+        >>> import torch, pyro_dropout as pdrop
+        >>> found = pdrop.SBCResult({"even": torch.arange(100), "low": torch.arange(100) // 2}, samples=99)
         >>> found.inside_band(0.99)
         {'even': True, 'low': False}
         >>> {name: p < 0.001 for name, p in found.pvalues().items()}
@@ -121,7 +121,8 @@ class SBC:
 
     def __repr__(self) -> str:
         count = len(next(iter(self.ranks.values())))
-        return f"SBC({count} replications, {self.samples} draws, {len(self.ranks)} quantities: {', '.join(self.ranks)})"
+        quantities = f"{len(self.ranks)} quantities: {', '.join(self.ranks)}"
+        return f"SBCResult({count} replications, {self.samples} draws, {quantities})"
 
     def pvalues(self) -> dict[str, float]:
         """Return for each quantity how often uniform ranks would deviate as far as its ranks do."""
@@ -174,7 +175,7 @@ def sbc(
     seed: int | None = 0,
     progress: bool = True,
     **kwargs: object,
-) -> SBC:
+) -> SBCResult:
     """Check an inference by simulation: fit data drawn from the model, and rank the true values among the draws.
 
     Ties, which dropout produces, are broken at random.
@@ -199,15 +200,15 @@ def sbc(
         kwargs: the model's own keyword arguments.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1, bias=False))
+        >>> import torch, pyro_dropout as pdrop
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(1, 1, bias=False))
         >>> def fit(model, x, y):  # the exact posterior: N(Σxy/(1 + Σx²), 1/(1 + Σx²))
         ...     scale = (1 + (x**2).sum()) ** -0.5
         ...     start = ((x * y).sum() * scale**2).reshape(1, 1)
-        ...     return pd.AutoMeanField(model, init=lambda name, shape: start, init_scale=scale.item())
-        >>> found = pd.sbc(model, fit, torch.ones(5, 1), replications=50, progress=False)
+        ...     return pdrop.AutoMeanField(model, init=lambda name, shape: start, init_scale=scale.item())
+        >>> found = pdrop.sbc(model, fit, torch.ones(5, 1), replications=50, progress=False)
         >>> found
-        SBC(50 replications, 99 draws, 4 quantities: f[0], f[2], f[4], weight)
+        SBCResult(50 replications, 99 draws, 4 quantities: f[0], f[2], f[4], weight)
         >>> found.inside_band()["weight"]
         True
     """
@@ -235,7 +236,7 @@ def sbc(
             drawn, f = _posterior_draws(made.call, posterior, samples, network)
             truth = rank({name: value for name, value in made.weights.items() if name in drawn}, made.outputs)
             found.append(_ranks(truth, rank(drawn, f), samples))
-    return SBC({name: torch.stack([row[name] for row in found]) for name in found[0]}, samples)
+    return SBCResult({name: torch.stack([row[name] for row in found]) for name in found[0]}, samples)
 
 
 def _inputs(model: PyroModel, args: tuple[object, ...], kwargs: dict[str, object]) -> ModelCall:

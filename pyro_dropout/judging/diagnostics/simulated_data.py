@@ -9,9 +9,9 @@ from pyro.distributions import Unit
 from torch import Tensor
 
 from pyro_dropout.engines.torch_internals import tree_map
+from pyro_dropout.errors import PyroDropoutError, ShapeError
 from pyro_dropout.generative.model_call import ModelCall, name_of, signature_of
 from pyro_dropout.generative.observed_sites import observed_sites, sample_sites, trace_of, value_of
-from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.protocols import Message, Weights
 
 

@@ -17,6 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from pyro_dropout.errors import PyroDropoutError, ShapeError
 from pyro_dropout.judging.checked_prediction import check_numbers, checked_targets
 from pyro_dropout.mathematics.checks import (
     check_choice,
@@ -27,7 +28,6 @@ from pyro_dropout.mathematics.checks import (
     check_positive,
     describe,
 )
-from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.mathematics.shapes import Float
 from pyro_dropout.prediction.plot_style import axes_or_new
 from pyro_dropout.prediction.prediction import Prediction
@@ -52,9 +52,9 @@ class CoverageCurve:
         count: number of targets.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> half = torch.tensor([0.25, 0.75])
-        >>> pd.CoverageCurve(levels=half, coverage=torch.tensor([0.25, 0.5]), width=half, count=100).error
+        >>> pdrop.judging.CoverageCurve(levels=half, coverage=torch.tensor([0.25, 0.5]), width=half, count=100).error
         0.125
     """
 
@@ -103,10 +103,11 @@ def pit(prediction: Prediction, y: Tensor) -> Float[Tensor, "*N"]:
         y: the targets, (N, D).
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> model = pd.BayesianNet(torch.nn.Linear(2, 1))
-        >>> answer = pd.predict(model, pd.AutoMeanField(model), torch.zeros(4, 2), samples=100, seed=0)
-        >>> pd.pit(answer, answer.mean - 20).max().item() < 1e-9, pd.pit(answer, answer.mean + 20).min().item()
+        >>> import torch, pyro_dropout as pdrop
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 1))
+        >>> answer = pdrop.predict(model, pdrop.AutoMeanField(model), torch.zeros(4, 2), samples=100, seed=0)
+        >>> low, high = (pdrop.judging.pit(answer, answer.mean + far) for far in (-20, 20))
+        >>> low.max().item() < 1e-9, high.min().item()
         (True, 1.0)
     """
     return _pit(prediction, y, "pit").to(prediction.mean)
@@ -129,10 +130,10 @@ def coverage(prediction: Prediction, y: Tensor, level: float = 0.95) -> float:
         level: strictly between 0 and 1.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> model = pd.BayesianNet(torch.nn.Linear(2, 1))
-        >>> answer = pd.predict(model, pd.AutoMeanField(model), torch.zeros(4, 2), samples=100, seed=0)
-        >>> pd.coverage(answer, answer.mean + torch.tensor([[0.0], [1.0], [-1.0], [9.0]]), level=0.9)
+        >>> import torch, pyro_dropout as pdrop
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 1))
+        >>> answer = pdrop.predict(model, pdrop.AutoMeanField(model), torch.zeros(4, 2), samples=100, seed=0)
+        >>> pdrop.coverage(answer, answer.mean + torch.tensor([[0.0], [1.0], [-1.0], [9.0]]), level=0.9)
         0.75
     """
     check_level("level", level)
@@ -152,10 +153,10 @@ def coverage_curve(prediction: Prediction, y: Tensor, levels: Sequence[float] | 
         levels: strictly between 0 and 1; by default 0.05, 0.1, ... 0.95.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> model = pd.BayesianNet(torch.nn.Linear(2, 1))
-        >>> answer = pd.predict(model, pd.AutoMeanField(model), torch.zeros(4, 2), samples=100, seed=0)
-        >>> curve = pd.coverage_curve(answer, answer.mean, levels=[0.5, 0.9])  # targets at the centre
+        >>> import torch, pyro_dropout as pdrop
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 1))
+        >>> answer = pdrop.predict(model, pdrop.AutoMeanField(model), torch.zeros(4, 2), samples=100, seed=0)
+        >>> curve = pdrop.judging.coverage_curve(answer, answer.mean, levels=[0.5, 0.9])  # targets at the centre
         >>> curve.coverage.tolist(), bool(curve.width[0] < curve.width[1]), round(curve.error, 2)
         ([1.0, 1.0], True, 0.3)
     """
@@ -185,10 +186,10 @@ def plot_pit(prediction: Prediction, y: Tensor, ax: Axes = None, *, bins: int = 
         bins: the number of bars.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> model = pd.BayesianNet(torch.nn.Linear(2, 1))
-        >>> answer = pd.predict(model, pd.AutoMeanField(model), torch.zeros(4, 2), samples=100, seed=0)
-        >>> pd.plot_pit(answer, answer.mean).get_xlabel()
+        >>> import torch, pyro_dropout as pdrop
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 1))
+        >>> answer = pdrop.predict(model, pdrop.AutoMeanField(model), torch.zeros(4, 2), samples=100, seed=0)
+        >>> pdrop.judging.plot_pit(answer, answer.mean).get_xlabel()
         'F(y), the predicted probability below the target'
     """
     check_count("bins", bins)
@@ -248,12 +249,12 @@ class UncertaintyPercentile:
             distribution of the training set, which is 100 everywhere above its largest value.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> std = torch.tensor([5.0])
-        >>> calm = pd.UncertaintyPercentile(torch.linspace(0.2, 2.0, 100))
+        >>> calm = pdrop.judging.UncertaintyPercentile(torch.linspace(0.2, 2.0, 100))
         >>> calm.percentile(std).round(decimals=1)  # more uncertain than almost all training points
         tensor([99.7000])
-        >>> pd.UncertaintyPercentile(torch.linspace(10.0, 15.0, 100)).percentile(std).round(decimals=1)
+        >>> pdrop.judging.UncertaintyPercentile(torch.linspace(10.0, 15.0, 100)).percentile(std).round(decimals=1)
         tensor([0.])
     """
 
@@ -311,8 +312,8 @@ def rescale(std: Tensor, std_train: Tensor) -> Tensor:
         std_train: uncertainties at the training points, of any shape.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> pd.rescale(torch.tensor([0.5, 1.5, 5.0]), std_train=torch.tensor([0.5, 1.0, 2.5])).tolist()
+        >>> import torch, pyro_dropout as pdrop
+        >>> pdrop.judging.rescale(torch.tensor([0.5, 1.5, 5.0]), std_train=torch.tensor([0.5, 1.0, 2.5])).tolist()
         [0.0, 0.5, 2.25]
     """
     check_finite("std", std)

@@ -31,8 +31,8 @@ class Reliability:
         count: number of points, (bins,).
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> table = pd.Reliability(
+        >>> import torch, pyro_dropout as pdrop
+        >>> table = pdrop.judging.Reliability(
         ...     confidence=torch.tensor([0.25, 0.75]), accuracy=torch.tensor([0.25, 0.5]), count=torch.tensor([10, 30])
         ... )
         >>> table.ece
@@ -76,11 +76,11 @@ def reliability(prediction: Prediction, y: Tensor, bins: int = 15) -> Reliabilit
         bins: number of bins of equal width for confidences from 0 to 1.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> model = pd.BayesianNet(torch.nn.Linear(2, 4), likelihood=pd.Categorical())
-        >>> guide = pd.AutoDropout(model, init=lambda name, shape: torch.zeros(shape))
-        >>> answer = pd.predict(model, guide, torch.ones(8, 2), samples=10)  # each class has a quarter
-        >>> table = pd.reliability(answer, torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]), bins=10)
+        >>> import torch, pyro_dropout as pdrop
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 4), likelihood=pdrop.Categorical())
+        >>> guide = pdrop.AutoDropout(model, init=lambda name, shape: torch.zeros(shape))
+        >>> answer = pdrop.predict(model, guide, torch.ones(8, 2), samples=10)  # each class has a quarter
+        >>> table = pdrop.judging.reliability(answer, torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]), bins=10)
         >>> table.count.tolist(), table.accuracy[2].item(), table.ece
         ([0, 0, 8, 0, 0, 0, 0, 0, 0, 0], 0.25, 0.0)
     """
@@ -121,11 +121,11 @@ def ece(prediction: Prediction, y: Tensor, bins: int = 15) -> float:
         bins: for classes, number of bins of equal width for the confidences; not used for regression.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> model = pd.BayesianNet(torch.nn.Linear(2, 4), likelihood=pd.Categorical())
-        >>> guide = pd.AutoDropout(model, init=lambda name, shape: torch.zeros(shape))
-        >>> answer = pd.predict(model, guide, torch.ones(8, 2), samples=10)  # each class has a quarter
-        >>> pd.ece(answer, torch.zeros(8, dtype=torch.long)), pd.ece(answer, torch.arange(8) % 4)
+        >>> import torch, pyro_dropout as pdrop
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 4), likelihood=pdrop.Categorical())
+        >>> guide = pdrop.AutoDropout(model, init=lambda name, shape: torch.zeros(shape))
+        >>> answer = pdrop.predict(model, guide, torch.ones(8, 2), samples=10)  # each class has a quarter
+        >>> pdrop.ece(answer, torch.zeros(8, dtype=torch.long)), pdrop.ece(answer, torch.arange(8) % 4)
         (0.75, 0.0)
     """
     check_count("bins", bins)
@@ -154,10 +154,11 @@ def brier(prediction: Prediction, y: Tensor) -> Float[Tensor, "*N"]:
         y: class indices, (N,); with a Bernoulli likelihood 0 and 1, (N, D).
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> model = pd.BayesianNet(torch.nn.Linear(2, 4), likelihood=pd.Categorical())
-        >>> guide = pd.AutoDropout(model, init=lambda name, shape: torch.zeros(shape))
-        >>> pd.brier(pd.predict(model, guide, torch.ones(2, 2), samples=10), torch.tensor([0, 3])).tolist()
+        >>> import torch, pyro_dropout as pdrop
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 4), likelihood=pdrop.Categorical())
+        >>> guide = pdrop.AutoDropout(model, init=lambda name, shape: torch.zeros(shape))
+        >>> answer = pdrop.predict(model, guide, torch.ones(2, 2), samples=10)
+        >>> pdrop.judging.brier(answer, torch.tensor([0, 3])).tolist()
         [0.75, 0.75]
     """
     y, probs = _classes_of(prediction, y, "brier")

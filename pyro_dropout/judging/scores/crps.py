@@ -11,11 +11,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from pyro_dropout.errors import PyroDropoutError, RangeError
 from pyro_dropout.generative.likelihoods.moments import Points, is_class, is_normal, normal_parts
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.judging.checked_prediction import check_prediction, checked_targets
 from pyro_dropout.mathematics.checks import check_choice, check_seed
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 from pyro_dropout.mathematics.mixtures import mixture_cdf
 from pyro_dropout.mathematics.shapes import Float
 from pyro_dropout.prediction.prediction import Prediction
@@ -56,12 +56,12 @@ def crps(
         over the samples if that is less than T, and otherwise T²/2 pairs for each target; memory is bounded.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> model = pd.BayesianNet(torch.nn.Linear(2, 1), likelihood=pd.Gaussian(tau=1.0))
-        >>> answer = pd.predict(model, pd.AutoMeanField(model), torch.zeros(4, 2), method="standard")
-        >>> pd.crps(answer, answer.mean)[0].item()  # of a standard normal at its mean: (√2 - 1)/√π
+        >>> import torch, pyro_dropout as pdrop
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 1), likelihood=pdrop.Gaussian(tau=1.0))
+        >>> answer = pdrop.predict(model, pdrop.AutoMeanField(model), torch.zeros(4, 2), method="standard")
+        >>> pdrop.crps(answer, answer.mean)[0].item()  # of a standard normal at its mean: (√2 - 1)/√π
         0.2336...
-        >>> pd.crps(answer, answer.mean + 100)[0].item()  # far away, almost the distance
+        >>> pdrop.crps(answer, answer.mean + 100)[0].item()  # far away, almost the distance
         99.43...
     """
     check_choice("method", method, ("mixture", "gaussian", "sample"))

@@ -6,10 +6,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from pyro_dropout.errors import PyroDropoutError, ShapeError
 from pyro_dropout.generative.likelihoods.moments import F64, base_of, is_class, is_normal
 from pyro_dropout.judging.checked_prediction import check_prediction
 from pyro_dropout.mathematics.checks import check_choice
-from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.mathematics.mixtures import mixture_cdf
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.prediction.site_prediction import SitePrediction
@@ -29,8 +29,8 @@ class PredictiveDistance:
         wasserstein: mean of the 1-Wasserstein distances, in units of y: how far probability must be moved.
 
     Example:
-        >>> import pyro_dropout as pd
-        >>> pd.PredictiveDistance(mean=0.1, std=0.2, wasserstein=0.05)
+        >>> import pyro_dropout as pdrop
+        >>> pdrop.judging.PredictiveDistance(mean=0.1, std=0.2, wasserstein=0.05)
         PredictiveDistance(mean=0.1, std=0.2, wasserstein=0.05)
     """
 
@@ -52,15 +52,16 @@ def predictive_distance(
             deviation to compare.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> x, y = torch.tensor([[1.0], [2.0]]), torch.tensor([[1.0], [2.0]])
-        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1), likelihood=pd.Gaussian(tau=4.0))
-        >>> reference = pd.predict(model, pd.conjugate(model, x, y), x, seed=0)
-        >>> again = pd.predict(model, pd.conjugate(model, x, y), x, seed=1)
-        >>> near = pd.predictive_distance(again, reference)
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(1, 1), likelihood=pdrop.Gaussian(tau=4.0))
+        >>> reference = pdrop.predict(model, pdrop.references.conjugate(model, x, y), x, seed=0)
+        >>> again = pdrop.predict(model, pdrop.references.conjugate(model, x, y), x, seed=1)
+        >>> near = pdrop.judging.predictive_distance(again, reference)
         >>> near.mean < 0.1 and near.std < 0.1 and near.wasserstein < 0.1
         True
-        >>> far = pd.predictive_distance(pd.predict(model, pd.AutoDropout(model, keep=0.5), x, seed=0), reference)
+        >>> dropout = pdrop.predict(model, pdrop.AutoDropout(model, keep=0.5), x, seed=0)
+        >>> far = pdrop.judging.predictive_distance(dropout, reference)
         >>> far.wasserstein > near.wasserstein
         True
     """

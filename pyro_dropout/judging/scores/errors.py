@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from pyro_dropout.errors import RangeError, ShapeError
 from pyro_dropout.mathematics.checks import check_level, describe
-from pyro_dropout.mathematics.errors import RangeError, ShapeError
 from pyro_dropout.mathematics.shapes import Float
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.registry import score
@@ -67,9 +67,9 @@ def interval_score(low: Tensor, high: Tensor, y: Tensor, level: float = 0.95) ->
         The score of each target, in the shape of y.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> low, high = torch.zeros(3), torch.ones(3)
-        >>> pd.interval_score(low, high, torch.tensor([0.5, 1.5, -1.0]), level=0.8)
+        >>> pdrop.judging.interval_score(low, high, torch.tensor([0.5, 1.5, -1.0]), level=0.8)
         tensor([ 1.,  6., 11.])
     """
     check_level("level", level)

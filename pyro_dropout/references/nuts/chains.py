@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 
 from pyro_dropout.engines.choose import Compile
 from pyro_dropout.engines.engine import CannotError
-from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.references.nuts.adaptation import Plan, Tuning, begun, untuned
 from pyro_dropout.references.nuts.no_u_turn import Array, Randoms, planted
 from pyro_dropout.references.nuts.stepping import Energies, Stepping

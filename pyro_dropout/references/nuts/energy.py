@@ -16,13 +16,13 @@ from pyro.distributions.util import scale_and_mask
 from torch import Tensor, nn
 from torch.distributions import Normal, biject_to
 
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.model_call import ModelCall, is_network
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.observed_sites import check_supports, check_whole, sample_sites, trace_of
 from pyro_dropout.generative.own_noise import check_no_noise
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.standardised import Standardised
-from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Message, Weights
 from pyro_dropout.training.compile.functional import unvalidated
 

@@ -75,13 +75,13 @@ def nuts(
         The draws, as a posterior that ``predict`` takes.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> x = torch.tensor([[-1.0], [0.0], [1.0], [2.0]])
-        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1, bias=False), likelihood=pd.Gaussian(tau=4.0))
-        >>> posterior = pd.nuts(model, x, 2 * x, samples=250, warmup=100, seed=1, compile=False, progress=False)
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(1, 1, bias=False), likelihood=pdrop.Gaussian(tau=4.0))
+        >>> posterior = pdrop.nuts(model, x, 2 * x, samples=250, warmup=100, seed=1, compile=False, progress=False)
         >>> posterior.num_chains, posterior.num_draws, posterior.divergences
         (4, 250, 0)
-        >>> exact = pd.conjugate(model, x, 2 * x).mean()["weight"].item()
+        >>> exact = pdrop.references.conjugate(model, x, 2 * x).mean()["weight"].item()
         >>> abs(posterior.mean()["weight"].item() - exact) < 0.05
         True
     """

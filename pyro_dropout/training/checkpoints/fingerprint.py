@@ -62,9 +62,9 @@ def told_loss(loss: object, model: object = None) -> dict[str, str | int | float
     """Return the class of a loss, with its settings; with a model, also whether its prior is tempered.
 
     Example:
-        >>> import pyro_dropout as pd
+        >>> import pyro_dropout as pdrop
         >>> from pyro_dropout.training.checkpoints.fingerprint import told_loss
-        >>> told_loss(pd.ELBO(num_particles=2))["num_particles"]
+        >>> told_loss(pdrop.ELBO(num_particles=2))["num_particles"]
         2
     """
     found = {name: value for name, value in vars(loss).items() if isinstance(value, str | int | float | bool)}
@@ -85,9 +85,9 @@ def told_layers(model: object) -> dict[str, dict[str, object]]:
     A third-party module may keep anything in its attributes, such as a count of its calls, so these are not settings.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> from pyro_dropout.training.checkpoints.fingerprint import told_layers
-        >>> told_layers(pd.BayesianNet(torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.ELU(2.0))))["model.net.1"]
+        >>> told_layers(pdrop.BayesianNet(torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.ELU(2.0))))["model.net.1"]
         {'kind': 'ELU', 'alpha': 2.0}
     """
     if not isinstance(model, nn.Module):

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.training.checkpoints.regular_file import check_name, check_no_links
 
 LOCK = ".lock"

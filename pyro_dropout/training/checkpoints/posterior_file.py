@@ -9,13 +9,13 @@ import pyro
 import torch
 from torch import Tensor, nn
 
+from pyro_dropout.errors import DifferentModelError, PyroDropoutError
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.generative.registration import met_by
 from pyro_dropout.generative.trial_run import holders_of, owner_of
 from pyro_dropout.guides.laplace import AutoLaplace
 from pyro_dropout.guides.summary import ignored_inputs, note_training
-from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Record
 from pyro_dropout.training.checkpoints.atomic_file import FULL, MAKE_ROOM
 from pyro_dropout.training.checkpoints.fingerprint import told_layers
@@ -25,22 +25,6 @@ _RIGHTS = "Give a file in a folder that you may write to"
 _REMEDIES = dict.fromkeys(FULL, MAKE_ROOM)
 _REMEDIES |= dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _RIGHTS)
 _SHOWN = 8  # the most differences that an error lists
-
-
-class DifferentModelError(PyroDropoutError):
-    """A file belongs to another model or guide; the message lists the differences.
-
-    Example:
-        >>> import pathlib, tempfile, torch, pyro_dropout as pd
-        >>> path = pathlib.Path(tempfile.mkdtemp()) / "posterior.safetensors"
-        >>> narrow, wide = (pd.BayesianNet(torch.nn.Linear(2, width)) for width in (1, 3))
-        >>> pd.save(path, narrow, pd.AutoDropout(narrow))
-        >>> try:
-        ...     pd.load(path, wide, pd.AutoDropout(wide))
-        ... except pd.PyroDropoutError as refused:
-        ...     print("guide.states.bias.loc: (1,) in the file, (3,) here" in str(refused))
-        True
-    """
 
 
 @one_at_a_time
@@ -57,15 +41,15 @@ def save(path: str | Path, model: object, guide: object, extra: Mapping[str, obj
         extra: anything else to save that JSON can hold.
 
     Example:
-        >>> import pathlib, tempfile, torch, pyro_dropout as pd
+        >>> import pathlib, tempfile, torch, pyro_dropout as pdrop
         >>> def pair(seed):
         ...     torch.manual_seed(seed)
-        ...     model = pd.BayesianNet(torch.nn.Linear(2, 1))
-        ...     return model, pd.AutoDropout(model, keep=0.9)
+        ...     model = pdrop.BayesianNet(torch.nn.Linear(2, 1))
+        ...     return model, pdrop.AutoDropout(model, keep=0.9)
         >>> path = pathlib.Path(tempfile.mkdtemp()) / "posterior.safetensors"
         >>> trained, fresh = pair(0), pair(1)
-        >>> pd.save(path, *trained, extra={"trained on": "Monday"})
-        >>> pd.load(path, *fresh)
+        >>> pdrop.save(path, *trained, extra={"trained on": "Monday"})
+        >>> pdrop.load(path, *fresh)
         {'trained on': 'Monday'}
         >>> torch.equal(trained[1].mean()["weight"], fresh[1].mean()["weight"])
         True
@@ -100,14 +84,15 @@ def load(path: str | Path, model: object, guide: object) -> Record:
         The ``extra`` that was saved with it.
 
     Example:
-        >>> import pathlib, tempfile, torch, pyro_dropout as pd
-        >>> model = pd.BayesianNet(torch.nn.Linear(2, 1))
-        >>> guide = pd.AutoDropout(model)
+        >>> import pathlib, tempfile, torch, pyro_dropout as pdrop
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 1))
+        >>> guide = pdrop.AutoDropout(model)
         >>> path = pathlib.Path(tempfile.mkdtemp()) / "posterior.safetensors"
-        >>> pd.save(path, model, guide)
+        >>> pdrop.save(path, model, guide)
         >>> before = guide.mean()["weight"]
-        >>> history = pd.fit(model, guide, torch.ones(4, 2), torch.ones(4, 1), steps=3, compile=False, progress=False)
-        >>> _ = pd.load(path, model, guide)
+        >>> x, y = torch.ones(4, 2), torch.ones(4, 1)
+        >>> history = pdrop.fit(model, guide, x, y, steps=3, compile=False, progress=False)
+        >>> _ = pdrop.load(path, model, guide)
         >>> torch.equal(guide.mean()["weight"], before)
         True
     """

@@ -7,7 +7,7 @@ import os
 import stat
 from pathlib import Path
 
-from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.errors import PyroDropoutError
 
 _KINDS = {
     stat.S_IFDIR: "a folder",

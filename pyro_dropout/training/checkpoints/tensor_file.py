@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.errors import DamagedFileError, PyroDropoutError
 from pyro_dropout.protocols import Record
 from pyro_dropout.training.checkpoints.atomic_file import whole_file
 from pyro_dropout.training.checkpoints.regular_file import check_regular
@@ -26,22 +26,6 @@ ADVICE = " Take an older checkpoint, or train anew."  # ends the error of a dama
 _KEY = "pyro_dropout"
 _LONGEST_HEADER = 2**26  # bytes; a network of a million layers needs less
 _MAPPED = 2**30  # bytes that are always mapped into memory; a longer file must first be as long as its header tells
-
-
-class DamagedFileError(PyroDropoutError):
-    """A file that is not whole, or not one of ours; nothing of it was used.
-
-    Example:
-        >>> import pathlib, tempfile
-        >>> from pyro_dropout.training.checkpoints.tensor_file import DamagedFileError, read_tensors
-        >>> path = pathlib.Path(tempfile.mkdtemp()) / "posterior.safetensors"
-        >>> _ = path.write_bytes(b"not a file of tensors")
-        >>> try:
-        ...     read_tensors(path)
-        ... except DamagedFileError as refused:
-        ...     print(str(refused).split(": ")[0])
-        posterior.safetensors cannot be used
-    """
 
 
 def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], facts: Mapping[str, object]) -> None:

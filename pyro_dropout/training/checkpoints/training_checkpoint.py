@@ -9,19 +9,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from pyro_dropout.errors import DamagedFileError, PyroDropoutError
 from pyro_dropout.mathematics.checks import check_count, check_positive
-from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Record
 from pyro_dropout.training.checkpoints.atomic_file import clear_unfinished
 from pyro_dropout.training.checkpoints.posterior_file import check_identity, identity_of, put, tensors_of
 from pyro_dropout.training.checkpoints.regular_file import check_no_links
-from pyro_dropout.training.checkpoints.tensor_file import (
-    ADVICE,
-    DamagedFileError,
-    read_facts,
-    read_tensors,
-    write_tensors,
-)
+from pyro_dropout.training.checkpoints.tensor_file import ADVICE, read_facts, read_tensors, write_tensors
 from pyro_dropout.training.distributed.process_group import ALONE, Group
 from pyro_dropout.training.early_stopping import Watch
 from pyro_dropout.training.runner import TrainingRun
@@ -44,14 +38,15 @@ class Checkpoint:
             with another ``run`` is refused.
 
     Example:
-        >>> import tempfile, torch, pyro_dropout as pd
+        >>> import tempfile, torch, pyro_dropout as pdrop
         >>> x = torch.linspace(-1, 1, 32).unsqueeze(-1)
         >>> def train(steps):
         ...     torch.manual_seed(0)
-        ...     model = pd.BayesianNet(torch.nn.Linear(1, 1))
-        ...     guide = pd.AutoDropout(model)
+        ...     model = pdrop.BayesianNet(torch.nn.Linear(1, 1))
+        ...     guide = pdrop.AutoDropout(model)
         ...     quiet = {"compile": False, "progress": False, "seed": 0}
-        ...     pd.fit(model, guide, x, x, steps=steps, checkpoint=pd.Checkpoint(folder, every=20), **quiet)
+        ...     often = pdrop.training.Checkpoint(folder, every=20)
+        ...     pdrop.fit(model, guide, x, x, steps=steps, checkpoint=often, **quiet)
         ...     return guide.mean()["weight"]
         >>> folder = tempfile.mkdtemp()
         >>> part = train(40)

@@ -12,8 +12,8 @@ from pyro_dropout.engines.choose import chosen
 from pyro_dropout.engines.engine import Loop, Step
 from pyro_dropout.engines.inductor import Chain
 from pyro_dropout.engines.program import Function, Program
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.trial_run import quietly
-from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import PyroModel, Tree
 from pyro_dropout.training.compile.arguments import Arguments
 from pyro_dropout.training.compile.captured_state import CapturedState, Place

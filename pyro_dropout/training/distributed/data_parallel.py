@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pyro_dropout.engines.choose import HowCompiled
+from pyro_dropout.errors import PyroDropoutError, RangeError
 from pyro_dropout.generative.inputs import AnyInputs
 from pyro_dropout.generative.trial_run import quietly
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 from pyro_dropout.protocols import PyroModel
 from pyro_dropout.training.batches import Batches
 from pyro_dropout.training.compile.functional import Buffers, Loss, Parameters, loss_and_gradients

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
+from pyro_dropout.errors import PyroDropoutError, RangeError
 from pyro_dropout.protocols import Record
 
 Facts = TypeVar("Facts")  # anything that JSON can hold

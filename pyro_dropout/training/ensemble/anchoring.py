@@ -21,13 +21,13 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal, Normal, biject_to, constraints
 from torch.distributions.transforms import AffineTransform
 
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.observed_sites import observed_sites
 from pyro_dropout.generative.priors import Tempered
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.guides.points import anchor_seed, anchors, centres, gaussian_at, is_gaussian
-from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.mathematics.shapes import base_distribution
 from pyro_dropout.protocols import Distribution, Message, Trace
 from pyro_dropout.training.loss.temperature import Marks, numbers_of, share_of_data

@@ -10,10 +10,10 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
+from pyro_dropout.errors import DivergedError, PyroDropoutError
 from pyro_dropout.generative.inputs import takes_all
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.guides.ensemble import Ensemble
-from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Record
 from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint, last_facts
 from pyro_dropout.training.distributed.data_parallel import start_alike
@@ -21,7 +21,7 @@ from pyro_dropout.training.distributed.process_group import ALONE, Group, Share
 from pyro_dropout.training.ensemble.anchoring import perturbation, temperature_of
 from pyro_dropout.training.ensemble.member_loss import ROWS, EnsembleLoss
 from pyro_dropout.training.ensemble.members import Members
-from pyro_dropout.training.history import DivergedError, History
+from pyro_dropout.training.history import History
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.loss.learned_widths import learned_sites
 from pyro_dropout.training.optimisers import Update

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from pyro_dropout.engines.choose import HowCompiled
 from pyro_dropout.engines.engine import Step
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.registration import forget
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.guides.ensemble import Ensemble
-from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Record
 from pyro_dropout.training.batches import Source
 from pyro_dropout.training.checkpoints.fingerprint import told_loss

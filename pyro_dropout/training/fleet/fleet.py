@@ -17,6 +17,7 @@ from torch import Tensor
 from pyro_dropout.engines.choose import HowCompiled, check_how_compiled, decided, step_size
 from pyro_dropout.engines.engine import Solo
 from pyro_dropout.engines.torch_internals import tree_flatten, tree_map, tree_unflatten
+from pyro_dropout.errors import DivergedError, PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.generative.inputs import AnyInputs, check_pairs, inputs_of, named, takes_all
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.precision import Precision, check_precision, products_in
@@ -24,7 +25,6 @@ from pyro_dropout.generative.process_lock import RUNNING
 from pyro_dropout.generative.random_state import forked, generators_stay, random_state
 from pyro_dropout.guides.summary import note_training
 from pyro_dropout.mathematics.checks import check_positive
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.protocols import Record
 from pyro_dropout.training.batches import Batches
 from pyro_dropout.training.checkpoints.fingerprint import told_loss, told_update
@@ -47,7 +47,7 @@ from pyro_dropout.training.fleet.replicas import (
     tensors_in,
     told_settings,
 )
-from pyro_dropout.training.history import DivergedError, History
+from pyro_dropout.training.history import History
 from pyro_dropout.training.laplace.after_training import curvature_after
 from pyro_dropout.training.loop import loop
 from pyro_dropout.training.loss.elbo import ELBO
@@ -74,13 +74,13 @@ class Fleet:
         settings: the settings, one dict for each replica.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> def build(seed, keep):
         ...     torch.manual_seed(seed)
         ...     net = torch.nn.Sequential(torch.nn.Linear(1, 20), torch.nn.ReLU(), torch.nn.Linear(20, 1))
-        ...     model = pd.BayesianNet(net, likelihood=pd.Gaussian(tau=25.0))
-        ...     return model, pd.AutoDropout(model, keep=keep)
-        >>> fleet = pd.Fleet(build, {"seed": [0, 1, 2], "keep": [0.8, 0.9, 0.95]})
+        ...     model = pdrop.BayesianNet(net, likelihood=pdrop.Gaussian(tau=25.0))
+        ...     return model, pdrop.AutoDropout(model, keep=keep)
+        >>> fleet = pdrop.Fleet(build, {"seed": [0, 1, 2], "keep": [0.8, 0.9, 0.95]})
         >>> x = torch.linspace(-1, 1, 64).unsqueeze(-1)
         >>> history = fleet.fit(x, x**2, steps=50, lr=0.01, compile=False, progress=False)
         >>> history.losses.shape
@@ -270,12 +270,12 @@ class Fleet:
             device: where to train; everything is moved there. By default, where the replicas are.
 
         Example:
-            >>> import torch, pyro_dropout as pd
+            >>> import torch, pyro_dropout as pdrop
             >>> def build(seed):
             ...     torch.manual_seed(seed)
-            ...     model = pd.BayesianNet(torch.nn.Linear(2, 1), likelihood=pd.Gaussian(tau=4.0))
-            ...     return model, pd.AutoDropout(model)
-            >>> fleet = pd.Fleet(build, {"seed": [0, 1]})
+            ...     model = pdrop.BayesianNet(torch.nn.Linear(2, 1), likelihood=pdrop.Gaussian(tau=4.0))
+            ...     return model, pdrop.AutoDropout(model)
+            >>> fleet = pdrop.Fleet(build, {"seed": [0, 1]})
             >>> x, y = torch.zeros(4, 2), torch.zeros(4, 1)
             >>> run = fleet.prepare(x, y, steps=10, compile=False)
             >>> for _ in range(run.total):

@@ -10,13 +10,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from pyro_dropout.errors import DivergedError, PyroDropoutError
 from pyro_dropout.generative.random_state import RandomState, forked, random_state, set_random_state
-from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Record
 from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint
 from pyro_dropout.training.distributed.process_group import Group
 from pyro_dropout.training.fleet.replicas import Replica, tensors_in
-from pyro_dropout.training.history import DivergedError, History
+from pyro_dropout.training.history import History
 from pyro_dropout.training.runner import TrainingRun
 
 

@@ -16,6 +16,7 @@ from tqdm.auto import tqdm
 from pyro_dropout.engines.program import traced
 from pyro_dropout.engines.simplify_graph import owner
 from pyro_dropout.engines.torch_internals import TorchDispatchMode, TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.generative.inputs import AnyInputs
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.own_noise import drawn_in_place, noise_of
@@ -25,7 +26,6 @@ from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.guides.points import is_gaussian, prior_of
 from pyro_dropout.mathematics.checks import check_seed, describe
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.protocols import Tree
 from pyro_dropout.training.checkpoints.posterior_file import settings_of
 from pyro_dropout.training.checkpoints.tensor_file import digest

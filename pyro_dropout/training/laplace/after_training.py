@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.inputs import inputs_of
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.guides.laplace import AutoLaplace
-from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import PyroModel, Record
 from pyro_dropout.training.history import History
 from pyro_dropout.training.laplace.kronecker import layers_of

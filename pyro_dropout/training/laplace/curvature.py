@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Size, Tensor
 
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.inputs import AnyInputs
 from pyro_dropout.generative.jacobians import Jacobians, last_layer
 from pyro_dropout.mathematics.curvature import Block, Dense, Diagonal
-from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Weights
 
 F64 = torch.float64
@@ -76,7 +76,7 @@ class Sums(ABC):
         if root_of is None:
             raise PyroDropoutError(
                 f"likelihood {type(likelihood).__name__} does not say how its log density bends in the outputs. Derive"
-                " it from pyro_dropout.Likelihood, and define curvature_root(self, f, y=None)."
+                " it from pyro_dropout.generative.Likelihood, and define curvature_root(self, f, y=None)."
             )
         if f.shape[-1] > _OUTPUTS:
             raise PyroDropoutError(

@@ -20,6 +20,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyro_dropout.engines.choose import Compile
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.inputs import inputs_of, takes_all
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.networks import BayesianNet
@@ -29,7 +30,6 @@ from pyro_dropout.guides.laplace import MOST, AutoLaplace, Structure
 from pyro_dropout.guides.points import Points
 from pyro_dropout.mathematics.checks import check_count, check_positive, check_seed
 from pyro_dropout.mathematics.curvature import NOISE, log_evidence, precisions_of
-from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Weights
 from pyro_dropout.training.fit import fit
 from pyro_dropout.training.laplace.laplace import batches_of, laplace, network_in, weights_at
@@ -53,10 +53,11 @@ class Evidence:
         trace: the log evidence of every round.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> x = torch.linspace(-1, 1, 20).unsqueeze(-1)
-        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1), likelihood=pd.Gaussian(tau=1.0))
-        >>> found = pd.maximise_evidence(model, x, x + 0.1 * torch.sin(40 * x), tune=["tau"], progress=False)
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(1, 1), likelihood=pdrop.Gaussian(tau=1.0))
+        >>> y = x + 0.1 * torch.sin(40 * x)
+        >>> found = pdrop.training.maximise_evidence(model, x, y, tune=["tau"], progress=False)
         >>> sorted(found.length_scales), found.log_evidence == max(found.trace)
         (['bias', 'weight'], True)
     """
@@ -139,12 +140,12 @@ def maximise_evidence(
         The guide, the settings, and the evidence of every round.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> _ = torch.manual_seed(0)
         >>> x = torch.linspace(-1, 1, 60).unsqueeze(-1)
         >>> y = 2 * x + 0.2 * torch.randn(60, 1)  # noise of precision 25
-        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1), likelihood=pd.Gaussian(tau=1.0))
-        >>> found = pd.maximise_evidence(model, x, y, progress=False)
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(1, 1), likelihood=pdrop.Gaussian(tau=1.0))
+        >>> found = pdrop.training.maximise_evidence(model, x, y, progress=False)
         >>> bool(15 < found.tau < 40), abs(model.likelihood.tau.item() / found.tau - 1) < 1e-6
         (True, True)
     """

@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.inputs import AnyInputs, takes_all
 from pyro_dropout.mathematics.curvature import Block, Kronecker
-from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Weights
 from pyro_dropout.training.laplace.curvature import F64, Sums, whole_products
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
+from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.generative.inputs import AnyInputs, check_inputs, check_pairs, takes_all
 from pyro_dropout.generative.jacobians import last_layer
 from pyro_dropout.generative.likelihoods import Gaussian
@@ -20,7 +21,6 @@ from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.guides.laplace import MOST, AutoLaplace, Structure
 from pyro_dropout.mathematics.checks import check_count, check_finite, describe
 from pyro_dropout.mathematics.curvature import Curvature
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.mathematics.shapes import base_distribution
 from pyro_dropout.protocols import HasMean, PyroModel, Weights
 from pyro_dropout.training.laplace.curvature import ASKER, F64, JacobianSums, Sums
@@ -67,11 +67,11 @@ def laplace(
         The guide. ``guide.curvature`` holds the curvature, the log-likelihood at the point and the number of data.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> x = torch.linspace(-1, 1, 20).unsqueeze(-1)
-        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1), likelihood=pd.Gaussian(tau=100.0))
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(1, 1), likelihood=pdrop.Gaussian(tau=100.0))
         >>> exact = {"weight": torch.tensor([[2.0]]), "bias": torch.tensor([0.0])}
-        >>> guide = pd.laplace(model, exact, x, 2 * x)
+        >>> guide = pdrop.laplace(model, exact, x, 2 * x)
         >>> precision = 1 + 100 * x.square().sum()  # of the prior, and of the data
         >>> bool(torch.isclose(guide.posterior("weight").variance, 1 / precision).item())
         True

@@ -46,8 +46,8 @@ def most_probable(model: Any, x: object, y: Tensor, weights: Weights, steps: int
         steps: the most steps to take.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1, bias=False), likelihood=pd.Gaussian(tau=3.0))
+        >>> import torch, pyro_dropout as pdrop
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(1, 1, bias=False), likelihood=pdrop.Gaussian(tau=3.0))
         >>> x = torch.ones(5, 1)
         >>> most_probable(model, x, 2 * x, {"weight": torch.zeros(1, 1)}, 100)["weight"].item()  # 15·2/16
         1.875

@@ -14,11 +14,11 @@ from pyro import poutine
 from pyro.poutine.messenger import Messenger
 
 from pyro_dropout.engines.torch_internals import disable_current_modes
+from pyro_dropout.errors import NotFollowedError
 from pyro_dropout.generative.layers import misplaced, other_count
 from pyro_dropout.generative.model_call import ModelCall, is_network
 from pyro_dropout.generative.random_state import random_state, set_random_state
 from pyro_dropout.generative.trial_run import aside, can_run, holders_of, shapes_alone
-from pyro_dropout.mathematics.errors import NotFollowedError
 from pyro_dropout.mathematics.per_data_point import MisplacedPointsError
 from pyro_dropout.protocols import Message, PyroModel
 from pyro_dropout.training.compile.functional import unvalidated

@@ -18,10 +18,10 @@ from pyro import poutine
 from pyro.util import warn_if_nan
 from torch import Tensor
 
+from pyro_dropout.errors import NotFollowedError
 from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.mathematics.checks import check_choice, check_count
 from pyro_dropout.mathematics.divergence import Method
-from pyro_dropout.mathematics.errors import NotFollowedError
 from pyro_dropout.mathematics.whole_sums import is_traced
 from pyro_dropout.protocols import PyroModel, Trace
 from pyro_dropout.training.loss.attempt import Attempt, check_data_axis, untraced
@@ -59,17 +59,17 @@ class ELBO(pyro.infer.ELBO):
             schedule of the temperature stands. Set it to resume one. ``fit`` and ``Fleet`` count by themselves.
 
     Example:
-        >>> import pyro, torch, pyro_dropout as pd
+        >>> import pyro, torch, pyro_dropout as pdrop
         >>> _ = torch.manual_seed(0)
         >>> x = torch.linspace(-1, 1, 50).unsqueeze(-1)
         >>> net = torch.nn.Sequential(torch.nn.Linear(1, 20), torch.nn.ReLU(), torch.nn.Linear(20, 1))
-        >>> model = pd.BayesianNet(net, likelihood=pd.Gaussian(tau=25.0))
-        >>> guide = pd.AutoDropout(model, keep=0.95)
-        >>> svi = pyro.infer.SVI(model, guide, pyro.optim.Adam({"lr": 0.01}), pd.ELBO())
+        >>> model = pdrop.BayesianNet(net, likelihood=pdrop.Gaussian(tau=25.0))
+        >>> guide = pdrop.AutoDropout(model, keep=0.95)
+        >>> svi = pyro.infer.SVI(model, guide, pyro.optim.Adam({"lr": 0.01}), pdrop.ELBO())
         >>> losses = [svi.step(x, x**2) for _ in range(200)]
         >>> losses[-1] < losses[0] / 2
         True
-        >>> sorted(pd.ELBO().parts(model, guide, x, x**2))
+        >>> sorted(pdrop.ELBO().parts(model, guide, x, x**2))
         ['kl', 'nll']
     """
 

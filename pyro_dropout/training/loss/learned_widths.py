@@ -14,15 +14,14 @@ from pyro import poutine
 from pyro.distributions import Delta, Normal
 from torch import Tensor
 
+from pyro_dropout.errors import DivergedError, PyroDropoutError
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.priors import LearnedNormal
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.trial_run import modules_of
-from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.mathematics.shapes import base_distribution
 from pyro_dropout.protocols import Distribution, Message, PyroModel
-from pyro_dropout.training.history import DivergedError
 
 _PURE: ContextVar[bool] = ContextVar("whether losses leave the model's widths as they are", default=False)
 

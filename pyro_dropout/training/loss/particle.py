@@ -12,10 +12,10 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 
 from pyro_dropout.engines.torch_internals import pop_mode_for_a_moment
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.observed_sites import check_observed
 from pyro_dropout.generative.priors import LearnedNormal
 from pyro_dropout.mathematics.divergence import Method
-from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.mathematics.shapes import base_distribution
 from pyro_dropout.protocols import Message, PyroModel, Trace
 from pyro_dropout.training.loss.learned_widths import with_best_width

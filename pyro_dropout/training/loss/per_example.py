@@ -15,7 +15,7 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from pyro_dropout.mathematics.errors import NotFollowedError, PyroDropoutError
+from pyro_dropout.errors import NotFollowedError, PyroDropoutError
 from pyro_dropout.mathematics.per_data_point import Layer, Lookup, MatrixProduct, PerDataPoint, drawn_per_data_point
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
 from pyro_dropout.protocols import Message
@@ -46,12 +46,12 @@ class per_example(Messenger):
         reused: draw Gaussian noise so that one draw can be used on several inputs, for layers that are called again.
 
     Example:
-        >>> import pyro, torch, pyro_dropout as pd
+        >>> import pyro, torch, pyro_dropout as pdrop
         >>> _ = torch.manual_seed(0)
-        >>> model = pd.BayesianNet(torch.nn.Linear(3, 1, bias=False))
-        >>> guide = pd.AutoDropout(model, keep=0.5)
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(3, 1, bias=False))
+        >>> guide = pdrop.AutoDropout(model, keep=0.5)
         >>> x = torch.ones(4, 3)
-        >>> with pd.per_example():
+        >>> with pdrop.per_example():
         ...     trace = pyro.poutine.trace(guide).get_trace(x)
         ...     f = pyro.poutine.replay(model, trace=trace)(x)
         >>> len(set(f.flatten().tolist())) > 1  # equal inputs, different weights

@@ -13,7 +13,7 @@ from pyro.distributions.torch_distribution import ExpandedDistribution, MaskedDi
 from torch import Tensor
 
 from pyro_dropout.engines.torch_internals import without_torch_function
-from pyro_dropout.mathematics.errors import NotFollowedError
+from pyro_dropout.errors import NotFollowedError
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
 from pyro_dropout.mathematics.shapes import base_distribution
 from pyro_dropout.protocols import Distribution

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 from torch.overrides import TorchFunctionMode
 
+from pyro_dropout.errors import NotFollowedError
 from pyro_dropout.mathematics.divergence import Method, kl
-from pyro_dropout.mathematics.errors import NotFollowedError
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
 from pyro_dropout.mathematics.row_mixture_distribution import LOG_2PI, RowMixture
 from pyro_dropout.mathematics.scored import Stacked

@@ -20,9 +20,9 @@ from pyro.distributions import Delta
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.priors import Tempered
 from pyro_dropout.mathematics.checks import check_choice, check_count, check_keep, check_non_negative, describe
-from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Distribution, Message
 
 Temperature = float | Literal["auto"] | Callable[[Tensor], Tensor]
@@ -107,10 +107,10 @@ def warm_up(steps: int, start: float | None = None) -> Callable[[Tensor], Tensor
         A function of the number of steps done, for ``ELBO(temperature=...)``.
 
     Example:
-        >>> import torch, pyro_dropout as pd
-        >>> pd.warm_up(4)(torch.arange(6.0))
+        >>> import torch, pyro_dropout as pdrop
+        >>> pdrop.training.warm_up(4)(torch.arange(6.0))
         tensor([0.2500, 0.5000, 0.7500, 1.0000, 1.0000, 1.0000])
-        >>> pd.warm_up(2, start=0.01)(torch.arange(3.0))
+        >>> pdrop.training.warm_up(2, start=0.01)(torch.arange(3.0))
         tensor([0.1000, 1.0000, 1.0000])
     """
     check_count("steps", steps)

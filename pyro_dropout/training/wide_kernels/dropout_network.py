@@ -92,11 +92,11 @@ def dropout_network(
         likelihoods: those that the kernel has.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> from pyro_dropout.training.optimisers import named
         >>> net = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
-        >>> model = pd.BayesianNet(net, likelihood=pd.Gaussian(tau=4.0))
-        >>> guide, loss, x, y = pd.AutoDropout(model), pd.ELBO(), torch.zeros(5, 2), torch.zeros(5, 1)
+        >>> model = pdrop.BayesianNet(net, likelihood=pdrop.Gaussian(tau=4.0))
+        >>> guide, loss, x, y = pdrop.AutoDropout(model), pdrop.ELBO(), torch.zeros(5, 2), torch.zeros(5, 1)
         >>> parameters = Parameters(model, guide, loss, (x, y), {})
         >>> dropout_network(model, guide, loss, named("adam", 1e-3), parameters, x, y).widths
         (2, 8, 1)

@@ -32,12 +32,12 @@ def wide_network(
         batch: how many points a step has.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> from pyro_dropout.generative.precision import products_in
         >>> from pyro_dropout.training.optimisers import named
         >>> net = torch.nn.Sequential(torch.nn.Linear(2, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1))
-        >>> model = pd.BayesianNet(net, likelihood=pd.Gaussian(tau=4.0))
-        >>> guide, loss, x, y = pd.AutoDropout(model), pd.ELBO(), torch.zeros(5, 2), torch.zeros(5, 1)
+        >>> model = pdrop.BayesianNet(net, likelihood=pdrop.Gaussian(tau=4.0))
+        >>> guide, loss, x, y = pdrop.AutoDropout(model), pdrop.ELBO(), torch.zeros(5, 2), torch.zeros(5, 1)
         >>> parameters = Parameters(model, guide, loss, (x, y), {})
         >>> with products_in("bf16"):
         ...     wide_network(model, guide, loss, named("adam", 1e-3), parameters, x, y, 5).widths

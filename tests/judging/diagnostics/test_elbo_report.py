@@ -20,7 +20,7 @@ def test_the_bound_is_the_evidence_where_the_guide_is_the_posterior(family: str,
     """Within 5.5 standard errors: fails with probability 4e-8 a case."""
     line = Line(dtype, orthogonal=family == "mean_field")
     guide = line.low_rank() if family == "low_rank" else line.mean_field()
-    report = pd.elbo_report(line.model, guide, line.x, line.y, samples=2000)
+    report = pd.judging.elbo_report(line.model, guide, line.x, line.y, samples=2000)
     assert report.defined
     assert report.elbo == pytest.approx(line.evidence(), abs=5.5 * report.standard_error + 1e-3)
     assert report.standard_error < 0.1
@@ -29,7 +29,7 @@ def test_the_bound_is_the_evidence_where_the_guide_is_the_posterior(family: str,
 
 def test_the_bound_lies_below_by_the_divergence() -> None:
     line = Line(orthogonal=True)
-    report = pd.elbo_report(line.model, line.mean_field(widen=2.0), line.x, line.y, samples=4000)
+    report = pd.judging.elbo_report(line.model, line.mean_field(widen=2.0), line.x, line.y, samples=4000)
     short = 3 * (0.5 * 4 - 0.5 - np.log(2.0))  # KL(N(0, 2²)‖N(0, 1)), three times
     assert report.elbo == pytest.approx(line.evidence() - short, abs=5.5 * report.standard_error)
 
@@ -50,11 +50,11 @@ def test_parts_of_dropout_with_a_scale() -> None:
         p * (0.5 * 4 * ((float(b) - float(a) * at) ** 2 + float(a) ** 2 * 0.25) - 0.5 * np.log(4 / (2 * np.pi)))
         for (p, at), (a, b) in itertools.product(parts, zip(x, y, strict=True))
     )
-    report = pd.elbo_report(model, guide, x, y, samples=4000)
+    report = pd.judging.elbo_report(model, guide, x, y, samples=4000)
     assert report.kl_exact == pytest.approx(exact, abs=1e-5)
     assert report.nll == pytest.approx(nll, abs=5.5 * report.standard_error)  # fails with probability 4e-8
     assert report.gap is not None
-    assert report.gap == pytest.approx(pd.kl_gap(guide.posterior("weight")).item(), abs=1e-6)
+    assert report.gap == pytest.approx(pd.paper.kl_gap(guide.posterior("weight")).item(), abs=1e-6)
     assert report.objective == pytest.approx(report.nll + exact - report.gap, abs=1e-5)
     assert report.elbo == pytest.approx(-report.nll - exact, abs=1e-5)
 
@@ -64,7 +64,7 @@ def test_the_standard_error_is_one() -> None:
     """The spread of 60 reports is their standard error to within 50 %, which is 5.4 of its own: fails below 1e-6."""
     line = Line()
     guide = line.mean_field()
-    reports = [pd.elbo_report(line.model, guide, line.x, line.y, samples=30) for _ in range(60)]
+    reports = [pd.judging.elbo_report(line.model, guide, line.x, line.y, samples=30) for _ in range(60)]
     values = np.array([report.elbo for report in reports])
     error = np.mean([report.standard_error**2 for report in reports]) ** 0.5
     assert values.std(ddof=1) == pytest.approx(error, rel=0.5)
@@ -76,7 +76,7 @@ def test_a_guide_whose_divergence_is_sampled() -> None:
     guide = AutoNormal(line.model, init_scale=0.3)
     guide(line.x, line.y)
     middle = guide.median()["weight"].detach().double().numpy()
-    report = pd.elbo_report(line.model, guide, line.x, line.y, samples=150)
+    report = pd.judging.elbo_report(line.model, guide, line.x, line.y, samples=150)
     exact = (0.5 * (0.09 + middle**2 - 1) - np.log(0.3)).sum()
     assert report.kl_exact == pytest.approx(exact, abs=5.5 * report.standard_error)
     assert report.gap == pytest.approx(0.0, abs=1e-6)
@@ -88,7 +88,7 @@ def test_a_guide_whose_divergence_is_sampled() -> None:
 def test_where_there_is_no_bound_the_objective_stands(options: Any, reason: str) -> None:
     model, _, x = problem()
     guide, y = pd.AutoDropout(model, keep=0.8, **options), torch.zeros(5, 1)
-    report = pd.elbo_report(model, guide, x, y, seed=0)
+    report = pd.judging.elbo_report(model, guide, x, y, seed=0)
     assert not report.defined
     assert report.elbo is report.kl_exact is report.gap is None
     assert reason in report.why

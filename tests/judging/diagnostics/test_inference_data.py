@@ -141,7 +141,7 @@ def test_khat_is_large_where_the_guide_is_too_narrow() -> None:
 def test_khat_says_why_it_does_not_exist(options: Any, reason: str) -> None:
     model, _, x = problem()
     guide = pd.AutoDropout(model, keep=0.9, bias="map", **options)
-    with pytest.raises(pd.SingularError, match=reason) as error:
+    with pytest.raises(pd.errors.SingularError, match=reason) as error:
         pd.khat(model, guide, x, torch.zeros(5, 1))
     assert 'scale > 0 and bias="gaussian"' in str(error.value)
     guide = pd.AutoDropout(model, keep=0.9, scale=0.1, bias="gaussian")

@@ -84,7 +84,7 @@ def test_masked_points_are_no_terms() -> None:
     guide(y)  # it draws numbers while it reads the model
     found = pd.loo(_mean_of, guide, y, shown=shown, samples=500, seed=0)
     torch.testing.assert_close(found.pointwise, pd.loo(_mean_of, guide, y[shown], samples=500, seed=0).pointwise)
-    with pytest.raises(pd.PyroDropoutError, match="all points of site 'y' are masked"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="all points of site 'y' are masked"):
         pd.loo(_mean_of, guide, y, shown=shown & False, samples=500, seed=0)
 
 

@@ -58,7 +58,7 @@ def test_guides_and_default_quantities(dtype: torch.dtype) -> None:
     found = pd.sbc(model, fit, torch.ones(5, 1, dtype=dtype), replications=4, samples=9, progress=False)
     assert list(found.ranks) == ["f[0, 0]", "f[0, 1]", "f[2, 0]", "f[2, 1]", "f[4, 0]", "f[4, 1]"]
     assert all(ranks.shape == (4,) and ranks.min() >= 0 and ranks.max() <= 9 for ranks in found.ranks.values())
-    assert repr(found).startswith("SBC(4 replications, 9 draws, 6 quantities: f[0, 0], ")
+    assert repr(found).startswith("SBCResult(4 replications, 9 draws, 6 quantities: f[0, 0], ")
 
 
 def test_classes_and_raw_units() -> None:
@@ -87,7 +87,7 @@ def test_equal_values_are_ordered_by_chance() -> None:
 
 
 def test_the_figure() -> None:
-    found = pd.SBC({"even": torch.arange(100), "low": torch.arange(100) // 2}, samples=99)
+    found = pd.judging.SBCResult({"even": torch.arange(100), "low": torch.arange(100) // 2}, samples=99)
     axes = found.plot()
     assert axes.get_xlabel()
     assert axes.get_ylabel()

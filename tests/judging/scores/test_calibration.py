@@ -23,7 +23,7 @@ def test_pit_is_the_mean_of_normal_distribution_functions(dtype: torch.dtype, mo
         exact = stats.norm.cdf(y.double().numpy(), loc, scale).mean(0)
         for piece in (2**22, 1):  # all points at once, and one by one
             monkeypatch.setattr(prediction_module, "_PIECE", piece)
-            found = pd.pit(made(outputs, likelihood), y)
+            found = pd.judging.pit(made(outputs, likelihood), y)
             assert found.dtype == dtype
             np.testing.assert_allclose(found.double().numpy(), exact, atol=1e-6 if dtype == torch.float32 else 1e-12)
 
@@ -32,7 +32,7 @@ def test_coverage_counts_targets_inside_the_interval(dtype: torch.dtype) -> None
     answer = made(torch.randn(9, 200, 2, dtype=dtype), pd.Gaussian(4.0))
     y = 2 * torch.randn(200, 2, dtype=dtype)
     levels = [0.1, 0.5, 0.8, 0.95]
-    curve = pd.coverage_curve(answer, y, levels)
+    curve = pd.judging.coverage_curve(answer, y, levels)
     for k, level in enumerate(levels):
         low, high = answer.interval(level)
         inside = ((low <= y) & (y <= high)).double().mean().item()
@@ -40,7 +40,7 @@ def test_coverage_counts_targets_inside_the_interval(dtype: torch.dtype) -> None
         assert curve.width[k].item() == pytest.approx((high - low).double().mean().item(), rel=1e-6)
     assert curve.count == 400
     assert curve.error == pytest.approx((curve.coverage - torch.tensor(levels, dtype=F64)).abs().mean().item())
-    assert pd.coverage_curve(answer, y, torch.tensor(levels)).coverage.tolist() == curve.coverage.tolist()
+    assert pd.judging.coverage_curve(answer, y, torch.tensor(levels)).coverage.tolist() == curve.coverage.tolist()
 
 
 def test_an_honest_prediction_passes_and_one_with_half_its_variance_fails() -> None:
@@ -51,31 +51,31 @@ def test_an_honest_prediction_passes_and_one_with_half_its_variance_fails() -> N
     answer = regression(2000)
     y = drawn_targets(answer)
     reach = stats.norm.isf(5e-7)
-    curve = pd.coverage_curve(answer, y)
+    curve = pd.judging.coverage_curve(answer, y)
     assert curve.levels.tolist() == pytest.approx([k / 20 for k in range(1, 20)])
     error = (curve.levels * (1 - curve.levels) / 2000).sqrt()
     assert ((curve.coverage - curve.levels).abs() < reach * error).all()  # 19 levels: 2e-5 in all
-    assert stats.kstest(pd.pit(answer, y).reshape(-1).numpy(), "uniform").pvalue > 1e-6
+    assert stats.kstest(pd.judging.pit(answer, y).reshape(-1).numpy(), "uniform").pvalue > 1e-6
     tight = narrower(answer)
     assert pd.coverage(tight, y) < 0.95 - reach * math.sqrt(0.95 * 0.05 / 2000)
-    assert stats.kstest(pd.pit(tight, y).reshape(-1).numpy(), "uniform").pvalue < 1e-6
+    assert stats.kstest(pd.judging.pit(tight, y).reshape(-1).numpy(), "uniform").pvalue < 1e-6
     # the mean distance is at most that of the distribution functions, which passes 0.06 with probability 2·exp(-14.4)
     assert pd.ece(answer, y) < 0.06 < pd.ece(tight, y)
-    assert pd.ece(tight, y) == pytest.approx(pd.coverage_curve(tight, y).error)
+    assert pd.ece(tight, y) == pytest.approx(pd.judging.coverage_curve(tight, y).error)
 
 
 def test_figures_are_labelled() -> None:
     answer = regression(300)
     y = drawn_targets(answer)
-    curve = pd.coverage_curve(answer, y)
+    curve = pd.judging.coverage_curve(answer, y)
     ax = curve.plot()
     assert ax.get_xlabel() == "level of the central interval"
     assert "fraction" in ax.get_ylabel()
     assert len(ax.get_legend().get_texts()) == 2
     assert "units of y" in curve.plot_width().get_ylabel()
     assert curve.plot(ax) is ax
-    ax = pd.plot_pit(answer, y, bins=12)
+    ax = pd.judging.plot_pit(answer, y, bins=12)
     assert len(ax.patches) == 13  # bars and band
     assert sum(bar.get_height() for bar in ax.patches if bar.get_width() < 0.5) == 300
-    assert pd.plot_pit(answer, y, ax) is ax
+    assert pd.judging.plot_pit(answer, y, ax) is ax
     plt.close("all")

@@ -16,7 +16,7 @@ from tests.oracles.made_predictions import made
 F64 = torch.float64
 
 
-def honest(points: int, scale: float = 2.0, classes: int = 4) -> tuple[pd.Prediction, Tensor]:
+def honest(points: int, scale: float = 2.0, classes: int = 4) -> tuple[pd.prediction.Prediction, Tensor]:
     """A classifier whose probabilities are true: classes are drawn from them."""
     answer = made(
         scale * torch.randn(points, classes, dtype=F64) + torch.randn(6, points, classes, dtype=F64), pd.Categorical()
@@ -51,14 +51,14 @@ def test_the_table_is_what_a_loop_finds(seed: int, points: int, classes: int, bi
     probs = answer.probs.tolist()
     right = [max(range(classes), key=p.__getitem__) == label for p, label in zip(probs, y.tolist(), strict=True)]
     count, error = written_out([max(p) for p in probs], right, bins)
-    table = pd.reliability(answer, y, bins)
+    table = pd.judging.reliability(answer, y, bins)
     assert table.count.tolist() == count
     assert table.ece == pytest.approx(error, abs=digits(dtype, 1e-12, 1e-6)) == pd.ece(answer, y, bins)
     assert torch.equal(table.accuracy.isnan(), table.count == 0)
     brier = [
         sum((p - (c == label)) ** 2 for c, p in enumerate(ps)) for ps, label in zip(probs, y.tolist(), strict=True)
     ]
-    assert pd.brier(answer, y).tolist() == pytest.approx(brier)
+    assert pd.judging.brier(answer, y).tolist() == pytest.approx(brier)
 
 
 @pytest.mark.thinned(2)
@@ -68,10 +68,10 @@ def test_yes_and_no(dtype: torch.dtype) -> None:
     p, label = answer.probs.double().reshape(-1).tolist(), y.reshape(-1).tolist()
     right = [(each > 0.5) == bool(came) for each, came in zip(p, label, strict=True)]
     count, error = written_out([max(each, 1 - each) for each in p], right, 10)
-    table = pd.reliability(answer, y, bins=10)
+    table = pd.judging.reliability(answer, y, bins=10)
     assert table.count.tolist() == count
     assert table.ece == pytest.approx(error, abs=1e-6)
-    score = pd.brier(answer, y)
+    score = pd.judging.brier(answer, y)
     assert score.dtype == dtype
     torch.testing.assert_close(score, (answer.probs - y).square().sum(-1))
     one = made(torch.randn(5, 30, 1, dtype=dtype), pd.Bernoulli())
@@ -81,25 +81,27 @@ def test_yes_and_no(dtype: torch.dtype) -> None:
 def test_an_honest_classifier_is_reliable_and_a_bold_one_is_not() -> None:
     """Each of 15 bins within 5.5 binomial errors of its confidence: fails below 1e-6 in all."""
     answer, y = honest(20_000)
-    table = pd.reliability(answer, y)
+    table = pd.judging.reliability(answer, y)
     assert table.count.sum() == 20_000
     full = table.count > 200  # where a binomial is nearly normal
     error = (table.confidence * (1 - table.confidence) / table.count).sqrt()
     assert ((table.accuracy - table.confidence).abs() < 5.5 * error)[full].all()
     assert table.ece < 0.02  # 0.008 with standard deviation 0.002 in 60 repetitions
-    bold = pd.tempered(answer, 0.3)
+    bold = pd.judging.tempered(answer, 0.3)
     assert pd.ece(bold, y) > 0.1
-    assert pd.brier(answer, y).mean() < pd.brier(bold, y).mean()
+    assert pd.judging.brier(answer, y).mean() < pd.judging.brier(bold, y).mean()
     expected = (1 - answer.probs.square().sum(-1)).mean()  # E Σ(p - 1[y])² of true probabilities
-    assert abs(pd.brier(answer, y).mean() - expected) < 5.5 * pd.brier(answer, y).std() / math.sqrt(20_000)
+    assert abs(pd.judging.brier(answer, y).mean() - expected) < 5.5 * pd.judging.brier(answer, y).std() / math.sqrt(
+        20_000
+    )
 
 
 def test_the_diagram_is_labelled() -> None:
     answer, y = honest(400)
-    ax = pd.reliability(answer, y, bins=10).plot()
+    ax = pd.judging.reliability(answer, y, bins=10).plot()
     assert "confidence" in ax.get_xlabel()
     assert "fraction" in ax.get_ylabel()
     assert "ECE" in ax.get_title()
     assert len(ax.get_legend().get_texts()) == 4
-    assert pd.reliability(answer, y).plot(ax) is ax
+    assert pd.judging.reliability(answer, y).plot(ax) is ax
     plt.close("all")

@@ -76,7 +76,7 @@ def test_the_gaussian_has_the_mixture_s_moments_and_needs_no_samples() -> None:
     for n in range(5):
         loc, scale = lost.mean[n].double().numpy(), lost.std[n].double().numpy()
         assert found[n].item() == pytest.approx(by_integral(loc, scale, y[n].item()), rel=1e-5)
-    with pytest.raises(pd.PyroDropoutError, match="keep_samples=True"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="keep_samples=True"):
         pd.crps(lost, y)
 
 

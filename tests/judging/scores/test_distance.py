@@ -17,12 +17,12 @@ from tests.oracles.both_types import digits, dtypes
 from tests.oracles.predictions import F64
 
 
-def prediction_of(f: Tensor, likelihood: Any = None) -> pd.Prediction:
+def prediction_of(f: Tensor, likelihood: Any = None) -> pd.prediction.Prediction:
     """A prediction whose outputs at one point are the given (T, D), as biases of a network without weights."""
     net = nn.Linear(1, f.shape[-1]).to(f.dtype)
     prior = pd.Prior(hide=lambda name, module: name == "weight")
     model = pd.BayesianNet(net, prior, likelihood or pd.Gaussian(tau=4.0))
-    posterior = pd.SampledPosterior({"bias": f.unsqueeze(0)})
+    posterior = pd.prediction.SampledPosterior({"bias": f.unsqueeze(0)})
     return pd.predict(model, posterior, torch.zeros(1, 1, dtype=f.dtype), samples=len(f), seed=0)
 
 
@@ -62,7 +62,7 @@ def test_two_gaussians(dtype: torch.dtype, shift: float, ratio: float) -> None:
         if s == 0
         else s * math.sqrt(2 / math.pi) * math.exp(-(m**2) / (2 * s**2)) + m * math.erf(m / (s * math.sqrt(2)))
     )
-    of_f = pd.predictive_distance(prediction, reference, of="f")
+    of_f = pd.judging.predictive_distance(prediction, reference, of="f")
     assert of_f.mean == pytest.approx(shift, abs=2e-3)
     assert of_f.std == pytest.approx(math.log(ratio), abs=2e-3)
     assert of_f.wasserstein == pytest.approx(folded, abs=2e-3)
@@ -74,7 +74,7 @@ def test_two_gaussians(dtype: torch.dtype, shift: float, ratio: float) -> None:
         if s == 0
         else s * math.sqrt(2 / math.pi) * math.exp(-(m**2) / (2 * s**2)) + m * math.erf(m / (s * math.sqrt(2)))
     )
-    of_y = pd.predictive_distance(prediction, reference)
+    of_y = pd.judging.predictive_distance(prediction, reference)
     assert of_y.mean == pytest.approx(shift / std0, abs=2e-3)
     assert of_y.std == pytest.approx(math.log(std / std0), abs=2e-3)
     assert of_y.wasserstein == pytest.approx(folded, abs=2e-3)
@@ -84,7 +84,7 @@ def test_many_points_are_averaged() -> None:
     model = pd.BayesianNet(nn.Linear(1, 2), likelihood=pd.Gaussian(tau=4.0))
     x = torch.randn(9, 1)
     answers = [pd.predict(model, pd.AutoMeanField(model, init_scale=s), x, samples=40, seed=0) for s in (0.1, 0.5)]
-    found = pd.predictive_distance(answers[0], answers[1], of="f")
+    found = pd.judging.predictive_distance(answers[0], answers[1], of="f")
     a, b = (answer.samples.double().numpy() for answer in answers)
     each = [stats.wasserstein_distance(a[:, n, d], b[:, n, d]) for n in range(9) for d in range(2)]
     assert found.wasserstein == pytest.approx(np.mean(each), rel=1e-9)
@@ -94,18 +94,18 @@ def test_many_points_are_averaged() -> None:
 
 def test_classes_are_compared_by_their_probabilities() -> None:
     one, other = (prediction_of(torch.randn(30, 3), pd.Categorical()) for _ in range(2))
-    found = pd.predictive_distance(one, other)
+    found = pd.judging.predictive_distance(one, other)
     assert found.wasserstein == pytest.approx(float((one.probs - other.probs).abs().mean()), abs=1e-6)
 
 
 def test_what_cannot_be_compared_is_told() -> None:
     one = prediction_of(torch.randn(30, 1))
-    with pytest.raises(pd.ShapeError, match="same points"):
-        pd.predictive_distance(one, prediction_of(torch.randn(30, 2)))
+    with pytest.raises(pd.errors.ShapeError, match="same points"):
+        pd.judging.predictive_distance(one, prediction_of(torch.randn(30, 2)))
     point = prediction_of(torch.ones(3, 1))
-    assert pd.predictive_distance(point, one).std > 0
-    with pytest.raises(pd.PyroDropoutError, match="of='y'"):
-        pd.predictive_distance(point, one, of="f")
+    assert pd.judging.predictive_distance(point, one).std > 0
+    with pytest.raises(pd.errors.PyroDropoutError, match="of='y'"):
+        pd.judging.predictive_distance(point, one, of="f")
     counts = prediction_of(torch.randn(30, 1), pd.Poisson())
-    with pytest.raises(pd.PyroDropoutError, match="of='f'"):
-        pd.predictive_distance(counts, counts)
+    with pytest.raises(pd.errors.PyroDropoutError, match="of='f'"):
+        pd.judging.predictive_distance(counts, counts)

@@ -44,7 +44,7 @@ def dropout(dice: Dice) -> str:
     try:
         model, guide = pd.from_dropout(net, example=x if example else None)
         found = predicted(model, guide, x, 300 if shared else 2000, shared)
-    except pd.PyroDropoutError as error:
+    except pd.errors.PyroDropoutError as error:
         dice.told.append(f"refused: {error}"[:90])
         told = "example=x" in str(error) or "draws random numbers" in str(error)
         return "" if told else f"refused: {error}"

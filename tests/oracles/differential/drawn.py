@@ -222,7 +222,7 @@ def training(dice: Dice, points: int) -> dict[str, Any]:
         "lr": dice.pick((1e-3, 1e-2)),
         "optim": dice.pick(("adam", "sgd", "adamw", torch.optim.RMSprop, torch.optim.NAdam), (3, 2, 2, 1, 1)),
         "clip_norm": dice.pick((None, 1.0), (3, 1)),
-        "schedule": dice.pick((None, pd.inverse_decay(0.1)), (3, 1)),
+        "schedule": dice.pick((None, pd.training.inverse_decay(0.1)), (3, 1)),
         "loss": loss,
         "seed": dice.randrange(1000),
         "progress": False,

@@ -56,7 +56,7 @@ def rounding(found: dict[str, Any]) -> float:
     return 2e-3 if any(value.dtype == torch.float32 for value in found.values()) else 1e-7
 
 
-def fitted(model: Any, guide: Any, x: Any, y: Tensor, settings: dict[str, Any]) -> pd.History:
+def fitted(model: Any, guide: Any, x: Any, y: Tensor, settings: dict[str, Any]) -> pd.training.History:
     if isinstance(settings["optim"], type):
         if isinstance(guide, pd.Ensemble):  # whose members need an update of the package
             return pd.fit(model, guide, x, y, **settings | {"optim": "adam"})
@@ -123,8 +123,10 @@ def engines(dice: Dice, drawn: dict[str, int] = ENGINES) -> str:
         model, guide, x, y, settings = made(dice, "engines", number, how)
         try:
             return train((model, guide, tree_map(lambda part: part * moved, x), y, settings), engine, dice.told), ""
-        except pd.PyroDropoutError as error:
-            return {}, "diverged" if isinstance(error, pd.DivergedError) and train is by_svi else told_error(error)
+        except pd.errors.PyroDropoutError as error:
+            return {}, "diverged" if isinstance(error, pd.errors.DivergedError) and train is by_svi else told_error(
+                error
+            )
         except ValueError as error:
             if engine != "eager" or train is not by_svi or not is_divergence(error, []):
                 raise
@@ -156,7 +158,7 @@ def files(dice: Dice) -> str:
     """A trained pair before it is saved, and after it is loaded into a fresh one; the data at once, and in batches."""
     number, size = dice.randrange(2**31), dice.randint(1, POINTS)
     model, guide, x, y, settings = made(dice, "files", number)
-    with suppress(pd.PyroDropoutError):  # what cannot be trained can be saved
+    with suppress(pd.errors.PyroDropoutError):  # what cannot be trained can be saved
         fitted(model, guide, x, y, settings | {"steps": 2, "compile": False})
     asked: Any = {"samples": 6, "seed": 0, "shared": True}
     before = pd.predict(model, guide, x, **asked)

@@ -32,7 +32,7 @@ def test_facts_are_the_same_after_json() -> None:
     w = torch.zeros(2, requires_grad=True)
     groups = [{"params": [w], "betas": (0.5, torch.tensor(0.75))}, {"params": [w.clone().detach()], "lr": 1.0}]
     beside = from_optimiser(torch.optim.NAdam(groups, lr=torch.tensor(0.5)))
-    for update in (beside, named("adam", 0.1, schedule=pd.inverse_decay())):
+    for update in (beside, named("adam", 0.1, schedule=pd.training.inverse_decay())):
         assert json.loads(json.dumps(told_update(update))) == told_update(update)
 
 

@@ -69,7 +69,7 @@ def test_another_model_is_refused_with_what_differs(tmp_path: Path, name: str) -
     pd.save(tmp_path / "q", *pair())
     model, guide = pair(1, **options)
     before = {key: value.clone() for key, value in guide.state_dict().items()}
-    with pytest.raises(pd.DifferentModelError, match=words):
+    with pytest.raises(pd.errors.DifferentModelError, match=words):
         pd.load(tmp_path / "q", model, guide)
     assert all(torch.equal(value, before[key]) for key, value in guide.state_dict().items())
 
@@ -85,7 +85,7 @@ def test_another_model_is_refused_with_what_differs(tmp_path: Path, name: str) -
 )
 def test_an_error_of_the_disk_comes_with_its_own_remedy(tmp_path: Path, number: int, advice: str) -> None:
     broken = mock.patch.object(posterior_file, "write_tensors", side_effect=OSError(number, os.strerror(number)))
-    with broken, pytest.raises(pd.PyroDropoutError, match=f"{os.strerror(number)}.*{advice}"):
+    with broken, pytest.raises(pd.errors.PyroDropoutError, match=f"{os.strerror(number)}.*{advice}"):
         pd.save(tmp_path / "q", *pair())
 
 
@@ -113,7 +113,7 @@ def told(
 def test_another_prior_is_refused_and_stays(tmp_path: Path, wrapped: bool) -> None:
     pd.save(tmp_path / "q", *told(1.0, wrapped=wrapped))
     model, guide = told(10.0, wrapped=wrapped)
-    with pytest.raises(pd.DifferentModelError, match=r"prior_scale/0/weight: 1 in the file, 0\.1 here"):
+    with pytest.raises(pd.errors.DifferentModelError, match=r"prior_scale/0/weight: 1 in the file, 0\.1 here"):
         pd.load(tmp_path / "q", model, guide)
     assert model.prior_of("0.weight").stddev.flatten()[0].item() == pytest.approx(0.1)
 
@@ -129,7 +129,7 @@ OTHER_LAYERS = {
 def test_other_layers_are_refused(tmp_path: Path, name: str) -> None:
     other, words = OTHER_LAYERS[name]
     pd.save(tmp_path / "q", *told(activation=nn.LeakyReLU() if name == "setting" else None))
-    with pytest.raises(pd.DifferentModelError, match=words):
+    with pytest.raises(pd.errors.DifferentModelError, match=words):
         pd.load(tmp_path / "q", *told(activation=other))
 
 

@@ -125,20 +125,20 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_training(tmp_path: Path) -> 
     whole, _ = short(tmp_path / "whole")
     full = mock.patch.object(resumption, "write_tensors", side_effect=OSError(errno.ENOSPC, "No space left on device"))
     with full, pytest.warns(UserWarning, match="cannot be written: No space left on device. Training continues"):
-        assert torch.equal(short(pd.Checkpoint(tmp_path / "part", every=20))[0], whole)
+        assert torch.equal(short(pd.training.Checkpoint(tmp_path / "part", every=20))[0], whole)
     assert list((tmp_path / "part").iterdir()) == []
 
 
 def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
-    whole, _ = short(pd.Checkpoint(tmp_path, every=20))
+    whole, _ = short(pd.training.Checkpoint(tmp_path, every=20))
     last = max(tmp_path.iterdir())
     last.write_bytes(last.read_bytes()[:-5])
     with pytest.warns(UserWarning, match="step-000000000060.safetensors cannot be used.*resumes from the previous"):
-        assert torch.equal(short(pd.Checkpoint(tmp_path, every=20))[0], whole)
+        assert torch.equal(short(pd.training.Checkpoint(tmp_path, every=20))[0], whole)
     for path in tmp_path.iterdir():
         path.write_bytes(b"")
     with pytest.warns(UserWarning, match="cannot be used") as said:
-        assert torch.equal(short(pd.Checkpoint(tmp_path, every=20))[0], whole)
+        assert torch.equal(short(pd.training.Checkpoint(tmp_path, every=20))[0], whole)
     ends = [str(each.message).rpartition(". ")[2] for each in said]
     again = "Training resumes from the previous one."
     assert ends == [again] * (len(ends) - 1) + ["Training starts again from the first step."]
@@ -153,9 +153,9 @@ def test_a_loss_that_is_no_number_leaves_the_last_good_checkpoint(tmp_path: Path
 
     with (
         mock.patch.object(resumption.TrainingRun, "advance", advance),
-        pytest.raises(pd.DivergedError, match="at step 21"),
+        pytest.raises(pd.errors.DivergedError, match="at step 21"),
     ):
-        short(pd.Checkpoint(tmp_path, every=20))
+        short(pd.training.Checkpoint(tmp_path, every=20))
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000000020.safetensors"]
 
 
@@ -165,7 +165,7 @@ OTHER = {
     "batch": ({"batch_size": 6}, "these differ: batch"),
     "rate": ({"lr": 0.5}, "these differ: update"),
     "optimiser": ({"optim": "sgd"}, "these differ: update"),
-    "schedule": ({"schedule": pd.inverse_decay()}, "these differ: update"),
+    "schedule": ({"schedule": pd.training.inverse_decay()}, "these differ: update"),
     "clipping": ({"clip_norm": 1.0}, "these differ: update"),
     "seed": ({"seed": 1}, "these differ: seed"),
     "loss": ({"loss": pd.ELBO(num_particles=2)}, "these differ: loss.num_particles"),
@@ -180,7 +180,7 @@ def test_another_training_is_refused(tmp_path: Path, name: str) -> None:
     short(tmp_path)
     options, words = OTHER[name]
     before = sorted(path.read_bytes() for path in tmp_path.iterdir())
-    with pytest.raises(pd.PyroDropoutError, match=words):
+    with pytest.raises(pd.errors.PyroDropoutError, match=words):
         short(tmp_path, **options)
     assert sorted(path.read_bytes() for path in tmp_path.iterdir()) == before
 
@@ -198,14 +198,14 @@ def test_an_optimiser_whose_state_is_no_tensors_is_refused(tmp_path: Path) -> No
 
     with (
         mock.patch.object(torch.optim.NAdam, "step", step),
-        pytest.raises(pd.PyroDropoutError, match=r"state of NAdam \('memory' is a list\) cannot be written"),
+        pytest.raises(pd.errors.PyroDropoutError, match=r"state of NAdam \('memory' is a list\) cannot be written"),
     ):
         pd.fit(model, guide, X, X, steps=3, optim=optim, compile=False, progress=False, checkpoint=tmp_path)
 
 
 def test_checkpoints_by_time(tmp_path: Path) -> None:
     with warnings.catch_warnings(), mock.patch.object(Keeper, "write") as write:
-        short(pd.Checkpoint(tmp_path, seconds=1e-9))
+        short(pd.training.Checkpoint(tmp_path, seconds=1e-9))
     assert [call.args[0] for call in write.call_args_list] == [20, 40, 60]
 
 
@@ -214,7 +214,7 @@ def test_checkpoints_by_time(tmp_path: Path) -> None:
 
 def two_of_which_the_last_is_damaged(folder: Path) -> None:
     """Leave the checkpoints of steps 40 and 60."""
-    short(pd.Checkpoint(folder, every=20, keep=2), steps=60)
+    short(pd.training.Checkpoint(folder, every=20, keep=2), steps=60)
     last = max(folder.iterdir())
     last.write_bytes(last.read_bytes()[:-5])
 
@@ -222,13 +222,13 @@ def two_of_which_the_last_is_damaged(folder: Path) -> None:
 def test_the_checkpoints_that_are_written_outlive_a_damaged_later_one(tmp_path: Path) -> None:
     two_of_which_the_last_is_damaged(tmp_path)
     with pytest.warns(UserWarning, match="cannot be used"):
-        short(pd.Checkpoint(tmp_path, every=5, keep=1), steps=55)
+        short(pd.training.Checkpoint(tmp_path, every=5, keep=1), steps=55)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "step-000000000055.safetensors",
         "step-000000000060.safetensors",
     ]
     with pytest.warns(UserWarning, match="cannot be used"):
-        assert short(pd.Checkpoint(tmp_path, every=5, keep=1), steps=70)[1].steps == 70
+        assert short(pd.training.Checkpoint(tmp_path, every=5, keep=1), steps=70)[1].steps == 70
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000000070.safetensors"]
 
 

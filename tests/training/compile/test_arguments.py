@@ -223,5 +223,5 @@ def test_what_cannot_be_looked_into_runs_eagerly_and_is_named(batch: Any, word: 
     assert len(said) == 1
     if word == "Opaque":
         assert [round(b - a) for a, b in itertools.pairwise(losses)] == [1, 3, 5]
-    with pytest.raises(pd.PyroDropoutError, match=word):
+    with pytest.raises(pd.errors.PyroDropoutError, match=word):
         pd.SVI(program, svi.guide, svi.optim, pd.ELBO(per_example=False), compile=True).step(batch(0))

@@ -182,7 +182,9 @@ def test_a_tensor_that_cannot_be_found_again_is_refused_by_name() -> None:
         observe(w(), 1.0, next(source))
 
     svi = pd.SVI(model, pd.AutoMeanField(model), pyro.optim.Adam({"lr": 0.0}), pd.ELBO(per_example=False), compile=True)
-    with pytest.raises(pd.PyroDropoutError, match="is not an argument, a parameter or a buffer, and that cannot be"):
+    with pytest.raises(
+        pd.errors.PyroDropoutError, match="is not an argument, a parameter or a buffer, and that cannot be"
+    ):
         svi.step()
 
 

@@ -71,5 +71,5 @@ def test_nor_is_anything_within_a_handler() -> None:
 def test_a_schedule_that_draws_is_still_found_out() -> None:
     model = network()
     how = {"steps": 3, "progress": False, "schedule": lambda t: t * 0 + random.random()}
-    with pytest.raises(pd.PyroDropoutError, match="traced twice and gave two different programs"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="traced twice and gave two different programs"):
         pd.fit(model, pd.AutoDropout(model), X, X, compile=True, **how)

@@ -14,7 +14,7 @@ from pyro.optim import Adam
 from torch import Tensor, nn
 
 import pyro_dropout as pd
-from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.errors import PyroDropoutError
 
 Case = tuple[Any, Any, tuple[Tensor, ...], nn.Module]  # model, guide, arguments, and the module that is trained
 

@@ -82,7 +82,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.count += 1
         return Path(self.folder.name, str(self.count))
 
-    def train(self, pair: tuple[Any, Any], **options: Any) -> pd.History:
+    def train(self, pair: tuple[Any, Any], **options: Any) -> pd.training.History:
         return pd.fit(*pair, self.x, self.y, compile=False, progress=False, **options)
 
     # --- what may happen --------------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(lr=st.sampled_from([0.0, -1.0, float("nan")]))
     def fit_badly(self, lr: float) -> None:
-        with pytest.raises(pd.RangeError, match="lr must be positive"):
+        with pytest.raises(pd.errors.RangeError, match="lr must be positive"):
             self.train(self.pair, steps=2, lr=lr)
 
     @rule(target=files, note=st.text(max_size=5))
@@ -118,7 +118,7 @@ class AnyOrder(RuleBasedStateMachine):
         kind = next(name for name in sorted(GUIDES) if name != self.kind)
         other = self.built(kind=kind) if how == "another guide" else self.built(width=4)
         before = values_of(other)
-        with pytest.raises(pd.DifferentModelError, match="belongs to another model or guide"):
+        with pytest.raises(pd.errors.DifferentModelError, match="belongs to another model or guide"):
             pd.load(file.path, *other)
         assert same(values_of(other), before)
 
@@ -128,7 +128,7 @@ class AnyOrder(RuleBasedStateMachine):
         content[int(place * len(content))] ^= 1 << bit
         path = self.place()
         path.write_bytes(content)
-        with pytest.raises((pd.DamagedFileError, pd.DifferentModelError)):
+        with pytest.raises((pd.errors.DamagedFileError, pd.errors.DifferentModelError)):
             pd.load(path, *self.pair)
 
     @rule(seed=SEEDS, shared=st.booleans())
@@ -152,7 +152,7 @@ class AnyOrder(RuleBasedStateMachine):
         pair, folder = self.built(), self.place()
         put(self.shadow, pair)
         options: dict[str, Any] = {"seed": seed, "batch_size": batch, "lr": 0.02}
-        checkpoint = pd.Checkpoint(folder, every=1)
+        checkpoint = pd.training.Checkpoint(folder, every=1)
         self.train(pair, steps=done, checkpoint=checkpoint, **options)
         return Halted(folder, self.shadow, {**options, "steps": done + more})
 
@@ -161,7 +161,7 @@ class AnyOrder(RuleBasedStateMachine):
         whole, resumed = self.built(), self.built()
         put(stopped.start, whole)
         wanted = self.train(whole, **stopped.options)
-        history = self.train(resumed, checkpoint=pd.Checkpoint(stopped.folder, every=1), **stopped.options)
+        history = self.train(resumed, checkpoint=pd.training.Checkpoint(stopped.folder, every=1), **stopped.options)
         assert torch.equal(history.losses, wanted.losses)
         assert same(values_of(resumed), values_of(whole))
         self.pair, self.shadow = resumed, values_of(whole)
@@ -170,7 +170,9 @@ class AnyOrder(RuleBasedStateMachine):
     def resume_otherwise(self, stopped: Halted) -> None:
         other = self.built()
         before, files = values_of(other), sorted(stopped.folder.iterdir())
-        with pytest.raises(pd.PyroDropoutError, match="a checkpoint of another training run; these differ: update"):
+        with pytest.raises(
+            pd.errors.PyroDropoutError, match="a checkpoint of another training run; these differ: update"
+        ):
             self.train(other, checkpoint=stopped.folder, **{**stopped.options, "lr": 0.5})
         assert same(values_of(other), before)
         assert sorted(stopped.folder.iterdir()) == files

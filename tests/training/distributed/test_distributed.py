@@ -147,13 +147,13 @@ def test_a_process_that_torchrun_did_not_start(
         lambda: pd.predict(model, guide, x, samples=2, distributed=True),
         lambda: fleet_of(2, True),
     ):
-        with pytest.raises(pd.PyroDropoutError, match=words):
+        with pytest.raises(pd.errors.PyroDropoutError, match=words):
             call()
 
 
 def test_only_the_cpu_and_cuda_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
     environment(monkeypatch, **TORCHRUN)
-    with pytest.raises(pd.PyroDropoutError, match="the device is 'mps'"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="the device is 'mps'"):
         join("mps")
 
 
@@ -164,7 +164,7 @@ def test_a_process_takes_the_gpu_of_its_local_rank(monkeypatch: pytest.MonkeyPat
     assert local_device("cuda:0", "cpu") == torch.device("cuda:0")  # named by number
     assert local_device(None, "cpu") == torch.device("cpu")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(pd.PyroDropoutError, match="at most 1 processes"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="at most 1 processes"):
         local_device("cuda", "cpu")
 
 
@@ -210,7 +210,7 @@ def test_another_number_of_processes_cannot_go_on(found: Found, folder: Path) ->
     model = pd.BayesianNet(net, likelihood=pd.Gaussian(10.0, learn=True))
     guide = pd.AutoDropout(model, keep=0.9)
     words = "a distributed training run on 2 processes, but this is a training run in one process"
-    with pytest.raises(pd.PyroDropoutError, match=words):
+    with pytest.raises(pd.errors.PyroDropoutError, match=words):
         pd.fit(model, guide, x, y, steps=40, compile=False, progress=False, checkpoint=folder / "cut")
 
 

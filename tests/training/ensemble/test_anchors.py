@@ -54,5 +54,5 @@ def test_priors_of_any_kind_have_the_same_anchors_each_time() -> None:
 def test_only_anchored_points_start_at_anchors() -> None:
     model = pd.BayesianNet(nn.Linear(1, 1))
     for wrong in ({"anchored": False}, {"guide": pd.AutoMeanField, "anchored": True}):
-        with pytest.raises(pd.PyroDropoutError, match="only anchored points"):
+        with pytest.raises(pd.errors.PyroDropoutError, match="only anchored points"):
             pd.Ensemble(model, start="anchor", **wrong)

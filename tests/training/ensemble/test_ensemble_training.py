@@ -24,7 +24,7 @@ def line(learn: bool = False) -> pd.BayesianNet:
     return pd.BayesianNet(nn.Linear(2, 1).double(), pd.Prior(), pd.Gaussian(4.0, learn=learn)).double()
 
 
-def trained(model: pd.BayesianNet, ensemble: pd.Ensemble, **options: Any) -> pd.History:
+def trained(model: pd.BayesianNet, ensemble: pd.Ensemble, **options: Any) -> pd.training.History:
     return pd.fit(model, ensemble, X, Y, **{**QUIET, "steps": 12, "lr": 0.05, **options})
 
 
@@ -84,7 +84,7 @@ def test_resumed_groups_end_as_if_they_had_never_stopped(
         torch.manual_seed(seed)
         model = line()
         ensemble = pd.Ensemble(model, members=4, group=2, start="fresh")
-        where = pd.Checkpoint(tmp_path / folder, every=5, seconds=1e9)
+        where = pd.training.Checkpoint(tmp_path / folder, every=5, seconds=1e9)
         trained(model, ensemble, steps=steps, batch_size=8, checkpoint=where)
         return values(ensemble)
 
@@ -105,7 +105,7 @@ def test_resumed_groups_end_as_if_they_had_never_stopped(
         train("parts", 25, seed=1)
     parts = train("parts", steps, seed=2)
     assert all(torch.equal(parts[name], value) for name, value in whole.items())
-    with pytest.raises(pd.PyroDropoutError, match=r"in other groups\. Give the same group="):
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"in other groups\. Give the same group="):
         trained(model := line(), pd.Ensemble(model, members=4), checkpoint=tmp_path / "parts")
 
 
@@ -120,7 +120,11 @@ def test_resumed_groups_end_as_if_they_had_never_stopped(
         ),
         ({"group": 2}, {"optim": torch.optim.NAdam}, r"NAdam holds the parameters of all members"),
         ({}, {"optim": torch.optim.Adafactor}, r"members do not depend on each other; got Adafactor"),
-        ({}, {"optim": pd.Update("u", 0.1, 0, lambda p, g, s, *n: (p, s), clip_norm=1.0, clip_each=True)}, "clip_each"),
+        (
+            {},
+            {"optim": pd.training.Update("u", 0.1, 0, lambda p, g, s, *n: (p, s), clip_norm=1.0, clip_each=True)},
+            "clip_each",
+        ),
     ],
 )
 def test_what_groups_and_members_cannot_have_is_refused(
@@ -131,7 +135,7 @@ def test_what_groups_and_members_cannot_have_is_refused(
     if isinstance(options.get("optim"), type):
         options = {"optim": options["optim"](ensemble.parameters())}
     before = values(ensemble)
-    with pytest.raises(pd.PyroDropoutError, match=message):
+    with pytest.raises(pd.errors.PyroDropoutError, match=message):
         trained(model, ensemble, **options)
     assert all(torch.equal(value, before[name]) for name, value in values(ensemble).items())
 
@@ -171,7 +175,7 @@ def test_a_divergence_leaves_new_members_where_they_were() -> None:
     before = values(ensemble.more(1))
     broken = Y.clone()
     broken[3] = torch.nan
-    with pytest.raises(pd.DivergedError) as stop:
+    with pytest.raises(pd.errors.DivergedError) as stop:
         pd.fit(model, ensemble, X, broken, steps=2, **QUIET)
     assert "member 2 so far" in stop.value.__notes__[0]
     assert all(torch.equal(value, before[name]) for name, value in values(ensemble).items())
@@ -236,10 +240,10 @@ def test_if_all_diverge_nothing_is_left_to_ask() -> None:
     ensemble = pd.Ensemble(model, members=2)
     with torch.no_grad():
         next(ensemble.parameters()).fill_(torch.nan)
-    with pytest.raises(pd.DivergedError, match="the loss is nan at step 1"):
+    with pytest.raises(pd.errors.DivergedError, match="the loss is nan at step 1"):
         trained(model, ensemble)
     for ask in (ensemble.mean, lambda: ensemble.order(3), lambda: pd.predict(model, ensemble, X)):
-        with pytest.raises(pd.PyroDropoutError, match="all 2 members have diverged"):
+        with pytest.raises(pd.errors.PyroDropoutError, match="all 2 members have diverged"):
             ask()
 
 

@@ -7,9 +7,9 @@ import torch
 
 import pyro_dropout as pd
 from pyro_dropout.engines.program import Program
+from pyro_dropout.errors import OutOfMemoryError
 from pyro_dropout.training.ensemble import member_loss
 from pyro_dropout.training.ensemble.member_loss import EnsembleLoss
-from pyro_dropout.training.out_of_memory import OutOfMemoryError
 from tests.training.ensemble.test_ensemble_training import line, trained, values
 
 

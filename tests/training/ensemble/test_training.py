@@ -159,7 +159,7 @@ def test_layers_that_change_while_they_train_are_refused() -> None:
     x, y = data()
     layers = nn.Sequential(nn.Linear(2, 6), nn.BatchNorm1d(6), nn.Linear(6, 1)).double()
     model = pd.BayesianNet(layers, pd.Prior(), pd.Gaussian(4.0))
-    with pytest.raises(pd.PyroDropoutError, match="BatchNorm"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="BatchNorm"):
         pd.fit(model, pd.Ensemble(model, members=2), x, y, steps=2, **QUIET)
 
 
@@ -173,7 +173,7 @@ def test_plates_of_the_size_of_a_batch_are_refused() -> None:
 
     x, _ = data()
     y = x.sum(1, keepdim=True).expand(-1, 4)
-    with pytest.raises(pd.PyroDropoutError, match="outputs, points"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="outputs, points"):
         pd.fit(model, pd.Ensemble(model, members=2), x, y, steps=2, batch_size=4, **QUIET)
     pd.fit(model, pd.Ensemble(model, members=2), x, y, steps=2, batch_size=6, **QUIET)
 
@@ -183,7 +183,7 @@ def test_data_that_cannot_be_weighted_are_refused() -> None:
         rate = pyro.sample("rate", dist.Gamma(2.0, 1.0))
         pyro.sample("y", dist.Poisson(rate.expand(len(y))).to_event(1), obs=y)
 
-    with pytest.raises(pd.PyroDropoutError, match=r"pyro\.plate"):
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"pyro\.plate"):
         pd.fit(model, pd.Ensemble(model, members=2), torch.ones(4), steps=2, **QUIET)
 
 

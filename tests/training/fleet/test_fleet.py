@@ -82,7 +82,7 @@ def test_a_replica_that_diverges_leaves_the_others_alone() -> None:
     alone, guide = build(0, 1.0)
     pd.fit(alone, guide, x, y, steps=60, optim="sgd", lr=1e-4, **QUIET)
     torch.testing.assert_close(fleet[0][1].mean(), guide.mean(), rtol=1e-3, atol=1e-5)
-    with pytest.raises(pd.DivergedError, match="the loss is nan at step"):
+    with pytest.raises(pd.errors.DivergedError, match="the loss is nan at step"):
         pd.Fleet(build, {"seed": [0, 1]}).fit(x, y * float("nan"), steps=20, **QUIET)
 
 
@@ -95,14 +95,14 @@ def test_a_replica_whose_parameters_the_last_step_breaks_is_counted() -> None:
 
 
 def test_replicas_of_other_structure_are_refused() -> None:
-    with pytest.raises(pd.PyroDropoutError, match=r"the replica with \{'keep': 1.0\} differs in structure"):
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"the replica with \{'keep': 1.0\} differs in structure"):
         pd.Fleet(build, {"keep": [0.9, 1.0]})
 
     def wider(width: int) -> Any:
         model = pd.BayesianNet(nn.Linear(2, width))
         return model, pd.AutoDropout(model)
 
-    with pytest.raises(pd.PyroDropoutError, match="Put them in two fleets"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="Put them in two fleets"):
         pd.Fleet(wider, {"width": [2, 3]})
 
 
@@ -112,7 +112,7 @@ def test_layers_that_change_their_buffers_are_refused() -> None:
         return model, pd.AutoDropout(model)
 
     x, y = data()
-    with pytest.raises(pd.PyroDropoutError, match="BatchNorm in train"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="BatchNorm in train"):
         pd.Fleet(make, {"seed": [0, 1]}).fit(x, y, steps=1, **QUIET)
 
 
@@ -122,7 +122,7 @@ def test_replicas_with_other_layers_are_refused(layers: tuple[nn.Module, nn.Modu
         model = pd.BayesianNet(nn.Sequential(nn.Linear(3, 4), layers[k], nn.Linear(4, 1)))
         return model, pd.AutoDropout(model)
 
-    with pytest.raises(pd.PyroDropoutError, match=r"differs in structure.*other layers"):
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"differs in structure.*other layers"):
         pd.Fleet(build, {"k": [0, 1]})
 
 
@@ -133,7 +133,7 @@ def test_a_fleet_that_is_taken_up_again_ends_as_if_it_had_never_stopped(tmp_path
 
     def trained(folder: Path | None, steps: int, keep: float = 0.8) -> pd.Fleet:
         fleet = pd.Fleet(build, {"seed": [0, 1, 2], "keep": [0.9, keep, 0.95]})
-        how = {"steps": steps, "batch_size": 16, "lr": 0.01, "schedule": pd.inverse_decay(), "seed": 5}
+        how = {"steps": steps, "batch_size": 16, "lr": 0.01, "schedule": pd.training.inverse_decay(), "seed": 5}
         fleet.fit(x, y, checkpoint=folder, compile=compile, progress=False, **how)
         return fleet
 
@@ -141,7 +141,7 @@ def test_a_fleet_that_is_taken_up_again_ends_as_if_it_had_never_stopped(tmp_path
     for (_, mine), (_, theirs) in zip(whole, resumed, strict=True):
         for name, value in mine.mean().items():
             assert torch.equal(value, theirs.mean()[name])
-    with pytest.raises(pd.PyroDropoutError, match="these differ: settings"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="these differ: settings"):
         trained(tmp_path, 60, keep=0.7)
 
 
@@ -157,6 +157,6 @@ def test_an_update_brings_its_own_learning_rate() -> None:
 
     given = learned(optim=sgd(0.02))
     assert torch.equal(given, learned(optim=sgd(0.7), lr=0.02))
-    for own in ({"schedule": pd.inverse_decay()}, {"clip_norm": 1.0}):
-        with pytest.raises(pd.PyroDropoutError, match="an Update has its own schedule and clip_norm"):
+    for own in ({"schedule": pd.training.inverse_decay()}, {"clip_norm": 1.0}):
+        with pytest.raises(pd.errors.PyroDropoutError, match="an Update has its own schedule and clip_norm"):
             learned(optim=sgd(0.02), **own)

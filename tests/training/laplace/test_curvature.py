@@ -123,14 +123,14 @@ def gauss_newton(net: nn.Module, x: Tensor, y: Tensor, minus_log_p: Callable[...
     return total
 
 
-def quiet_laplace(*args: Any, **kwargs: Any) -> pd.AutoLaplace:
+def quiet_laplace(*args: Any, **kwargs: Any) -> pd.guides.AutoLaplace:
     """Laplace at a point that is not trained: the curvature is what it is."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="the point of this Laplace")
         return pd.laplace(*args, **kwargs)
 
 
-def matrix(guide: pd.AutoLaplace) -> Tensor:
+def matrix(guide: pd.guides.AutoLaplace) -> Tensor:
     """The curvature of all sites, in model order, without the prior."""
     (block,) = guide.curvature
     assert isinstance(block, Dense)

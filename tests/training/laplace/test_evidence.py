@@ -51,7 +51,7 @@ def test_it_is_exact_in_a_linear_model(structure: Any) -> None:
     """Value and gradient: at the maximum the point's own dependence on the settings adds nothing to the gradient."""
     x, y = line()
     model = linear(4.0, 0.7, 1.3)
-    guide = pd.laplace(model, pd.conjugate(model, x, y), x, y, structure)
+    guide = pd.laplace(model, pd.references.conjugate(model, x, y), x, y, structure)
     logs = math.log(4.0), math.log(0.7), math.log(1.3)
     assert guide.log_evidence().item() == pytest.approx(exact(x, y, *logs), rel=1e-10)
     tau, length, bias = (torch.tensor(v, dtype=F64).exp().requires_grad_() for v in logs)
@@ -60,7 +60,7 @@ def test_it_is_exact_in_a_linear_model(structure: Any) -> None:
     assert found == pytest.approx(slopes(lambda *at: exact(x, y, *at), logs), rel=1e-6)
 
 
-def two_layers(likelihood: pd.Likelihood, outputs: int) -> tuple[pd.BayesianNet, Tensor]:
+def two_layers(likelihood: pd.generative.Likelihood, outputs: int) -> tuple[pd.BayesianNet, Tensor]:
     net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, outputs)).to(F64)
     return pd.BayesianNet(net, pd.Prior(), likelihood), torch.randn(12, 2, dtype=F64)
 
@@ -133,7 +133,7 @@ def test_the_maximum_of_a_linear_model_is_found() -> None:
     """Against a search for the maximum of the exact evidence."""
     x, y = line(60)
     model = linear(tau=1.0)
-    found = pd.maximise_evidence(model, x, y, tolerance=1e-5, **QUIET)
+    found = pd.training.maximise_evidence(model, x, y, tolerance=1e-5, **QUIET)
     best = optimize.minimize(lambda at: -exact(x, y, *at), np.zeros(3), method="Nelder-Mead", options={"xatol": 1e-6})
     assert found.log_evidence == pytest.approx(-best.fun, abs=1e-4)
     settings = [math.log(v) for v in (found.tau, found.length_scales["weight"], found.length_scales["bias"])]
@@ -165,7 +165,7 @@ def test_the_noise_of_made_data_is_found(structure: Any) -> None:
     """The precision of 200 draws of noise has a relative standard error of 10 %."""
     x, y = waves()
     model = waves_net()
-    found = pd.maximise_evidence(model, x, y, structure, tolerance=5.0, **QUIET)
+    found = pd.training.maximise_evidence(model, x, y, structure, tolerance=5.0, **QUIET)
     assert 25 * 0.7 < found.tau < 25 * 1.4
     assert found.log_evidence > found.trace[0] + 50
     error = (model.evaluate(found.guide.mean(), x) - torch.sin(2 * x)).square().mean().sqrt()
@@ -177,7 +177,7 @@ def test_what_is_meant_to_be_learned_stays_so() -> None:
     x, y = waves(60)
     model = waves_net(learn=True)
     before = {name: model.prior_scale(name).item() for name in model.sites}
-    found = pd.maximise_evidence(model, x, y, tune=["tau"], rounds=5, tolerance=1e6, **QUIET)
+    found = pd.training.maximise_evidence(model, x, y, tune=["tau"], rounds=5, tolerance=1e6, **QUIET)
     assert model.likelihood.log_tau.requires_grad
     assert model.learned == list(model.sites)
     assert {name: model.prior_scale(name).item() for name in model.sites} == before
@@ -198,7 +198,7 @@ def test_an_error_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(evidence, "laplace", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        pd.maximise_evidence(model, x, y, **QUIET)
+        pd.training.maximise_evidence(model, x, y, **QUIET)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
@@ -206,13 +206,13 @@ def test_classes_have_no_noise_to_find() -> None:
     x, y = waves(60)
     net = nn.Sequential(nn.Linear(1, 5), nn.Tanh(), nn.Linear(5, 2))
     model = pd.BayesianNet(net, pd.Prior(), pd.Categorical())
-    found = pd.maximise_evidence(model, x, (y[:, 0] > 0).long(), tolerance=10.0, **QUIET)
+    found = pd.training.maximise_evidence(model, x, (y[:, 0] > 0).long(), tolerance=10.0, **QUIET)
     assert found.tau is None
     assert found.log_evidence > found.trace[0]
-    with pytest.raises(pd.PyroDropoutError, match="tau is for Gaussian noise"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="tau is for Gaussian noise"):
         found.guide.log_evidence(tau=2.0)
-    with pytest.raises(pd.PyroDropoutError, match="which Categorical does not have"):
-        pd.maximise_evidence(model, x, y, tune=["tau"])
+    with pytest.raises(pd.errors.PyroDropoutError, match="which Categorical does not have"):
+        pd.training.maximise_evidence(model, x, y, tune=["tau"])
 
 
 @pytest.mark.filterwarnings("ignore:the point of this Laplace", "ignore:log p.D. may rise")
@@ -224,7 +224,7 @@ def test_mini_batches_and_ordinary_parameters_are_trained_by_adam(ordinary: bool
     model = pd.BayesianNet(nn.Sequential(nn.Linear(1, 12), norm, nn.Tanh(), nn.Linear(12, 1)))
     before = [value.clone() for value in norm.parameters()]
     batch = None if ordinary else 30
-    found = pd.maximise_evidence(model, x, y, rounds=2, steps=40, first_steps=80, batch_size=batch, **QUIET)
+    found = pd.training.maximise_evidence(model, x, y, rounds=2, steps=40, first_steps=80, batch_size=batch, **QUIET)
     assert found.trace[1] > found.trace[0] + 5
     assert all(not torch.equal(a, b) for a, b in zip(before, norm.parameters(), strict=True))
     again = pd.laplace(model, found.guide, x, y)  # with the parameters and settings that the model now has
@@ -234,11 +234,11 @@ def test_mini_batches_and_ordinary_parameters_are_trained_by_adam(ordinary: bool
 def test_it_is_saved_and_loaded(tmp_path: Any) -> None:
     x, y = waves(60)
     model = waves_net()
-    found = pd.maximise_evidence(model, x, y, tolerance=1e6, **QUIET)
+    found = pd.training.maximise_evidence(model, x, y, tolerance=1e6, **QUIET)
     pd.save(tmp_path / "found", model, found.guide)
     fresh = waves_net()
     fresh.likelihood = pd.Gaussian(found.tau)
-    guide = pd.AutoLaplace(fresh)
+    guide = pd.guides.AutoLaplace(fresh)
     pd.load(tmp_path / "found", fresh, guide)
     settings: Any = (2.0, {"0.bias": 3.0})
     assert guide.log_evidence(*settings).item() == found.guide.log_evidence(*settings).item()

@@ -40,13 +40,13 @@ def flat(posterior: Any) -> Tensor:
     return torch.cat([value.flatten() for value in posterior.mean().values()])
 
 
-def untrained(*args: Any, **kwargs: Any) -> pd.AutoLaplace:
+def untrained(*args: Any, **kwargs: Any) -> pd.guides.AutoLaplace:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="the point of this Laplace")
         return pd.laplace(*args, **kwargs)
 
 
-def dense(guide: pd.AutoLaplace) -> tuple[Tensor, Tensor]:
+def dense(guide: pd.guides.AutoLaplace) -> tuple[Tensor, Tensor]:
     """Return the mean and the covariance of all random sites, in the guide's order, from the curvature alone."""
     names = [name for block in guide.curvature for name in block.shapes]
     names = [name for name in guide.mean() if name in names]
@@ -71,7 +71,7 @@ def dense(guide: pd.AutoLaplace) -> tuple[Tensor, Tensor]:
 
 def test_it_is_the_exact_posterior_of_a_linear_model() -> None:
     model, x, y = linear_problem()
-    exact = pd.conjugate(model, x, y)
+    exact = pd.references.conjugate(model, x, y)
     for structure in ("full", "layer", "last"):
         guide = pd.laplace(model, exact, x, y, structure=structure)
         mean, covariance = dense(guide)
@@ -130,7 +130,7 @@ def test_it_is_saved_and_copied_with_its_curvature(structure: Any, tmp_path: Pat
     model, x, y = network_problem(torch.float32)
     guide = untrained(model, model, x, y, structure=structure)
     pd.save(tmp_path / "posterior.safetensors", model, guide)
-    fresh = pd.AutoLaplace(model, structure)
+    fresh = pd.guides.AutoLaplace(model, structure)
     pd.load(tmp_path / "posterior.safetensors", model, fresh)
     for other in (fresh, copy.deepcopy(guide)):
         found = []
@@ -139,14 +139,14 @@ def test_it_is_saved_and_copied_with_its_curvature(structure: Any, tmp_path: Pat
             found.append(each.sample_weights(3))
         assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
         assert torch.equal(other.curvature.log_likelihood, guide.curvature.log_likelihood)
-    points = pd.AutoLaplace(model, structure)
+    points = pd.guides.AutoLaplace(model, structure)
     pd.save(tmp_path / "points.safetensors", model, points)
     pd.load(tmp_path / "points.safetensors", model, fresh)
     assert not fresh.finished
     other = "diagonal" if structure != "diagonal" else "full"
     wrong = untrained(model, model, x, y, structure=other)
     before = wrong.sample_weights
-    with pytest.raises(pd.DifferentModelError):
+    with pytest.raises(pd.errors.DifferentModelError):
         pd.load(tmp_path / "posterior.safetensors", model, wrong)
     assert wrong.finished, "a file that does not fit changes nothing"
     assert before(2).keys() == found[0].keys()
@@ -188,7 +188,7 @@ def test_batches_of_a_loader_and_a_number_of_data() -> None:
 
 def test_a_point_that_is_not_trained_is_warned_of_with_a_number() -> None:
     model, x, y = linear_problem()
-    exact = pd.conjugate(model, x, y)
+    exact = pd.references.conjugate(model, x, y)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for structure in ("full", "kron", "last", "layer"):
@@ -204,14 +204,16 @@ def test_a_point_that_is_not_trained_is_warned_of_with_a_number() -> None:
 @pytest.mark.deep
 def test_fitting_trains_the_point_and_adds_the_curvature() -> None:
     model, x, y = linear_problem()
-    exact = pd.conjugate(model, x, y)
-    guide = pd.AutoLaplace(model)
+    exact = pd.references.conjugate(model, x, y)
+    guide = pd.guides.AutoLaplace(model)
     quiet: dict[str, Any] = {"compile": False, "progress": False, "seed": 0, "lr": 0.1, "steps": 200}
-    pd.fit(model, guide, x, y, schedule=pd.inverse_decay(), **quiet)
+    pd.fit(model, guide, x, y, schedule=pd.training.inverse_decay(), **quiet)
     torch.testing.assert_close(dense(guide)[0], flat(exact), rtol=1e-2, atol=1e-2)
     torch.testing.assert_close(dense(guide)[1], exact.covariance, rtol=1e-10, atol=1e-12)
     before = guide.curvature.log_likelihood.item()
-    pd.fit(model, guide, x, 2 * y, schedule=pd.inverse_decay(), **quiet)  # from points again, and with new curvature
+    pd.fit(
+        model, guide, x, 2 * y, schedule=pd.training.inverse_decay(), **quiet
+    )  # from points again, and with new curvature
     assert guide.curvature.log_likelihood.item() != before
     torch.testing.assert_close(dense(guide)[0], 2 * flat(exact), rtol=1e-2, atol=1e-2)
     loader = DataLoader(TensorDataset(x, y), batch_size=6, shuffle=True)
@@ -295,13 +297,13 @@ X, Y = torch.randn(6, 2), torch.arange(6) % 2
 )  # fmt: skip
 def test_kron_refuses_layers_that_it_does_not_describe(net: nn.Module, match: str) -> None:
     x = torch.arange(6).remainder(2) if isinstance(net, nn.Embedding) else X
-    with pytest.raises(pd.PyroDropoutError, match=match):
+    with pytest.raises(pd.errors.PyroDropoutError, match=match):
         pd.laplace(classifier(net), net, x, Y, structure="kron")
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_a_network_that_mixes_its_points_is_refused(structure: Any) -> None:
-    with pytest.raises(pd.PyroDropoutError, match="does not depend on the others"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="does not depend on the others"):
         pd.laplace(classifier(Together()), Together(), X, Y, structure=structure)
 
 
@@ -313,7 +315,7 @@ def test_a_network_that_takes_all_points_at_once() -> None:
     whole = untrained(classifier(net, whole_batch=True), net, x, Y, structure="full")
     apart = untrained(classifier(plain), plain, x - x.mean(0), Y, structure="full")
     torch.testing.assert_close(dense(whole)[1], dense(apart)[1], rtol=1e-9, atol=1e-12)
-    with pytest.raises(pd.PyroDropoutError, match="takes all points at once"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="takes all points at once"):
         pd.laplace(classifier(net, whole_batch=True), net, x, Y, structure="kron")
 
 
@@ -362,7 +364,7 @@ def test_noise_of_the_networks_own_is_refused() -> None:
     if not model.noise:
         model.look_at(X)
     assert model.noise
-    with pytest.raises(pd.PyroDropoutError, match="noise of its own"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="noise of its own"):
         pd.laplace(model, model, X, Y)
 
 
@@ -379,7 +381,7 @@ class Shaken(nn.Module):
 
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_a_network_that_draws_random_numbers_is_refused(structure: Any) -> None:
-    with pytest.raises(pd.PyroDropoutError, match="draws random numbers"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="draws random numbers"):
         pd.laplace(classifier(Shaken()), Shaken(), X, Y, structure=structure)
 
 
@@ -396,7 +398,7 @@ def test_an_ill_conditioned_precision_is_factorised_in_float64() -> None:
 
 def test_large_layers_need_another_structure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_LARGEST", 5)
-    with pytest.raises(pd.PyroDropoutError, match="matrix over 6 weights"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="matrix over 6 weights"):
         pd.laplace(classifier(nn.Linear(2, 2)), nn.Linear(2, 2), X, Y, structure="full")
     monkeypatch.setattr(module, "MOST", 5)
     (block,) = untrained(classifier(net := nn.Linear(2, 2)), net, X, Y, structure="last").curvature

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import pyro_dropout as pd
-from pyro_dropout.mathematics.errors import NotFollowedError
+from pyro_dropout.errors import NotFollowedError
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 EFFECTS = torch.tensor([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])
@@ -183,9 +183,9 @@ def test_other_mistakes_are_not_swallowed() -> None:
     elbo = pd.ELBO(per_example="auto")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with pytest.raises(pd.ShapeError, match="y must have shape"):
+        with pytest.raises(pd.errors.ShapeError, match="y must have shape"):
             elbo.loss(model, guide, X, Y[:3])
-        with pytest.raises(pd.PyroDropoutError, match="no site 'bias'"):
+        with pytest.raises(pd.errors.PyroDropoutError, match="no site 'bias'"):
             elbo.loss(model, pyro.poutine.block(guide, hide=["bias"]), X, Y)
         assert not elbo._shares
 

@@ -124,7 +124,7 @@ def test_large_k_is_above_exact_by_the_gap(name: str) -> None:
     for kl in ("large_k", "exact"):
         elbo = pd.ELBO(kl=kl, kl_samples=20_000 if sampled else 1)
         found[kl] = elbo.parts(model, guide, problem.x, problem.y)["kl"].item()
-    gap = pd.kl_gap(guide.posterior("weight"), num_samples=20_000).item()
+    gap = pd.paper.kl_gap(guide.posterior("weight"), num_samples=20_000).item()
     assert 0 <= gap <= Q * math.log(3)
     # 4 standard errors at most: H(z|w) lies within [0, log 3], so that of a mean of 20,000 is below 0.004 a row
     assert abs(found["exact"] - found["large_k"] - gap) <= (4 * 0.004 * 2**0.5 * Q**0.5 if sampled else 1e-10)

@@ -240,7 +240,7 @@ def test_continuous_draws_without_a_path_have_it_too() -> None:
 
 @pytest.mark.parametrize("per_example", [pytest.param(True, marks=pytest.mark.deep), False])
 @pytest.mark.parametrize(
-    "kind", [pd.RowMixture, *(pytest.param(kind, marks=pytest.mark.deep) for kind in ("learned", "plated"))]
+    "kind", [pd.paper.RowMixture, *(pytest.param(kind, marks=pytest.mark.deep) for kind in ("learned", "plated"))]
 )
 def test_labels_of_ones_own_mixture_are_trained(kind: Any, per_example: bool) -> None:
     """Against the expectation, which is a sum over the labels of two rows."""
@@ -250,7 +250,7 @@ def test_labels_of_ones_own_mixture_are_trained(kind: Any, per_example: bool) ->
     if kind == "learned":
         from pyro_dropout.guides.row_mixture import LearnedRowMixture as family
     else:
-        family = pd.RowMixture
+        family = pd.paper.RowMixture
 
     def model(x: Tensor, y: Tensor) -> None:
         if kind == "plated":
@@ -280,8 +280,8 @@ def test_labels_of_ones_own_mixture_are_trained(kind: Any, per_example: bool) ->
             square = (y[:, 0] - x @ w).square() + (x.square() * width**2).sum(-1)
             surprise = (0.5 * square + 0.5 * torch.log(torch.tensor(2 * torch.pi))).sum()
             expected = expected + probs[0, first] * probs[1, second] * surprise
-    q = pd.RowMixture(locs, width, probs, validate_args=False)
-    expected = expected + pd.kl(q, dist.Normal(0.0, 1.0), "large_k")
+    q = pd.paper.RowMixture(locs, width, probs, validate_args=False)
+    expected = expected + pd.paper.kl(q, dist.Normal(0.0, 1.0), "large_k")
     (exact,) = torch.autograd.grad(expected, logits)
     loss, found, values = pd.ELBO(per_example=per_example), [], []
     for _ in range(400):
@@ -401,7 +401,7 @@ REFUSED: dict[str, tuple[Program, Program, str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_has_no_meaning_is_refused(case: str, per_example: Any) -> None:
     model, guide, words = REFUSED[case]
-    with pytest.raises(pd.PyroDropoutError, match=words):
+    with pytest.raises(pd.errors.PyroDropoutError, match=words):
         pd.ELBO(per_example=per_example).loss(model, guide)
 
 
@@ -427,5 +427,5 @@ def too_few() -> None:
     [(no_plate, r"\(\) in the guide"), (too_few, r"\(1,\) in the guide")],
 )
 def test_a_guide_of_another_shape_is_refused(guide: Any, words: str, per_example: Any) -> None:
-    with pytest.raises(pd.PyroDropoutError, match=rf"site 'z' has.*{words}"):
+    with pytest.raises(pd.errors.PyroDropoutError, match=rf"site 'z' has.*{words}"):
         pd.ELBO(per_example=per_example).loss(in_a_plate, guide)

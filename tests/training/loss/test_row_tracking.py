@@ -14,8 +14,8 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.func import vmap
 
-from pyro_dropout import ELBO, AutoDropout, AutoMeanField, BayesianNet, PyroDropoutError, ShapeError, per_example
-from pyro_dropout.mathematics.errors import NotFollowedError
+from pyro_dropout import ELBO, AutoDropout, AutoMeanField, BayesianNet, per_example
+from pyro_dropout.errors import NotFollowedError, PyroDropoutError, ShapeError
 
 N = 5
 

@@ -25,7 +25,7 @@ def pair(seed: int = 0) -> tuple[pd.BayesianNet, Any]:
 
 
 def warm() -> pd.ELBO:
-    return pd.ELBO(temperature=pd.warm_up(20))
+    return pd.ELBO(temperature=pd.training.warm_up(20))
 
 
 def by_hand(heat: Callable[[int], float]) -> Tensor:
@@ -121,7 +121,7 @@ def test_a_schedule_is_right_at_every_step(way: str, compile: bool) -> None:
 
 def test_the_temperature_is_a_fact_of_a_training() -> None:
     assert "temperature" not in told_loss(pd.ELBO())  # as in checkpoints of earlier versions
-    heats = (0.5, pd.warm_up(10), pd.warm_up(11), pd.warm_up(10, start=0.1))
+    heats = (0.5, pd.training.warm_up(10), pd.training.warm_up(11), pd.training.warm_up(10, start=0.1))
     told = [told_loss(pd.ELBO(temperature=heat))["temperature"] for heat in heats]
     assert len(set(told)) == 4
 
@@ -164,7 +164,7 @@ def test_the_gradient_of_a_label_has_the_temperature_too() -> None:
 
 @pytest.mark.parametrize("wrong", [-1.0, float("nan"), "cold", lambda done: torch.ones(2), lambda done: None])
 def test_a_temperature_that_is_none_is_refused(wrong: Any) -> None:
-    with pytest.raises(pd.PyroDropoutError, match="temperature"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="temperature"):
         pd.ELBO(temperature=wrong)
 
 
@@ -242,6 +242,6 @@ def test_anchored_members_have_the_temperature_of_the_prior() -> None:
 def test_the_curvature_of_all_weights_is_at_the_maximum_of_the_posterior() -> None:
     model = deep(None)
     x, y = torch.randn(30, 3, dtype=F64), torch.randn(30, 2, dtype=F64)
-    losses = [at(model, pd.AutoLaplace(model, structure), x, y) for structure in ("full", "last")]
-    assert losses[0] == pytest.approx(at(model, pd.AutoLaplace(model, "last"), x, y, temperature=1.0))
+    losses = [at(model, pd.guides.AutoLaplace(model, structure), x, y) for structure in ("full", "last")]
+    assert losses[0] == pytest.approx(at(model, pd.guides.AutoLaplace(model, "last"), x, y, temperature=1.0))
     assert losses[0] > losses[1]

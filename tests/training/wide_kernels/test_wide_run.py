@@ -106,6 +106,6 @@ def test_early_stopping_restores_the_best_parameters() -> None:
 def test_a_training_that_diverges_returns_to_its_last_good_parameters() -> None:
     model, guide = pair()
     x, y = data()
-    with by_the_kernel(), pytest.raises(pd.DivergedError, match="the loss is"):
+    with by_the_kernel(), pytest.raises(pd.errors.DivergedError, match="the loss is"):
         pd.fit(model, guide, x, y, steps=3, **{**QUIET, "lr": 1e38})
     assert all(torch.isfinite(value).all() for value in guide.mean().values())
