@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import pyro_dropout as pd
-from pyro_dropout.tabular.calibration import Calibration
 from pyro_dropout.tabular.fitted import FittedTable
 from tests.cli.command import run, table_of
 
@@ -118,16 +117,6 @@ def test_predictions_of_rows_with_the_target_are_compared_with_it(fitted: Fitted
     new.to_csv(tmp_path / "new.csv", index=False)
     done = run(*asked, "--json")
     assert (done.exit_code, "scores" in json.loads(done.stdout)) == (0, False)
-
-
-def test_calibration_goes_through_json(fitted: FittedTable) -> None:
-    told = json.loads(json.dumps(fitted.calibration.as_json()))
-    again = Calibration.from_json(told)
-    assert again.scores == fitted.calibration.scores
-    assert again.as_json() == fitted.calibration.as_json()
-    for broken in ({**told, "rows": "24"}, {**told, "scores": []}, {k: v for k, v in told.items() if k != "intervals"}):
-        with pytest.raises((KeyError, TypeError)):
-            Calibration.from_json(broken)
 
 
 def test_without_held_back_rows_nothing_is_chosen_or_calibrated() -> None:
