@@ -263,40 +263,6 @@ def test_a_grid_search_over_guides_gives_the_same_beside_others(backend: str) ->
 # --- mistakes ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"hidden_layer_sizes": (50, 0)}, r"hidden_layer_sizes must hold whole numbers .* got \(50, 0\)"),
-        ({"guide": "normal"}, "guide must be 'auto', 'dropout', .*; got 'normal'"),
-        ({"keep": 0.0}, r"keep must lie in \(0, 1\]; got 0.0"),
-        ({"keep": (0.9, 0.9, 0.9)}, "one for each of the 2 weight layers.* got 3 numbers"),
-        ({"guide": "concrete", "keep": 1.0}, "must start below 1 to be learned"),
-        ({"tau": "best"}, "tau must be 'auto' or a positive number.* got 'best'"),
-        ({"max_steps": 0}, "max_steps must be a whole number of at least 1"),
-        ({"validation_fraction": 1.0}, "validation_fraction must lie strictly between 0 and 1; got 1.0"),
-        ({"validation_fraction": 0.99}, "holds back 59 of 60 rows"),
-        ({"device": "nowhere"}, "device must be a torch device that can be used here.* got 'nowhere'"),
-    ],
-    ids=str,
-)
-@pytest.mark.usefixtures("unchecked_shapes")
-def test_a_bad_setting_is_named(settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(pd.PyroDropoutError, match=words):
-        DropoutRegressor(**{**QUICK, **settings}).fit(*plane())
-
-
-def test_bad_data_is_named(fitted: Any) -> None:
-    X, y = plane()
-    with pytest.raises(pd.PyroDropoutError, match="y must have at least two classes; got one class"):
-        DropoutClassifier(**QUICK).fit(X, np.ones(60, dtype=int))
-    with pytest.raises(ValueError, match="Unknown label type: continuous"):
-        DropoutClassifier(**QUICK).fit(X, y)
-    with pytest.raises(pd.RangeError, match="n_samples must be a whole number"):
-        fitted.sample_y(X, n_samples=0)
-    with pytest.raises(ValueError, match="features"):
-        fitted.predict(X[:, :1])
-
-
 # --- large numbers ----------------------------------------------------------------------------------------------------
 
 LARGE = 2**62 + np.arange(40)

@@ -153,19 +153,6 @@ def test_counts_and_proportions_come_back_from_their_folder(tmp_path: Path) -> N
         assert (answers["lower"] >= 0).all()
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"target": "rooms"}, "no column 'rooms'"),
-        ({"guide": "best"}, "guide must be"),
-        ({"scale": "square"}, "scale must be"),
-    ],
-)
-def test_a_mistake_is_named_before_training(changed: dict[str, Any], message: str) -> None:
-    with pytest.raises((pd.PyroDropoutError, ValueError), match=message):
-        pd.fit_table(houses(40), **{"target": "price", **QUICK, **changed})
-
-
 def test_a_centred_target_is_not_taken_on_another_scale() -> None:
     frame = houses(60).assign(price=1e9 + np.arange(60) % 7)
     with pytest.raises(pd.PyroDropoutError, match="counted from"):
