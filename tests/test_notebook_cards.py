@@ -40,12 +40,6 @@ def test_a_guide_forgets_its_training_when_its_parameters_change(change: str) ->
     assert "trained" not in repr(guide)
 
 
-def test_an_ensemble_says_what_its_members_are() -> None:
-    _, guide, history = trained(lambda model: pd.Ensemble(model, members=2))
-    assert repr(guide).startswith("Ensemble(members: 2 anchored, points, parameters: ")
-    assert history.summary in guide._repr_html_()
-
-
 def test_predictions_are_a_table_with_a_picture() -> None:
     model, guide, history = trained()
     page = pd.predict(model, guide, X, samples=10)._repr_html_()
@@ -56,12 +50,6 @@ def test_predictions_are_a_table_with_a_picture() -> None:
     labels = torch.arange(12) % 3
     model, guide, _ = trained(likelihood=pd.Categorical(), y=labels)
     assert "class 2" in pd.predict(model, guide, X, samples=10)._repr_html_()
-
-
-def test_several_targets_have_no_picture_that_would_mislead() -> None:
-    model = pd.BayesianNet(nn.Linear(1, 2), likelihood=pd.Bernoulli())
-    page = pd.predict(model, pd.AutoMeanField(model), X, samples=10)._repr_html_()
-    assert page.startswith("<pre>Prediction(12 points")
 
 
 def test_a_comparison_is_a_table_of_scores_in_lines() -> None:

@@ -160,14 +160,6 @@ def test_help_has_examples_and_needs_no_torch() -> None:
     assert "--checkpoint-every" in done.stdout
 
 
-def test_what_is_installed_is_told() -> None:
-    facts = json.loads(run("info", "--json").stdout)
-    assert facts["pyro_dropout"] == pd.__version__
-    assert facts["threads"] == torch.get_num_threads()
-    assert "compare" in facts["subpackages"]["comparison"]
-    assert f"torch         {torch.__version__}" in run("info").stdout.splitlines()
-
-
 def test_rows_beyond_the_training_table_are_named(fitted: Path, tmp_path: Path) -> None:
     new = written(tmp_path, "town,area\nb,35\na,900\nb,-2\n")
     out = tmp_path / "p.csv"

@@ -15,10 +15,8 @@ import pytest
 import xarray
 
 import pyro_dropout as pd
-from pyro_dropout.cli import options as cli_options
 from pyro_dropout.comparison import compare as comparison
 from pyro_dropout.comparison import folder as folder_module
-from pyro_dropout.comparison.standard_models import GUIDES
 from pyro_dropout.training.checkpoints.folder_claim import claimed
 from tests.cli.command import FEW, contents, houses, run, table_of, trees, written
 
@@ -119,12 +117,6 @@ def test_where_nothing_can_be_computed_the_code_is_one(tmp_path: Path, monkeypat
     assert done.stderr.strip() == "pyro-dropout: no guide could be trained; the notes in the table say why."
     assert "- dropout diverged: the loss is nan at step 1" in done.stdout
     assert "the loss is nan at step 1" in (tmp_path / "out" / "report.html").read_text("utf-8")
-
-
-def test_the_guides_of_the_help_are_the_guides_there_are() -> None:
-    assert tuple(GUIDES) == cli_options.GUIDE_NAMES
-    compared = ("dropout", "multiplicative", "mean-field", "low-rank", "ensemble", "mean-field-ensemble")
-    assert compared == cli_options.DEFAULT_GUIDES
 
 
 def test_an_interrupted_comparison_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,6 @@ import pyro_dropout as pd
 from pyro_dropout.comparison import compare as module
 from pyro_dropout.comparison import exams as scores
 from pyro_dropout.comparison.exams import between, outside
-from pyro_dropout.comparison.findings import Score, best, columns
 
 QUICK: Any = {"steps": 150, "lr": 0.02, "samples": 100, "compile": False, "progress": False}
 
@@ -304,20 +303,6 @@ def test_guides_in_a_list_with_the_same_name_have_a_row_each() -> None:
 
 
 # --- cells and probes -------------------------------------------------------------------------------------------------
-
-
-def test_cells() -> None:
-    assert Score([1.0, 2.0]).text(2) == "1.50 ± 0.50"
-    assert Score([1.0]).text(1) == "1.0"
-    assert Score(note="why").text(1) == "why"
-    assert Score([2e-5, 4e-5]).text(3, tiny=True) == "3.00e-05 ± 1.00e-05"
-    assert Score([2e-5, 4e-5]).text(3) == "0.000 ± 0.000"
-    assert Score([3e22]).text(3) == "3.00e+22"
-    assert Score([0.0]).text(3, tiny=True) == "0.000"
-    assert best(columns()["coverage"], {"a": Score([0.99]), "b": Score([0.9])}) == "a"
-    assert best(columns()["log_lik"], {"a": Score([-2.0]), "b": Score([-1.0])}) == "b"
-    assert best(columns()["rmse"], {"a": Score([2.0]), "b": Score([math.nan])}) is None
-    assert best(columns()["parameters"], {"a": Score([2.0]), "b": Score([3.0])}) is None
 
 
 def test_points_between_lie_in_the_hole_and_points_outside_do_not() -> None:

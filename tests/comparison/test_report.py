@@ -12,8 +12,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
-import numpy as np
 import pyro
 import pytest
 import torch
@@ -23,7 +21,7 @@ from torch import nn
 import pyro_dropout as pd
 from pyro_dropout.comparison.comparison import Comparison
 from pyro_dropout.comparison.exams import Exam
-from pyro_dropout.comparison.figure import calibration_curve, rejection_of
+from pyro_dropout.comparison.figure import rejection_of
 from pyro_dropout.comparison.findings import Row, Score
 from pyro_dropout.comparison.large_k import LayerGap, judged, layer_gaps, overall
 from pyro_dropout.comparison.report import page as rendering
@@ -70,18 +68,6 @@ def found() -> Comparison:
 @pytest.fixture(scope="module")
 def text(found: Comparison) -> str:
     return page(found)
-
-
-def test_the_legend_of_the_scores_lies_over_nothing(found: Comparison) -> None:
-    figure = found.plot_scores()
-    figure.canvas.draw()
-    assert [ax.get_legend() for ax in figure.axes] == [None] * len(figure.axes)
-    (legend,) = figure.legends
-    box = legend.get_window_extent()
-    assert [ax for ax in figure.axes if box.overlaps(ax.get_tightbbox())] == []
-    assert figure.bbox.x0 <= box.x0
-    assert box.x1 <= figure.bbox.x1
-    plt.close(figure)
 
 
 def made(*rows: Row, **settings: Any) -> Comparison:
@@ -245,23 +231,6 @@ def test_the_rule(gap: float, verdict: str) -> None:
 
 
 # --- curves -----------------------------------------------------------------------------------------------------------
-
-
-def test_the_calibration_curve_is_coverage(found: Comparison) -> None:
-    y = found.test[1]
-    levels, shares = calibration_curve(found.answers["dropout"], y)  # type: ignore[misc]
-    for k in (0, 9, 18):
-        low, high = found.answers["dropout"].interval(float(levels[k]))
-        assert float(shares[k]) == pytest.approx(float(((y >= low) & (y <= high)).double().mean()))
-
-
-def test_the_rejection_curve_keeps_the_surest(found: Comparison) -> None:
-    answer = found.answers["dropout"]
-    curve = rejection_of(found.answers["dropout"], found.test[1])
-    error, doubt = (part.flatten().double().numpy() for part in ((answer.mean - found.test[1]).abs(), answer.std))
-    half = np.argsort(doubt)[: len(doubt) // 2]
-    assert float(curve.score[len(half) - 1]) == pytest.approx(error[half].mean(), rel=1e-5)
-    assert float(curve.score[-1]) == pytest.approx(error.mean(), rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["classes", "yes and no", "counts"])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pyro_dropout import BayesianNet, Categorical
+from pyro_dropout import BayesianNet
 from pyro_dropout.generative.jacobians import last_layer
 
 X = torch.randn(5, 3)
@@ -81,11 +81,6 @@ def test_weights_that_are_shared_changed_or_hidden() -> None:
     assert (layer.path, layer.sites, layer.linear) == ("1", ("1.weight",), True)
     layer = found(frozen, only="0.*")
     assert (layer.path, layer.linear) == ("0", False)
-
-
-def test_sequences_have_no_row_for_each_point() -> None:
-    net = nn.Linear(3, 2)
-    assert not found(net, torch.randn(5, 4, 3), likelihood=Categorical(dims=(4, 2))).linear
 
 
 def stacks() -> dict[str, nn.Module]:

@@ -10,7 +10,6 @@ from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from torch import Tensor
 
 import pyro_dropout as pd
-from pyro_dropout.generative.model_call import ModelCall, check_keywords
 from tests.prediction.pyro_models import CASES, F64, X, Y, batched, line, table
 
 QUIET: Any = {"compile": False, "progress": False, "seed": 0, "lr": 0.05}
@@ -24,45 +23,7 @@ def in_float64() -> None:
 # --- signatures -------------------------------------------------------------------------------------------------------
 
 
-def test_keywords_are_options_or_parameters() -> None:
-    check_keywords(pd.fit, line, ["x", "y"])
-    check_keywords(pd.fit, lambda **given: None, ["anything"])
-    with pytest.raises(
-        pd.errors.PyroDropoutError, match=r"^fit has no option 'epoch', and line\(x.* Did you mean 'epochs'\?"
-    ):
-        check_keywords(pd.fit, line, ["epoch"])
-    with pytest.raises(pd.errors.PyroDropoutError, match="The options are steps, epochs, batch_size"):
-        check_keywords(pd.fit, line, ["qqqqq"])
-
-
 # --- trees ------------------------------------------------------------------------------------------------------------
-
-
-def test_rows_of_every_tensor_that_has_as_many() -> None:
-    tree = {"x": X, "more": [Y.unsqueeze(-1), (torch.ones(3), "text", 5)]}
-    call = ModelCall(None, (tree,), {"y": Y})
-    part = call.at(torch.tensor([2, 0]))
-    assert call.count == 12
-    assert part.count == 2
-    (found,), kwargs = part.args, part.kwargs
-    assert torch.equal(found["x"], X[[2, 0]])
-    assert found["more"][0].shape == (2, 1)
-    assert found["more"][1][0].shape == (3,)
-    assert found["more"][1][1:] == ("text", 5)
-    assert torch.equal(kwargs["y"], Y[[2, 0]])
-    assert ModelCall(None, (torch.zeros(()), X)).count == 12
-    assert ModelCall(None, (3,)).count is None
-
-
-def test_num_data_is_given_where_it_is_wanted() -> None:
-    assert ModelCall(batched, (X, Y)).with_num_data().args[2] == 12
-    assert ModelCall(batched, (X,), {"y": Y}).with_num_data().kwargs["num_data"] == 12
-    assert ModelCall(batched, (X, Y, 5)).with_num_data().args[2] == 5
-    assert ModelCall(batched, (X, Y)).with_num_data(only_if_needed=True).args == (X, Y)
-    assert ModelCall(lambda x, num_data: None, (X,)).with_num_data(only_if_needed=True).args[1] == 12
-    assert ModelCall(line, (X, Y)).with_num_data().args == (X, Y)
-    with pytest.raises(pd.errors.ShapeError, match="takes num_data, but none of its arguments is a tensor with a row"):
-        ModelCall(lambda n, num_data: None, (3,)).with_num_data()
 
 
 # --- training ---------------------------------------------------------------------------------------------------------

@@ -120,19 +120,6 @@ def test_sample_dimensions_are_a_loop_over_samples(kind: str, batch: tuple[int, 
     assert torch.allclose(f.reshape(len(each), *f.shape[-2:]), torch.stack(each), rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("samples", [1, 4])
-@pytest.mark.parametrize("kind", NETS)
-def test_predictive_runs_posterior_samples_side_by_side(kind: str, samples: int) -> None:
-    problem = KINDS[kind](F64)
-    weights = prior_draws(problem.model.eval(), samples)
-    predict = Predictive(problem.model, weights, parallel=True, return_sites=["_RETURN", "y"])
-    found, each = predict(problem.x), []
-    for s in range(samples):
-        each.append(loaded(problem.model.net, {n: v[s] for n, v in weights.items()})(problem.x))
-    assert torch.allclose(found["_RETURN"].reshape(samples, *each[0].shape), torch.stack(each), rtol=1e-12, atol=1e-14)
-    assert found["y"].shape == (samples, *problem.y.shape)
-
-
 def test_batch_normalisation_is_trained_and_keeps_statistics() -> None:
     problem = KINDS["residual"](torch.float32)
     model, norm = problem.model, problem.model.net.norm

@@ -2,7 +2,6 @@
 
 import copy
 import io
-import multiprocessing
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -93,24 +92,6 @@ def test_what_comes_back_is_the_same(name: str, way: str) -> None:
         widths, again = own.prior.scales(own.net), other.prior.scales(other.net)
         assert list(widths) == list(again)
         same(list(widths.values()), list(again.values()))
-
-
-def elsewhere(given: dict[str, Any], queue: Any) -> None:
-    queue.put({name: [value.tolist() for value in answers(each)] for name, each in given.items()})
-
-
-@pytest.mark.deep
-def test_a_new_process_has_the_same() -> None:
-    given = {name: make() for name, make in EVERYTHING.items()}
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    process = context.Process(target=elsewhere, args=(given, queue))
-    process.start()
-    try:
-        found = queue.get(timeout=120)
-    finally:
-        process.join(timeout=30)
-    assert found == {name: [value.tolist() for value in answers(each)] for name, each in given.items()}
 
 
 def test_a_pickler_that_takes_functions_may_take_them() -> None:

@@ -10,7 +10,6 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer import SVI
-from pyro.infer.autoguide import AutoGuideList
 from pyro.optim import Adam
 from torch import Tensor, nn
 
@@ -32,14 +31,6 @@ def step(model: Any, guide: Any, lr: float = 0.1, count: int = 2) -> None:
     svi = SVI(model, guide, Adam({"lr": lr}), pd.ELBO(per_example=False))
     for _ in range(count):
         svi.step(*data())
-
-
-def test_the_first_of_its_kind_has_the_plain_name() -> None:
-    model = normed()
-    guide = pd.AutoMeanField(model)
-    step(model, guide)
-    names = set(pyro.get_param_store())
-    assert {"BayesianNet.1.weight", "Gaussian.log_tau", "AutoMeanField.0.weight.loc"} <= names
 
 
 @pytest.mark.deep
@@ -69,26 +60,6 @@ print(guide.mean()["0.weight"].flatten().tolist(), model.net[1].weight.tolist(),
     assert said[0] == said[1]
 
 
-def test_a_loaded_store_restores_and_trains(tmp_path: Path) -> None:
-    model = normed()
-    guide = pd.AutoMeanField(model)
-    step(model, guide)
-    kept = {name: value.detach().clone() for name, value in guide.named_parameters()}
-    hidden, tau = model.net[1].weight.detach().clone(), model.likelihood.tau.item()
-    pyro.get_param_store().save(str(tmp_path / "store.pt"))
-    step(model, guide, count=3)
-    assert not torch.equal(guide.states["0/weight"].loc, kept["states.0/weight.loc"])
-    pyro.get_param_store().load(str(tmp_path / "store.pt"))
-    step(model, guide, lr=0.0, count=1)
-    assert all(torch.equal(value, kept[name]) for name, value in guide.named_parameters())
-    assert torch.equal(model.net[1].weight, hidden)
-    assert model.likelihood.tau.item() == pytest.approx(tau)
-    step(model, guide)
-    assert not any(torch.equal(value, kept[name]) for name, value in guide.named_parameters())
-    held = {id(value) for value in pyro.get_param_store()._params.values()}
-    assert held >= {id(value) for part in (guide, model.likelihood) for value in part.parameters()}
-
-
 def test_a_loaded_value_of_another_shape_is_refused_by_name() -> None:
     model = normed()
     guide = pd.AutoMeanField(model)
@@ -112,21 +83,6 @@ def test_a_guide_made_anew_starts_anew() -> None:
     step(model, guide, lr=0.0, count=1)
     assert not torch.equal(guide.mean()["0.weight"], trained)
     assert torch.allclose(guide.mean()["0.weight"], model.net[0].weight)
-
-
-def test_parts_of_two_lists_share_nothing() -> None:
-    def model(x: Tensor, y: Tensor) -> None:
-        pyro.sample("w", dist.Normal(0.0, 1.0).expand([2, 2]).to_event(2))
-
-    lists = []
-    for _ in range(2):
-        whole = AutoGuideList(model)
-        whole.append(pd.AutoMeanField(model))
-        whole(*data())
-        lists.append(whole)
-    assert "AutoGuideList.0.w.loc" in pyro.get_param_store()
-    assert "AutoGuideList.0_1.w.loc" in pyro.get_param_store()
-    assert lists[0][0].mean()["w"].shape == (2, 2)
 
 
 def test_a_parameter_that_is_not_contiguous_is_trained() -> None:

@@ -61,19 +61,6 @@ def test_a_value_that_was_loaded_stays() -> None:
     assert "AutoMeanField.0.weight.loc" in store
 
 
-def test_a_guide_that_goes_while_the_store_is_set_aside_is_forgotten_afterwards() -> None:
-    model = normed()
-    guide = pd.AutoMeanField(model)
-    step(model, guide, count=1)
-    store = pyro.get_param_store()
-    with store.scope():
-        del guide
-        gc.collect()
-    step(model, pd.AutoDropout(model), count=1)
-    gc.collect()
-    assert not [name for name in store if name.startswith("AutoMeanField")]
-
-
 @pytest.mark.deep
 def test_many_fits_leave_store_files_and_memory_flat() -> None:
     def used() -> tuple[int, int, int]:

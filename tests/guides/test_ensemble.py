@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-from pathlib import Path
 from typing import Any
 
 import pyro
@@ -70,30 +69,6 @@ def test_members_start_apart_and_reproducibly() -> None:
     assert torch.equal(together[0], together[1])
     with pytest.raises(pd.errors.PyroDropoutError, match="same point"):
         pd.Ensemble(net, members=3, anchored=False, start="module")
-
-
-def test_saving_and_loading(tmp_path: Path) -> None:
-    net, x = model(), torch.randn(5, 2)
-    first, second = pd.Ensemble(net, members=3, seed=1), pd.Ensemble(net, members=3, seed=2)
-    pd.save(tmp_path / "posterior.safetensors", net, first)
-    pd.load(tmp_path / "posterior.safetensors", net, second)
-    assert torch.equal(
-        pd.predict(net, first, x, samples=3).mean.sort(0).values,
-        pd.predict(net, second, x, samples=3).mean.sort(0).values,
-    )
-    assert torch.equal(first.seeds, second.seeds)
-    with pytest.raises(pd.errors.PyroDropoutError, match=r"\(3,.* in the file, \(4,"):
-        pd.load(tmp_path / "posterior.safetensors", net, pd.Ensemble(net, members=4))
-
-
-def test_a_copy_is_independent() -> None:
-    ensemble = pd.Ensemble(model(), members=2)
-    twin = copy.deepcopy(ensemble)
-    with torch.no_grad():
-        for value in twin.parameters():
-            value.zero_()
-    assert all(value.abs().sum() > 0 for name, value in ensemble.stacked().items() if "weight" in name)
-    assert torch.equal(ensemble.more(1).seeds, twin.more(1).seeds)
 
 
 def test_stock_svi_trains_a_plain_ensemble_and_refuses_an_anchored_one() -> None:

@@ -108,11 +108,6 @@ def test_a_site_alone_has_its_block_of_the_covariance() -> None:
     assert guide.quantiles([0.9])["2.weight"].flatten().tolist() == pytest.approx(high.tolist(), rel=1e-6)
 
 
-def test_a_site_of_a_low_rank_has_its_variances() -> None:
-    _, guide, _, covariance = low_rank()
-    assert torch.allclose(guide.posterior("0.weight").variance.flatten(), covariance.diagonal()[:8])
-
-
 def test_every_draw_of_a_conjugate_posterior_gives_the_evidence() -> None:
     """The exact posterior of a linear model is in the family, and there log p(y, w) - log q(w) = log p(y)."""
     x = torch.randn(30, 2, dtype=F64) @ torch.tensor([[1.0, 0.9], [0.0, 0.3]], dtype=F64)

@@ -1,7 +1,5 @@
 """A Laplace approximation as a guide among others: fleets, estimators, comparisons, ArviZ, the command line."""
 
-import math
-import pickle
 import warnings
 from typing import Any
 
@@ -9,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributions import MultivariateNormal
 
 import pyro_dropout as pd
 
@@ -73,25 +70,6 @@ def test_a_cold_posterior_has_its_maximum_elsewhere() -> None:
         pd.fit(model, guide, x, y, steps=3, loss=pd.ELBO(temperature=0.5), **QUIET)
     pd.fit(model, guide, x, y, steps=3, batch_size=9, loss=pd.ELBO(temperature=pd.training.warm_up(2)), **QUIET)
     assert guide.curvature.num_data == 40
-
-
-def test_arviz_has_the_density_of_every_draw() -> None:
-    model, x, y = problem()
-    for structure in ("full", "kron"):
-        guide = pd.laplace(model, model, x, y, structure=structure)  # type: ignore[arg-type]
-        data = pd.to_arviz(model, guide, x, y, samples=6, seed=0)
-        sites = list(guide.mean())
-        drawn = [torch.as_tensor(data["posterior"][name].values)[0].double() for name in sites]
-        flat = torch.cat([value.flatten(1) for value in drawn], -1)
-        eye = torch.eye(flat.shape[-1])
-        parts = eye.split([value[0].numel() for value in drawn], -1)
-        rows = {name: part.reshape(-1, *guide.mean()[name].shape) for name, part in zip(sites, parts, strict=True)}
-        root = guide.covariance_root(rows).double()
-        mean = torch.cat([value.flatten() for value in guide.mean().values()]).double()
-        expected = MultivariateNormal(mean, root @ root.mT).log_prob(flat)
-        found = torch.as_tensor(data["sample_stats"]["log_q"].values)[0].double()
-        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-2)
-        assert math.isfinite(pd.khat(model, guide, x, y, samples=100, seed=0))
 
 
 def test_an_estimator_has_the_curvature_of_its_refit() -> None:
@@ -190,13 +168,6 @@ def test_a_guide_of_a_network_of_other_widths_is_refused(kind: Any, method: Any)
         pd.errors.PyroDropoutError, match=r"'0.weight' of shape \(4, 3\), and the model of shape \(5, 3\)"
     ):
         pd.predict(models[1], kind(models[0]), torch.zeros(2, 3), method=method)
-
-
-def test_a_finished_guide_can_be_pickled() -> None:
-    model, guide, x, _ = _finished()
-    other = pickle.loads(pickle.dumps(guide))
-    found, expected = (pd.predict(model, each, x, method="linearised").epistemic for each in (other, guide))
-    assert found.equal(expected)
 
 
 @pytest.mark.parametrize("standardised", [False, True])

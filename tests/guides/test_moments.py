@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import pyro_dropout as pd
-from pyro_dropout import AutoLowRank, AutoMeanField, BayesianNet
+from pyro_dropout import AutoMeanField, BayesianNet
 from pyro_dropout.errors import PyroDropoutError
 from tests.contracts.guides import GUIDES
 
@@ -47,18 +47,6 @@ def test_the_root_is_that_of_the_covariance(name: str) -> None:
     error = products.std(0) / DRAWS**0.5
     assert bool(((products.mean(0) - found).abs() <= 6 * error + 1e-14).all())
     assert float((found - found.diagonal().diag()).abs().max()) > 0 or "weight" in name or name == "mean-field"
-
-
-def test_roots_of_the_same_sites_can_be_stacked() -> None:
-    guide = AutoLowRank(BayesianNet(net()), rank=2, per="net")
-    rows = {name: torch.randn(5, *value.shape, dtype=F64) for name, value in guide.mean().items()}
-    whole = guide.covariance_root(rows)
-    parts = [guide.covariance_root({k: v[some] for k, v in rows.items()}) for some in (slice(2), slice(2, 5))]
-    assert torch.allclose(torch.cat(parts), whole, atol=1e-15)
-    some = guide.covariance_root({"0.weight": rows["0.weight"]})
-    zeros = {name: value * (name == "0.weight") for name, value in rows.items()}
-    left = guide.covariance_root(zeros)
-    assert torch.allclose(some @ some.T, left @ left.T, atol=1e-15)
 
 
 def test_any_distribution_with_known_moments_will_do() -> None:

@@ -28,12 +28,6 @@ def test_tau_is_the_most_probable_one(dtype: torch.dtype) -> None:
     assert refit.log_prob(y).double().mean().item() == pytest.approx(-best.fun - np.log(12), abs=1e-5)
 
 
-def test_one_draw_has_the_mean_square_as_its_noise(dtype: torch.dtype) -> None:
-    f, y = torch.randn(1, 30, 3, dtype=dtype), torch.randn(30, 3, dtype=dtype)
-    exact = 1 / (f[0].double() - y.double()).square().mean().item()
-    assert pd.judging.refit_tau(made(f, pd.Gaussian()), y) == pytest.approx(exact, rel=1e-6)
-
-
 def test_another_tau_changes_the_noise_alone_and_nothing_that_was_given(dtype: torch.dtype) -> None:
     answer = regression(5, dtype=dtype)
     before = answer.variance.clone(), answer.samples.clone()

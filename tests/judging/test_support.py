@@ -98,12 +98,6 @@ def test_rows_are_judged_one_by_one_and_the_same_way_twice() -> None:
     assert support.flag(new[:0]).shape == (0,)
 
 
-def test_many_rows_are_a_sample_of_5000() -> None:
-    support = pd.judging.Support.of(torch.rand(6000, 2))
-    assert support.rows.shape == (5000, 2)
-    assert support.flag(torch.rand(1000, 2)).double().mean() < 0.06
-
-
 def test_a_table_of_constants_knows_only_them() -> None:
     support = pd.judging.Support.of(torch.ones(20, 2))
     assert support.flag(torch.tensor([[1.0, 1.0], [1.0, 1.5]])).tolist() == [False, True]

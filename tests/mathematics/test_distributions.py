@@ -135,14 +135,6 @@ def test_a_draw_at_a_tiny_scale_keeps_its_density() -> None:
     assert q.expand((2,)).log_prob(w).shape == (2,)
 
 
-@given(seeds, st.integers(0, 2), st.sampled_from([None, 0, 1, 2]), dtypes)
-def test_rows_come_back_as_they_went(seed: int, rank: int, row_dim: int | None, dtype: torch.dtype) -> None:
-    q = mixture(seed, 2, 0, shape=(2, 3, 4), row_dim=row_dim, dtype=dtype)
-    w = torch.randn(5, 2, 3, 4, dtype=dtype)
-    torch.testing.assert_close(q.from_rows(q.to_rows(w)), w)
-    assert q.to_rows(w).shape == (5, q.rows, q.rest)
-
-
 @given(seeds, st.floats(0.05, 1.0), st.sampled_from([0, 1, 2, None]), dtypes)
 def test_draws_at_scale_zero_are_masked_means(seed: int, keep: float, row_dim: int | None, dtype: torch.dtype) -> None:
     torch.manual_seed(seed)

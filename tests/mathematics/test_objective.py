@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.special import logsumexp
 
-from pyro_dropout.errors import ShapeError
 from pyro_dropout.mathematics.objective import (
     dropout_objective,
     implied_length_scale,
@@ -262,8 +261,3 @@ def test_one_step_of_torchs_sgd_is_one_step_down_the_objective(loss, outputs, se
 
 
 # --- what is refused --------------------------------------------------------------------------------------
-
-
-def test_the_error_about_a_missing_axis_says_what_to_write():
-    with pytest.raises(ShapeError, match=r"\(4,\) and \(4, 1\).*broadcasts to \(N, N\).*y\.reshape\(y_hat\.shape\)"):
-        dropout_objective(torch.zeros(4), torch.zeros(4, 1), [], 0.0)

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import pyro_dropout as pd
-from pyro_dropout.mathematics.per_data_point import MatrixProduct
 
 Y = torch.zeros(6, 1)
 QUIET: Any = {"steps": 2, "compile": False, "progress": False}
@@ -78,24 +77,3 @@ def test_a_site_that_is_one_row_still_scales_all_units() -> None:
     samples = pd.predict(model, guide, torch.ones(6, 3), samples=50, seed=0).samples
     assert bool((samples == 0).any())
     assert bool((samples != 0).any())
-
-
-@pytest.mark.parametrize("row_dim", [0, 1, "all"])
-@pytest.mark.parametrize("shape", [(4, 3), (4, 2, 3)])
-@pytest.mark.parametrize("sizes", [(3, 5), (3, 2)])
-@pytest.mark.parametrize("in_dim", [0, 1])
-def test_products_of_several_matrices_are_one_product(row_dim: Any, shape: Any, sizes: Any, in_dim: int) -> None:
-    inputs, outputs = sizes
-    layer = MatrixProduct(in_dim, positions=len(shape) > 2)
-    x = torch.randn(shape, dtype=torch.double)
-    matrices = [torch.randn(inputs, outputs, dtype=torch.double) for _ in range(3)]
-    units = 1 if row_dim == "all" else inputs if row_dim == in_dim else outputs
-    scales = [torch.randn(4, units, dtype=torch.double) for _ in range(3)]
-    # One data point at a time, with its own matrix.
-    expected = []
-    for n, point in enumerate(x):
-        rows = [s[n].unsqueeze(-1) if row_dim == in_dim else s[n] for s in scales]
-        own = sum(matrix * row for matrix, row in zip(matrices, rows, strict=True))
-        expected.append(point @ own)
-    found = layer.together(x, [m.mT if in_dim else m for m in matrices], scales, row_dim)
-    torch.testing.assert_close(found, torch.stack(expected))

@@ -8,42 +8,6 @@ from torch.distributions import Normal
 import pyro_dropout as pd
 from pyro_dropout.mathematics.distributions import LowRankNormal
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
-from pyro_dropout.mathematics.whole_sums import scaled_columns, sum_of_squares, width_parts
-
-
-def test_gradients_of_the_sums() -> None:
-    values = torch.rand(3, 4, dtype=torch.float64).add(0.5).mT.requires_grad_()
-    assert torch.autograd.gradcheck(sum_of_squares, values)
-    widths = values.detach().reshape(2, 2, 3).requires_grad_()
-
-    def parts(scale: Tensor) -> tuple[Tensor, ...]:
-        found = width_parts(scale)
-        return found.squares, found.logs, *found.variances
-
-    assert torch.autograd.gradcheck(parts, widths)
-    assert torch.autograd.gradcheck(lambda scale: parts(scale)[:2], widths)
-    assert torch.autograd.gradcheck(lambda scale: parts(scale)[3], widths)
-    torch.testing.assert_close(width_parts(widths).logs, widths.log().sum((1, 2)))
-
-
-@pytest.mark.parametrize("by_column", [True, False])
-def test_gradients_of_columns(by_column: bool) -> None:
-    directions, scale = torch.randn(5, 3, dtype=torch.float64), torch.rand(5, dtype=torch.float64).requires_grad_()
-    directions = (directions.mT.contiguous().mT if by_column else directions).requires_grad_()
-
-    def parts(a: Tensor, s: Tensor) -> tuple[Tensor, ...]:
-        found = scaled_columns(a, s)
-        return found.log_det, found.squares, *found.columns
-
-    for some in (slice(None), slice(0, 1), slice(1, 2), slice(3, 4), slice(0, 3)):
-        assert torch.autograd.gradcheck(lambda a, s, some=some: parts(a, s)[some], (directions, scale))
-    log_det, squares, *columns = parts(directions, scale)
-    torch.testing.assert_close(torch.stack(columns, 1), directions * scale.unsqueeze(1))
-    torch.testing.assert_close(squares, (directions * scale.unsqueeze(1)).square().sum(0))
-    torch.testing.assert_close(log_det, torch.logdet(torch.eye(5) + directions @ directions.mT))
-    assert scaled_columns(directions, scale, determinant=False).log_det == 0
-    slope = torch.autograd.grad(columns[0].sum(), directions)[0]
-    assert slope.stride() == directions.stride()
 
 
 def test_a_distribution_that_was_used_without_gradients_has_them_afterwards() -> None:

@@ -1,7 +1,6 @@
 """Laplace approximations of a fleet of small networks equal those made one by one; the script runs."""
 
 import math
-import warnings
 from typing import Any
 
 import pytest
@@ -49,26 +48,3 @@ def test_answers_equal_those_of_the_library_one_by_one() -> None:
         for factor in (0.9, 1.1):  # no other τ with the same weight decay has more evidence
             near = {name: length * math.sqrt(factor * tau) for name, length in lengths.items()}
             assert posterior.log_evidence(factor * float(tau), near) < best
-
-
-@pytest.mark.deep
-def test_a_covariance_at_dropouts_mean_may_have_another_decay() -> None:
-    torch.manual_seed(0)
-    rows, asked = [torch.arange(0, 60, 2)], torch.arange(1, 60, 2).unsqueeze(0)
-    made: list[tuple[Any, Any]] = []
-
-    def dropping(x: torch.Tensor, y: torch.Tensor) -> tuple[Any, Any]:
-        model, _ = build(x, y, 1e-4)
-        made.append((model, pd.AutoDropout(model, keep=0.9)))
-        return made[-1]
-
-    found = laplace_fleet(dropping, {}, X, Y, rows, asked, (1.0, 100.0), **HOW, lr=0.03)
-    guide = made[-1][1]
-    for k, decay in enumerate((1e-4, 1e-2)):
-        other, _ = build(X[rows[0]], Y[rows[0]], decay)
-        with warnings.catch_warnings(action="ignore"):  # the mean of dropout is no maximum
-            posterior = pd.laplace(other, guide.mean(), X[rows[0]], Y[rows[0]], "full")
-        answer = pd.predict(other, posterior, X[asked[0]], method="linearised")
-        torch.testing.assert_close(found.mean[0].float(), answer.mean.squeeze(-1), rtol=1e-4, atol=1e-4)
-        extra = (answer.epistemic / answer.aleatoric).squeeze(-1)
-        torch.testing.assert_close(found.extra[0, k].float(), extra, rtol=1e-3, atol=1e-5)

@@ -27,14 +27,6 @@ def pair_of(script: ModuleType, arm: str, seed: int = 0) -> tuple[Any, Any]:
     return net, posterior
 
 
-def test_arms_drop_where_they_say(script: ModuleType) -> None:
-    dropped = {}
-    for arm in script.KEEP:
-        draws = pair_of(script, arm)[1].sample_weights(200)
-        dropped[arm] = [name for name in script.WEIGHTS if bool((draws[name] == 0).flatten(1).any(1).any())]
-    assert dropped == {"ip": ["7.weight"], "all": ["2.weight", "5.weight", "7.weight"], "none": []}
-
-
 def test_the_prior_is_the_weight_decay(script: ModuleType) -> None:
     net, posterior = pair_of(script, "none")
     terms = pd.ELBO().by_site(net, posterior, torch.zeros(2, 1, 28, 28), torch.zeros(2, dtype=torch.long), 100)

@@ -11,15 +11,6 @@ from hypothesis import strategies as st
 from tests.oracles.both_types import dtypes
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_density_is_that_of_a_mixture_of_normals(dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    means, y, log_tau = torch.randn(5, 3, dtype=dtype), torch.randn(3, dtype=dtype), torch.tensor(0.7, dtype=dtype)
-    parts = torch.distributions.Normal(means, (-0.5 * log_tau).exp()).log_prob(y)
-    expected = parts.exp().mean(0).log()
-    torch.testing.assert_close(log_mixture(log_tau, (y - means).square()), expected)
-
-
 @pytest.mark.deep
 @given(st.floats(0.05, 20.0), st.integers(0, 100), dtypes)
 def test_the_noise_found_is_that_of_the_residuals(spread: float, seed: int, dtype: torch.dtype) -> None:

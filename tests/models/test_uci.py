@@ -53,58 +53,6 @@ def made(name: str, kind: str, layers: int, scores: list[float], mixed: list[flo
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("gains", "verdict"),
-    [([0.5] * 7 + [0.0] * 2, "holds"), ([0.5] * 8 + [-0.5], "holds in part"), ([0.0] * 9, "does not hold")],
-)
-def test_an_ensemble_must_be_better_almost_everywhere_and_worse_nowhere(
-    script: ModuleType, tmp_path: Path, gains: list[float], verdict: str
-) -> None:
-    experiment = Experiment("uci", "x")
-    experiment.start(["--out", str(tmp_path)])
-    plain = [[1.0, 2.0], [1.0, 2.0]]
-    records = [made(name, "dropout", 1, *plain) for name in script.PAPER]
-    for name, extra in zip(script.PAPER, gains, strict=True):
-        records.append(made(name, "ensemble", 1, *[[a + extra + 0.1, b + extra - 0.1] for a, b in plain]))
-    script.report(experiment, records)
-    found = json.loads(experiment.finish().read_text("utf-8"))["claims"]
-    assert [claim["verdict"] for claim in found if claim["claim"].startswith("ensemble: ")] == [verdict]
-
-
-def test_stored_records_are_reported_without_training(script: ModuleType, tmp_path: Path) -> None:
-    records = [made("wine", "dropout", 1, [1.0, 2.0], [1.0, 2.0]), made("wine", "ensemble", 1, [1.5, 2.3], [1.0, 2.0])]
-    (tmp_path / "kept.json").write_text(json.dumps(records), "utf-8")
-    script.main(["--records", str(tmp_path / "kept.json"), "--out", str(tmp_path)])
-    gains = json.loads((tmp_path / "results.json").read_text("utf-8"))["tables"][2]["rows"]
-    assert [(row["method"], row["wine"]) for row in gains] == [("ensemble, 1", "0.400 ± 0.100")]
-
-
-gaps = loaded(FOLDER / "holes.py")
-
-
-@pytest.mark.parametrize("count", [9, 10, 11])
-def test_a_hole_is_the_middle_third_of_an_input(count: int) -> None:
-    values = torch.randperm(count, generator=torch.Generator().manual_seed(0)).float()
-    rest, inside = gaps.hole(values, seed=0)
-    assert sorted(torch.cat([rest, inside]).tolist()) == list(range(count))
-    assert sorted(values[inside].tolist()) == list(range(3, count - 3))
-
-
-def test_inputs_without_a_middle_are_left_out_by_name() -> None:
-    generator = torch.Generator().manual_seed(0)
-    three = torch.arange(30).float() % 3
-    x = torch.stack([torch.rand(30, generator=generator), three.clamp(max=1), torch.ones(30), three], 1)
-    (train, test), told = gaps.holes(x, seed=0, most=99)
-    assert told["inputs_used"] == ["input 1", "input 4"]
-    assert told["left_out"] == ["input 2", "input 3"]
-    assert told["ties"] == [0.0, 0.0]
-    assert (x[test[1], 3] == 1).all()
-    assert (x[train[1], 3] != 1).all()
-    assert gaps.holes(x, seed=0, most=1)[1]["inputs_used"] == ["input 1"]
-    x[0, 3] = 1.0  # one more row of the middle value than the hole has room for
-    assert gaps.holes(x, seed=0, most=99)[1]["ties"] == [0.0, 1.0]
-
-
 TASKS = [{"set": "yacht", "kind": kind} for kind in ("dropout", "ensemble")]
 
 

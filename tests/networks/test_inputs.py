@@ -240,17 +240,6 @@ def test_a_graph_network_predicts_all_its_points_at_once() -> None:
         pd.fit(model, guide, x, y, steps=1, loss=pd.ELBO(), **QUIET)
 
 
-@pytest.mark.deep
-def test_a_graph_network_is_compared_and_exported() -> None:
-    x = torch.randn(N, 2)
-    y = x.roll(1, 0)[:, :1]
-    model = pd.BayesianNet(Graph(), likelihood=pd.Gaussian(tau=10.0), whole_batch=True)
-    exported = pd.to_arviz(model, pd.AutoDropout(model, keep=0.9), x, y, samples=5)
-    assert exported.log_likelihood["y"].shape == (1, 5, N)
-    found = pd.compare(model, [pd.AutoDropout], (x, y), (x, y), steps=2, seeds=2, samples=5, **QUIET)
-    assert found.rows[0].note == ""
-
-
 class Mixed(nn.Module):
     """A network that subtracts the mean of its batch: it runs on any points, and differs with them."""
 

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 import pyro_dropout as pd
 from pyro_dropout.prediction.blocks import Walk
-from pyro_dropout.prediction.weight_draws import PerExample, WeightDraws, WholeFunctions
+from pyro_dropout.prediction.weight_draws import WeightDraws
 
 
 def pair(net: nn.Module, x: Tensor) -> tuple[pd.BayesianNet, pd.AutoDropout]:
@@ -19,24 +19,6 @@ def pair(net: nn.Module, x: Tensor) -> tuple[pd.BayesianNet, pd.AutoDropout]:
 def rows(kind: type[WeightDraws], net: nn.Module, x: Tensor, samples: int) -> int:
     walk = Walk(kind(*pair(net, x)), x, samples, chunk=None, seed=0, compile=False)
     return max(block.rows for block in walk._blocks)
-
-
-class Images(nn.Module):
-    """A convolution whose output is 16 times as large as its input, 4 · 16 · 64² = 256 KiB for an image."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.out = nn.Conv2d(1, 16, 3, padding=1), nn.Linear(16, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.out(self.conv(x).mean((2, 3)))
-        return found
-
-
-@pytest.mark.parametrize("kind", [PerExample, WholeFunctions])
-@pytest.mark.thinned(2)
-def test_a_block_of_images_has_fewer_rows(kind: type[WeightDraws]) -> None:
-    assert 2048 < rows(kind, Images(), torch.zeros(8, 1, 64, 64), 10_000) <= 4096  # 2³⁰ bytes of 256 KiB
 
 
 @pytest.mark.parametrize(

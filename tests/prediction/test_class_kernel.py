@@ -37,24 +37,6 @@ def test_a_small_spread_keeps_its_digits() -> None:
     torch.testing.assert_close(class_moments(affine, z)["spread"].double(), theirs, rtol=1e-2, atol=1e-13)
 
 
-def test_a_class_that_cannot_be_has_no_probability() -> None:
-    mean, root = _outputs(3, 4, 1.0)
-    mean[:, 1], root[:, 1] = -torch.inf, 0
-    found = class_moments(*Nodes(256, 0).affine(mean, root))
-    assert (found["mean"][:, 1] == 0).all()
-    assert (found["votes"][:, 1] == 0).all()
-    assert all(value.isfinite().all() for value in found.values())
-
-
-def test_what_is_not_a_number_stays_so() -> None:
-    mean, root = _outputs(3, 4, 1.0)
-    mean[1, 2] = torch.nan
-    found = class_moments(*Nodes(256, 0).affine(mean, root))
-    for name in ("mean", "spread", "surprise"):
-        assert found[name][1].isnan().all()
-        assert found[name][[0, 2]].isfinite().all()
-
-
 @pytest.mark.skipif(PLACE == "cpu", reason="the kernel is asked for on a GPU only")
 def test_predictions_on_a_gpu_use_it() -> None:
     mean, root = _outputs(50, 10, 1.0)

@@ -56,17 +56,6 @@ def test_densities_of_a_regression(dtype: torch.dtype, out: int) -> None:
     assert torch.equal(draws.log_data, draws.log_likelihood["y"].sum(-1))
 
 
-def test_densities_of_classes() -> None:
-    model, guide, x = problem(pd.Categorical(), out=3)
-    y = torch.tensor([0, 2, 1, 1, 0])
-    draws = joint_draws(ModelCall(model, (x, y)), guide, 20, None, replicate=True)
-    f = forward(draws.weights, x)
-    expected = f - np.logaddexp.reduce(f, -1, keepdims=True)
-    np.testing.assert_allclose(numbers(draws.log_likelihood["y"]), expected[:, :, range(5), y.numpy()], rtol=1e-4)
-    assert draws.replicated["y"].shape == (1, 20, 5)
-    assert draws.log_q is None
-
-
 def plain(tau: float = 4.0) -> Any:
     """A model with a likelihood of the package in it, and another written onto it, which says nothing."""
     inside = pd.Gaussian(tau)
@@ -139,17 +128,3 @@ def test_replicas_of_a_fleet_are_chains() -> None:
     # Of 100 numbers: within 5 standard errors of 7 %.
     spread = (draws.replicated["y"] - torch.tensor(f[..., 0])).std((1, 2))
     assert ((spread * torch.tensor([1.0, 2.0, 4.0]) - 1).abs() < 0.36).all()
-
-
-def test_one_draw_and_networks_left_as_they_were() -> None:
-    net = nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.5), nn.Linear(3, 1)).train()
-    model = pd.BayesianNet(net)
-    guide = pd.AutoMeanField(model)
-    x, y, state = torch.randn(5, 2), torch.randn(5, 1), torch.get_rng_state()
-    draws, again, other = (joint_draws(ModelCall(model, (x, y)), guide, 1, seed, replicate=True) for seed in (3, 3, 4))
-    assert draws.log_likelihood["y"].shape == (1, 1, 5)
-    assert net.training
-    assert torch.equal(state, torch.get_rng_state())
-    for part in ("log_likelihood", "replicated"):
-        assert torch.equal(getattr(draws, part)["y"], getattr(again, part)["y"])
-        assert not torch.equal(getattr(draws, part)["y"], getattr(other, part)["y"])

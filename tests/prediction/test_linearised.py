@@ -168,20 +168,6 @@ def test_one_target_is_exact() -> None:
         assert math.isclose(found, expected, rel_tol=1e-9, abs_tol=1e-9)
 
 
-def test_probabilities_are_better_than_by_the_probit_approximation() -> None:
-    """Ten classes: quasi-random points are within 1e-3 on average, 10 times nearer than MacKay's approximation."""
-    generator = torch.Generator().manual_seed(0)
-    mean = 3 * torch.randn(20, 10, dtype=F64, generator=generator)
-    root = torch.randn(20, 10, 10, dtype=F64, generator=generator) / 2
-    covariance = root @ root.mT
-    exact = outputs_of(pd.Categorical(), Nodes(2**15, 1)).moments(mean, covariance)["mean"]
-    found = outputs_of(pd.Categorical(), Nodes(1000, 0)).moments(mean, covariance)["mean"]
-    probit = (mean / (1 + math.pi / 8 * covariance.diagonal(dim1=1, dim2=2)).sqrt()).softmax(-1)
-    error, theirs = (float((each - exact).square().mean().sqrt()) for each in (found, probit))
-    assert error < 1e-3
-    assert theirs > 10 * error
-
-
 def test_counts_are_log_normal_mixtures() -> None:
     found = outputs_of(pd.Poisson(), Nodes(2, 0)).moments(MEANS[:1], COVARIANCES[:1])
     for d, (m, v) in enumerate(((0.3, 0.5), (-1.2, 0.4))):
@@ -497,12 +483,3 @@ def test_a_gpu_that_does_not_wait_gives_the_same_classes(singular: bool) -> None
     for name, value in ours.items():
         assert bool(value.isfinite().all())
         torch.testing.assert_close(value, theirs[name], rtol=1e-12, atol=1e-12, msg=name)
-
-
-def test_a_hook_that_draws_noise_is_found_in_a_plain_stack_too() -> None:
-    model = pd.BayesianNet(mlp(2), only="2.*")
-    guide, x = pd.AutoMeanField(model), torch.randn(4, 3, dtype=F64)
-    linearised(model, guide, x)
-    model.net[0].register_forward_hook(lambda module, args, output: output + torch.randn_like(output))
-    with pytest.raises(pd.errors.PyroDropoutError, match="same output"):
-        linearised(model, guide, x)

@@ -100,14 +100,6 @@ def test_standard_is_one_pass_with_the_mean_weights() -> None:
     assert torch.allclose(again.log_prob(y), answer.log_prob(y))
 
 
-def test_standard_is_what_torch_does_in_evaluation_mode(dtype: torch.dtype) -> None:
-    layers = [nn.Dropout(0.2), nn.Linear(4, 6), nn.ReLU(), nn.Dropout(0.4), nn.Linear(6, 2)]
-    net = nn.Sequential(*layers).to(dtype)
-    model, guide = pd.from_dropout(net, tau=4.0)
-    x = torch.randn(7, 4, dtype=dtype)
-    torch.testing.assert_close(pd.predict(model, guide, x, method="standard").mean, net.eval()(x).detach())
-
-
 def test_concrete_dropout_flips_coins() -> None:
     model = pd.BayesianNet(nn.Linear(2, 1, bias=False))
     guide = pd.AutoConcreteDropout(model, keep=0.5, temperature=1.0)

@@ -98,14 +98,6 @@ def test_compiled_blocks_say_the_same() -> None:
 # --- what is kept, and what is walked again ---------------------------------------------------------------------------
 
 
-def test_samples_are_kept_when_they_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, guide, x = problem()
-    monkeypatch.setattr("pyro_dropout.prediction.predict_network._FEW", 50)
-    assert "samples kept" in repr(pd.predict(model, guide, x, samples=10))
-    assert "samples not kept" in repr(pd.predict(model, guide, x, samples=11))
-    assert "samples kept" in repr(pd.predict(model, guide, x, samples=11, keep_samples=True))
-
-
 def move_in_place(model: Any, guide: Any, x: Tensor) -> None:
     with torch.no_grad():
         guide.states["0/weight"].loc[0, 0] += 1e-6

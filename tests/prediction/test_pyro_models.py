@@ -5,7 +5,6 @@ The oracle is a plain loop over draws that conditions the model and reads Pyro's
 
 import math
 import warnings
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -211,21 +210,6 @@ def test_log_prob_is_a_logsumexp_over_draws(name: str) -> None:
         torch.testing.assert_close(answer.log_prob(data), expected, atol=1e-9, rtol=1e-9)
 
 
-def test_two_sites_are_two_predictions() -> None:
-    case, model, guide = posed("two_sites")
-    found = pd.predict(model, guide, X, samples=10, seed=0)
-    assert list(found) == ["first", "second"]
-    assert repr(found["second"]) == "SitePrediction('second', shape (12,), 10 draws, Laplace, samples kept)"
-    with pytest.raises(
-        pd.errors.PyroDropoutError, match=r"several sites, first, second: write loo\(\.\.\., site='first'\)"
-    ):
-        pd.loo(model, guide, *case.args, samples=50)
-    with pytest.raises(
-        pd.errors.PyroDropoutError, match="site must be one that the model observes, first, second; got 'y'"
-    ):
-        pd.loo(model, guide, *case.args, samples=50, site="y")
-
-
 def test_intervals_hold_their_share() -> None:
     """Of mixtures of normals by their distribution function, exactly; of others by quantiles of the draws."""
     case, model, guide = posed("line")
@@ -312,17 +296,6 @@ def test_what_reads_outputs_in_another_way_is_refused_and_decisions_are_made() -
         pd.judging.with_tau(answer, 2.0)
     handed = pd.judging.cascade(lambda x: answer, lambda x: pd.predict(model, guide, x, samples=5), X, budget=0.25)
     assert torch.equal(handed.uncertainty, answer.std)
-
-
-def test_samples_that_are_not_kept_and_means() -> None:
-    _, model, guide = posed("line", "AutoMeanField")
-    lean = pd.predict(model, guide, X, samples=20, seed=1, keep_samples=False)
-    torch.testing.assert_close(lean.mean, pd.predict(model, guide, X, samples=20, seed=1).mean)
-    for ask in (lambda: lean.samples, lambda: lean.log_prob(Y), lambda: lean.interval()):
-        with pytest.raises(pd.errors.PyroDropoutError, match=r"call predict\(\.\.\., keep_samples=True\)"):
-            ask()
-    flat = pd.predict(model, guide, X, method="standard")
-    assert flat.epistemic.abs().max() == 0
 
 
 # --- what is refused, and what is not looked at -----------------------------------------------------------------------
@@ -424,27 +397,6 @@ def test_a_plate_that_draws_a_subsample_is_refused() -> None:
             pd.errors.PyroDropoutError, match="plate 'data' draws 4 of 12 points; here all of them are needed"
         ):
             ask()
-
-
-def test_single_precision_and_several_chains(tmp_path: Any) -> None:
-    torch.set_default_dtype(torch.float32)
-
-    def model(x: Tensor, y: Tensor | None = None) -> None:
-        slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
-        with pyro.plate("data", len(x)):
-            pyro.sample("obs", dist.Normal(slope * x, 0.5), obs=y)
-
-    chains = SimpleNamespace(weights={"slope": 1.5 + 0.2 * torch.randn(3, 80)})
-    data = pd.to_arviz(model, chains, X.float(), Y.float())
-    assert data["posterior"]["slope"].shape == (3, 80)
-    assert data["posterior_predictive"]["obs"].dtype == np.float32
-    assert data["log_likelihood"]["obs"].dtype == np.float64
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        theirs = arviz_export.arviz().loo(data, pointwise=True)
-        mine = pd.loo(model, chains, X.float(), Y.float())
-    assert mine.elpd == pytest.approx(float(theirs.elpd_loo if hasattr(theirs, "elpd_loo") else theirs.elpd), abs=1e-9)
-    assert not mine.corrected
 
 
 def test_deterministic_sites_are_answers_too() -> None:

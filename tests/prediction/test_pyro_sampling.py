@@ -48,15 +48,6 @@ def test_any_signature_any_site_and_any_return_value(name: str) -> None:
     assert data["posterior"].sizes["chain"] == 2
 
 
-@ROUGH
-def test_a_module_is_left_as_it_was() -> None:
-    model = CASES["module"].make().train()
-    before = model.log_scale.detach().clone()
-    pd.nuts(model, X, Y, **{**QUICK, "samples": 5, "warmup": 5})
-    assert model.training
-    assert torch.equal(model.log_scale, before)
-
-
 @LOST
 def test_what_r_hat_is_of() -> None:
     """Values that the model returns where they depend on the draws; sites where it returns nothing, or its data."""

@@ -130,13 +130,6 @@ def test_yes_or_no_is_above_a_half_as_often_as_yes() -> None:
     torch.testing.assert_close(prediction.probability_above(0.0), prediction.probs)
 
 
-def test_whole_numbers_are_strictly_above() -> None:
-    prediction = made(torch.zeros(1, 1, 1, dtype=F64), pd.Poisson())
-    for threshold, counts in ((-3.0, 0), (0.0, 1), (1.5, 2), (2.0, 3)):
-        wanted = scipy.stats.poisson(1.0).sf(counts - 1)
-        assert prediction.probability_above(threshold).item() == pytest.approx(wanted, rel=1e-12)
-
-
 def test_a_threshold_may_differ_from_target_to_target() -> None:
     prediction = made(torch.randn(5, 3, 2, dtype=F64), pd.Gaussian(1.0))
     t = torch.randn(3, 2, dtype=F64)

@@ -2,13 +2,11 @@
 
 import copy
 import pickle
-import random
 from typing import Any
 
 import joblib
 import numpy as np
 import pandas
-import pyro
 import pytest
 import torch
 from sklearn.base import clone
@@ -239,23 +237,6 @@ def test_early_stopping_stops() -> None:
 # --- manners ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.deep
-@pytest.mark.usefixtures("unchecked_shapes")  # the checks throw dice of their own
-def test_nothing_leaks_into_the_process() -> None:
-    X, y = plane()
-    pyro.param("mine", torch.ones(2))
-    states = torch.get_rng_state(), np.random.mtrand._rand.get_state()[1], random.getstate()
-    regressor = DropoutRegressor(**QUICK, early_stopping=True).fit(X, y)
-    regressor.predict(X)
-    regressor.sample_y(X, random_state=1)
-    with pytest.raises(pd.errors.RangeError, match="level"):
-        regressor.predict_interval(X, level=2)
-    assert list(pyro.get_param_store()) == ["mine"]
-    assert torch.equal(torch.get_rng_state(), states[0])
-    assert np.array_equal(np.random.mtrand._rand.get_state()[1], states[1])
-    assert random.getstate() == states[2]
-
-
 def test_fitted_estimators_travel() -> None:
     X, y = sides()
     classifier = DropoutClassifier(**{**QUICK, "guide": "low-rank"}).fit(X, y)
@@ -280,40 +261,6 @@ def test_a_grid_search_over_guides_gives_the_same_beside_others(backend: str) ->
 
 
 # --- mistakes ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"hidden_layer_sizes": (50, 0)}, r"hidden_layer_sizes must hold whole numbers .* got \(50, 0\)"),
-        ({"guide": "normal"}, "guide must be 'auto', 'dropout', .*; got 'normal'"),
-        ({"keep": 0.0}, r"keep must lie in \(0, 1\]; got 0.0"),
-        ({"keep": (0.9, 0.9, 0.9)}, "one for each of the 2 weight layers.* got 3 numbers"),
-        ({"guide": "concrete", "keep": 1.0}, "must start below 1 to be learned"),
-        ({"tau": "best"}, "tau must be 'auto' or a positive number.* got 'best'"),
-        ({"max_steps": 0}, "max_steps must be a whole number of at least 1"),
-        ({"validation_fraction": 1.0}, "validation_fraction must lie strictly between 0 and 1; got 1.0"),
-        ({"validation_fraction": 0.99}, "holds back 59 of 60 rows"),
-        ({"device": "nowhere"}, "device must be a torch device that can be used here.* got 'nowhere'"),
-    ],
-    ids=str,
-)
-@pytest.mark.usefixtures("unchecked_shapes")
-def test_a_bad_setting_is_named(settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(pd.errors.PyroDropoutError, match=words):
-        DropoutRegressor(**{**QUICK, **settings}).fit(*plane())
-
-
-def test_bad_data_is_named(fitted: Any) -> None:
-    X, y = plane()
-    with pytest.raises(pd.errors.PyroDropoutError, match="y must have at least two classes; got one class"):
-        DropoutClassifier(**QUICK).fit(X, np.ones(60, dtype=int))
-    with pytest.raises(ValueError, match="Unknown label type: continuous"):
-        DropoutClassifier(**QUICK).fit(X, y)
-    with pytest.raises(pd.errors.RangeError, match="n_samples must be a whole number"):
-        fitted.sample_y(X, n_samples=0)
-    with pytest.raises(ValueError, match="features"):
-        fitted.predict(X[:, :1])
 
 
 # --- large numbers ----------------------------------------------------------------------------------------------------

@@ -87,16 +87,6 @@ def test_numbers_are_read_as_numbers_and_told(tmp_path: Path, name: str) -> None
     assert learned(other, target="y") == encoding
 
 
-def test_axes_have_units(tmp_path: Path) -> None:
-    days = [f"2024-01-{k % 20 + 1:02}" for k in range(24)]
-    table = column(["12%", "30%"], day=days, at=[f"{day}T06:30Z" for day in days], z=["$3", "$4"])
-    data = read_table(as_csv(tmp_path, table), target="z", drop=["y"])
-    since = "2024-01-09 06:30:00+00:00"
-    assert data.x_name == f"x (%), day (days since 2024-01-09), at (days since {since})"
-    assert data.y_name == "z ($)"
-    assert f"centred for single precision: day (at 2024-01-09), at (at {since})" in data.note
-
-
 def test_a_date_is_no_target(tmp_path: Path) -> None:
     path = as_csv(tmp_path, column([1, 2], when=["2024-01-01", "2024-01-02"]))
     with pytest.raises(

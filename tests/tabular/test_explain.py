@@ -74,13 +74,3 @@ def test_other_draws_at_each_call_are_refused() -> None:
         explain(lambda x: made(torch.randn(3, len(x), 1), pd.Gaussian(1.0)), table(20), COLUMNS)
     with pytest.raises(pd.errors.RangeError, match="at least 2 rows"):
         explain(numbers, table(1), COLUMNS)
-
-
-def test_the_chart_has_a_bar_for_each_column_and_the_record_a_row() -> None:
-    found = explain(numbers, table(40), COLUMNS, repeats=1)
-    left, right = found.plot("price").axes
-    assert [label.get_text() for label in left.get_yticklabels()] == list(found.names)
-    assert left.get_xlabel() == "change of the mean of price"
-    assert right.get_xlabel() == "change of the standard deviation of price"
-    assert [bar.get_width() for bar in left.patches] == found.mean.tolist()
-    assert [row["column"] for row in found.as_json()] == list(found.names)

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import pyro_dropout as pd
-from pyro_dropout.tabular.calibration import Calibration
 from pyro_dropout.tabular.fitted import FittedTable
 from tests.cli.command import run, table_of
 
@@ -120,16 +119,6 @@ def test_predictions_of_rows_with_the_target_are_compared_with_it(fitted: Fitted
     assert (done.exit_code, "scores" in json.loads(done.stdout)) == (0, False)
 
 
-def test_calibration_goes_through_json(fitted: FittedTable) -> None:
-    told = json.loads(json.dumps(fitted.calibration.as_json()))
-    again = Calibration.from_json(told)
-    assert again.scores == fitted.calibration.scores
-    assert again.as_json() == fitted.calibration.as_json()
-    for broken in ({**told, "rows": "24"}, {**told, "scores": []}, {k: v for k, v in told.items() if k != "intervals"}):
-        with pytest.raises((KeyError, TypeError)):
-            Calibration.from_json(broken)
-
-
 def test_without_held_back_rows_nothing_is_chosen_or_calibrated() -> None:
     found = pd.fit_table(houses(60), target="price", held_back=0.0, steps=5, progress=False)
     assert found.said == ""
@@ -162,19 +151,6 @@ def test_counts_and_proportions_come_back_from_their_folder(tmp_path: Path) -> N
         answers = again.predict(frame.head(4), samples=20)
         pandas.testing.assert_frame_equal(answers, found.predict(frame.head(4), samples=20))
         assert (answers["lower"] >= 0).all()
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"target": "rooms"}, "no column 'rooms'"),
-        ({"guide": "best"}, "guide must be"),
-        ({"scale": "square"}, "scale must be"),
-    ],
-)
-def test_a_mistake_is_named_before_training(changed: dict[str, Any], message: str) -> None:
-    with pytest.raises((pd.errors.PyroDropoutError, ValueError), match=message):
-        pd.fit_table(houses(40), **{"target": "price", **QUICK, **changed})
 
 
 def test_a_centred_target_is_not_taken_on_another_scale() -> None:

@@ -57,21 +57,6 @@ def test_the_titles_of_numbers_are_true() -> None:
     assert curve.get_ydata()[-1] == pytest.approx(0.8)
 
 
-def test_calibrated_intervals_are_a_point_of_their_own() -> None:
-    x = table(80)
-    y = numbers(x).mean + 3 * torch.randn(80, 1)
-    calibrated = pd.conformal(numbers(x[:40]), y[:40])
-
-    def interval(found: pd.prediction.Prediction) -> tuple[Tensor, Tensor]:
-        return calibrated.interval(found, 0.9)
-
-    figure = picture(numbers, WIDE, x[40:], y[40:], level=0.9, interval=interval)
-    low, high = interval(numbers(x[40:]))
-    share = ((low <= y[40:]) & (y[40:] <= high)).double().mean().item()
-    assert f"calibrated 90 % interval: {100 * share:.1f} %" in [line.get_label() for line in figure.axes[1].lines]
-    assert f"{100 * share:.0f} % of 40 held-back rows in their 90 % interval" in drawn(figure)
-
-
 def test_without_targets_predictions_stand_in_order_beside_what_matters() -> None:
     figure = picture(numbers, WIDE, table(300), rows="rows")
     assert drawn(figure)[:2] == [

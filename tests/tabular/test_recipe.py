@@ -3,26 +3,7 @@
 import pytest
 import torch
 
-from pyro_dropout.generative.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
 from pyro_dropout.tabular.recipe import Recipe
-
-X = torch.linspace(-1, 1, 12).reshape(6, 2)
-
-
-@pytest.mark.parametrize(
-    ("recipe", "classes", "likelihood", "outputs"),
-    [
-        (Recipe("mean-field", 4), (), Gaussian, 1),
-        (Recipe("mean-field", 4, noise="by-input"), (), HeteroscedasticGaussian, 2),
-        (Recipe("mean-field", 4), ("a", "b", "c"), Categorical, 3),
-    ],
-)
-def test_a_recipe_builds_its_model(recipe: Recipe, classes: tuple[str, ...], likelihood: type, outputs: int) -> None:
-    y = torch.arange(6) % 3 if classes else X[:, :1]
-    model, _ = recipe.build((X, y), classes)
-    assert isinstance(model.model.likelihood, likelihood)
-    assert model.model.net[-1].out_features == outputs
-    assert model.model.net[0].out_features == 4
 
 
 def test_a_cold_loss_rises_to_its_temperature() -> None:

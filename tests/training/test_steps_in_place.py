@@ -12,8 +12,6 @@ from torch import Tensor, nn
 import pyro_dropout as pd
 from pyro_dropout.engines import engine
 from pyro_dropout.engines.program import Program
-from pyro_dropout.engines.torch_internals import fused_adam
-from pyro_dropout.training import optimisers
 from pyro_dropout.training.optimisers import Update, adam, sgd
 from tests.oracles.memory import peak_allocated
 
@@ -82,48 +80,12 @@ def test_parameters_may_lie_in_memory_in_any_order(kind: str, decoupled: bool) -
     torch.testing.assert_close(value, copy[0])
 
 
-@pytest.mark.parametrize("decoupled", [False, True])
-def test_complex_numbers_are_moved_as_torch_moves_them(decoupled: bool) -> None:
-    value = torch.randn(3, dtype=torch.complex64)
-    leaf, update = value.clone().requires_grad_(), adam(0.1, weight_decay=0.1, decoupled=decoupled)
-    theirs = (torch.optim.AdamW if decoupled else torch.optim.Adam)([leaf], lr=0.1, weight_decay=0.1)
-    state = update.start([value])
-    for t in map(torch.tensor, (1.0, 2.0)):
-        leaf.grad = torch.randn_like(value)
-        update.step_in_place([value], [leaf.grad.clone()], state, t, torch.tensor(0.1))
-        theirs.step()
-    torch.testing.assert_close(value, leaf.detach())
-
-
 def test_an_update_of_the_user_runs_in_place_too() -> None:
     model, guide = pair()
     start = [parameter.detach().clone() for parameter in guide.parameters()]
     halve = pd.training.Update("halve", lr=1.0, slots=0, apply=lambda p, g, s, lr, t: (p / 2, s))
     pd.fit(model, guide, X, X, steps=2, optim=halve, compile=False, **QUIET)
     torch.testing.assert_close(list(guide.parameters()), [each / 4 for each in start])
-
-
-@pytest.mark.parametrize("kind", [pd.AutoMultiplicative, pd.AutoLowRank, pd.AutoDropout])
-@pytest.mark.parametrize("per_example", [True, False])
-def test_adam_is_given_tensors_of_one_shape_and_order(
-    kind: Any, per_example: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a GPU torch refuses others; on a CPU it goes through all of them as they lie in memory."""
-    seen = []
-
-    def adam(*lists: list[Tensor], **how: Any) -> None:
-        for tensors in zip(*lists[:4], strict=True):
-            seen.append({(each.shape, each.stride()) for each in tensors})
-        torch_adam(*lists, **how)
-
-    torch_adam = fused_adam(decoupled=False)
-    monkeypatch.setattr(optimisers, "fused_adam", lambda decoupled: adam)
-    pyro.clear_param_store()
-    model = pd.BayesianNet(nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1)))
-    x = torch.randn(12, 3)
-    pd.fit(model, kind(model), x, x[:, :1], loss=pd.ELBO(per_example=per_example), steps=2, compile=False, **QUIET)
-    assert seen
-    assert all(len(each) == 1 for each in seen)
 
 
 @pytest.mark.parametrize("compile", [False, *RECORDED_OR_COMPILED])

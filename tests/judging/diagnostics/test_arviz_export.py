@@ -37,12 +37,6 @@ def test_chains_whose_draws_are_worth_little_have_longer_tails() -> None:
     assert arviz_export.efficiency_of({"w": np.ones((2, 50))}) == 1.0  # of a constant nothing is known
 
 
-def test_the_module_stands_alone() -> None:
-    alone = arviz_tour.loaded()
-    assert alone.FEWEST == arviz_export.FEWEST
-    assert 0.37 < arviz_tour.smoothed_normal(alone) < 0.38
-
-
 def test_smoothing_is_that_of_arviz() -> None:
     """Ratios of N(0, 1) draws for N(0, 1.5²): known k = 1 - 1/1.5² = 0.556; ArviZ's own call is the oracle."""
     az = arviz_export.arviz()

@@ -1,13 +1,11 @@
 """Two trainings that differ are told apart, and two that do not are not."""
 
-import json
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-import pyro_dropout as pd
 from pyro_dropout.training.checkpoints.fingerprint import told_update
 from pyro_dropout.training.optimisers import named
 from pyro_dropout.training.torch_optimisers import from_optimiser
@@ -28,14 +26,6 @@ def test_options_of_torchs_optimisers_are_told(options: dict[str, Any]) -> None:
     assert rms(**base) != rms(**(base | options))
 
 
-def test_facts_are_the_same_after_json() -> None:
-    w = torch.zeros(2, requires_grad=True)
-    groups = [{"params": [w], "betas": (0.5, torch.tensor(0.75))}, {"params": [w.clone().detach()], "lr": 1.0}]
-    beside = from_optimiser(torch.optim.NAdam(groups, lr=torch.tensor(0.5)))
-    for update in (beside, named("adam", 0.1, schedule=pd.training.inverse_decay())):
-        assert json.loads(json.dumps(told_update(update))) == told_update(update)
-
-
 def late(step: int) -> Any:
     return lambda t: torch.where(t < step, 1.0, 0.1)
 
@@ -54,11 +44,3 @@ def test_schedules_are_told_apart(first: Any, second: Any) -> None:
     told = [told_update(named("sgd", 0.1, schedule=schedule)) for schedule in (first, second)]
     assert told[0] != told[1]
     assert told[0] == told_update(named("sgd", 0.1, schedule=first))
-
-
-def test_a_schedule_that_ends_is_told_up_to_its_end() -> None:
-    def table(*values: float) -> Any:
-        return told_update(named("sgd", 0.1, schedule=lambda t: torch.tensor(values)[t.long()]))
-
-    assert table(1.0, 0.5) == table(1.0, 0.5)
-    assert len({json.dumps(each) for each in (table(1.0, 0.5), table(1.0, 0.4), table(1.0, 0.5, 0.5))}) == 3

@@ -13,8 +13,7 @@ from torch import nn
 import pyro_dropout as pd
 from pyro_dropout.guides import GUIDES
 from pyro_dropout.training.checkpoints import posterior_file
-from pyro_dropout.training.checkpoints.posterior_file import tensors_of
-from pyro_dropout.training.checkpoints.tensor_file import read_facts, write_tensors
+from pyro_dropout.training.checkpoints.tensor_file import read_facts
 
 
 def net(width: int = 4, dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -144,9 +143,3 @@ def test_what_a_model_learned_or_gathered_is_no_difference(tmp_path: Path, optio
     first[0].eval()
     pd.save(tmp_path / "q", *first)
     assert pd.load(tmp_path / "q", *second) == {}
-
-
-def test_a_file_that_does_not_tell_of_layers_is_loaded(tmp_path: Path) -> None:
-    model, guide = told()
-    write_tensors(tmp_path / "q", tensors_of(model, guide), {"kind": "posterior", "extra": {"old": True}})
-    assert pd.load(tmp_path / "q", *told()) == {"old": True}

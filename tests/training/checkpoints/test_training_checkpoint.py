@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -203,12 +202,6 @@ def test_an_optimiser_whose_state_is_no_tensors_is_refused(tmp_path: Path) -> No
         pd.fit(model, guide, X, X, steps=3, optim=optim, compile=False, progress=False, checkpoint=tmp_path)
 
 
-def test_checkpoints_by_time(tmp_path: Path) -> None:
-    with warnings.catch_warnings(), mock.patch.object(Keeper, "write") as write:
-        short(pd.training.Checkpoint(tmp_path, seconds=1e-9))
-    assert [call.args[0] for call in write.call_args_list] == [20, 40, 60]
-
-
 # --- what is on the disk, and what is said of it --------------------------------------------------------------------
 
 
@@ -287,19 +280,3 @@ def test_training_does_not_depend_on_how_often_it_is_checked(tmp_path: Path) -> 
 
 
 # --- torch's own optimisers -----------------------------------------------------------------------------------------
-
-
-def beside(folder: Any, lr: Any, steps: int = 10, **options: Any) -> torch.Tensor:
-    torch.manual_seed(0)
-    model = pd.BayesianNet(torch.nn.Linear(1, 1))
-    guide = pd.AutoDropout(model)
-    optim = torch.optim.RMSprop(guide.parameters(), lr=lr, **options)
-    pd.fit(model, guide, X, X, steps=steps, optim=optim, seed=0, compile=False, progress=False, checkpoint=folder)
-    assert type(optim.param_groups[0]["lr"]) is type(lr)
-    return guide.mean()["weight"]
-
-
-def test_a_learning_rate_may_be_a_tensor(tmp_path: Path) -> None:
-    beside(tmp_path, torch.tensor(1e-3))
-    whole = beside(None, torch.tensor(1e-3), steps=20)
-    assert torch.equal(beside(tmp_path, torch.tensor(1e-3), steps=20), whole)

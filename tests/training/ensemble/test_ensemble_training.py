@@ -1,6 +1,5 @@
 """Groups, interruptions and members that diverge: all others are what they would have been."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import pyro_dropout as pd
 from pyro_dropout.training import loop
 from pyro_dropout.training.checkpoints.training_checkpoint import Keeper
 from pyro_dropout.training.ensemble.members import MembersRun
-from pyro_dropout.training.optimisers import sgd
 from tests.training.ensemble.test_training import QUIET, data
 
 X, Y = data()
@@ -182,26 +180,6 @@ def test_a_divergence_leaves_new_members_where_they_were() -> None:
     assert ensemble.members == 3
 
 
-def test_an_interrupted_group_is_told_apart_from_the_others() -> None:
-    model = line()
-    ensemble = pd.Ensemble(model, members=3, group=1)
-    before, calls = values(ensemble), []
-
-    def schedule(t: Tensor) -> Tensor:
-        calls.append(int(t))
-        if calls.count(5) == 2:
-            raise KeyboardInterrupt
-        return torch.ones_like(t)
-
-    with pytest.raises(KeyboardInterrupt) as stop:
-        trained(model, ensemble, schedule=schedule)
-    assert "member 0 to the end, member 1 so far, member 2 not yet." in stop.value.__notes__[0]
-    moved = (values(ensemble)["states.weight.loc"] != before["states.weight.loc"]).flatten(1).any(1)
-    assert moved.tolist() == [True, True, False]
-    told = [name for name in pyro.get_param_store() if "weight" in name]
-    assert told == ["Ensemble.states.weight.loc"]  # and no part of it
-
-
 # --- members that diverge ---------------------------------------------------------------------------------------------
 
 
@@ -263,14 +241,3 @@ def test_members_share_a_parameter_of_a_pyro_model() -> None:
     y = x.sum(1) + 0.5 * torch.randn(300, dtype=torch.float64)
     pd.fit(model, pd.Ensemble(model, members=3), x, y, steps=300, lr=0.03, **QUIET)
     assert pyro.param("width").item() == pytest.approx(0.5, rel=0.15)
-
-
-def test_an_update_clips_each_member() -> None:
-    """By the norm of all members, as an update clips other guides, each would depend on the others."""
-    update, found = sgd(0.01, momentum=0.9), []
-    for options in ({"clip_norm": 1.0, "optim": "sgd", "lr": 0.01}, {"optim": replace(update, clip_norm=1.0)}):
-        model = line()
-        ensemble = pd.Ensemble(model, members=3, seed=2)
-        trained(model, ensemble, **options)
-        found.append(values(ensemble))
-    torch.testing.assert_close(found[0], found[1])

@@ -24,13 +24,6 @@ def noise_only(y: Tensor) -> None:
         pyro.sample("y", dist.Normal(0.0, scale), obs=y)
 
 
-def vectors(y: Tensor) -> None:
-    """The same in three dimensions, with a full covariance."""
-    scale = pyro.sample("scale", dist.LogNormal(torch.zeros((), dtype=F64), 3.0))
-    with pyro.plate("points", len(y)):
-        pyro.sample("y", dist.MultivariateNormal(y.new_zeros(3), scale_tril=scale * torch.eye(3, dtype=F64)), obs=y)
-
-
 def normal_quantiles(count: int) -> Tensor:
     """A sample with the moments of a normal distribution."""
     return torch.distributions.Normal(0.0, 1.0).icdf((torch.arange(count, dtype=F64) + 0.5) / count)
@@ -46,15 +39,6 @@ def test_members_differ_in_a_latent_width_as_the_posterior_does() -> None:
     # The spread of 400 members is known to 3.5 %; the bootstrap's differs from the posterior's by a few percent.
     assert found.std().item() == pytest.approx(exact, rel=0.15)
     assert found.mean().item() == pytest.approx(math.log(0.5), abs=0.03)
-
-
-@pytest.mark.deep
-def test_the_width_of_a_full_covariance() -> None:
-    y = torch.randn(60, 3, dtype=F64, generator=torch.Generator().manual_seed(0))
-    ensemble = pd.Ensemble(vectors, members=300, start="module", seed=0)
-    pd.fit(vectors, ensemble, y, steps=200, **QUIET)
-    exact = 0.5 * torch.polygamma(1, torch.tensor(90.0)).sqrt().item()
-    assert ensemble.sample_weights(300)["scale"].log().std().item() == pytest.approx(exact, rel=0.25)
 
 
 @pytest.mark.parametrize(

@@ -94,18 +94,6 @@ def test_a_replica_whose_parameters_the_last_step_breaks_is_counted() -> None:
     assert history.diverged.tolist() == [False, True]
 
 
-def test_replicas_of_other_structure_are_refused() -> None:
-    with pytest.raises(pd.errors.PyroDropoutError, match=r"the replica with \{'keep': 1.0\} differs in structure"):
-        pd.Fleet(build, {"keep": [0.9, 1.0]})
-
-    def wider(width: int) -> Any:
-        model = pd.BayesianNet(nn.Linear(2, width))
-        return model, pd.AutoDropout(model)
-
-    with pytest.raises(pd.errors.PyroDropoutError, match="Put them in two fleets"):
-        pd.Fleet(wider, {"width": [2, 3]})
-
-
 def test_layers_that_change_their_buffers_are_refused() -> None:
     def make(seed: int) -> Any:
         model = pd.BayesianNet(nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)))

@@ -229,17 +229,3 @@ def test_mini_batches_and_ordinary_parameters_are_trained_by_adam(ordinary: bool
     assert all(not torch.equal(a, b) for a, b in zip(before, norm.parameters(), strict=True))
     again = pd.laplace(model, found.guide, x, y)  # with the parameters and settings that the model now has
     assert again.log_evidence().item() == pytest.approx(found.log_evidence, abs=1e-3)
-
-
-def test_it_is_saved_and_loaded(tmp_path: Any) -> None:
-    x, y = waves(60)
-    model = waves_net()
-    found = pd.training.maximise_evidence(model, x, y, tolerance=1e6, **QUIET)
-    pd.save(tmp_path / "found", model, found.guide)
-    fresh = waves_net()
-    fresh.likelihood = pd.Gaussian(found.tau)
-    guide = pd.guides.AutoLaplace(fresh)
-    pd.load(tmp_path / "found", fresh, guide)
-    settings: Any = (2.0, {"0.bias": 3.0})
-    assert guide.log_evidence(*settings).item() == found.guide.log_evidence(*settings).item()
-    assert fresh.prior_scale("0.weight").item() == pytest.approx(1 / found.length_scales["0.weight"])

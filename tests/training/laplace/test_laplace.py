@@ -356,18 +356,6 @@ def test_running_statistics_and_dropout_are_those_of_evaluation() -> None:
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
-def test_noise_of_the_networks_own_is_refused() -> None:
-    net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Dropout(0.5), nn.Tanh(), nn.Linear(3, 2))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model, _ = pd.from_dropout(net, likelihood=pd.Categorical())
-    if not model.noise:
-        model.look_at(X)
-    assert model.noise
-    with pytest.raises(pd.errors.PyroDropoutError, match="noise of its own"):
-        pd.laplace(model, model, X, Y)
-
-
 class Shaken(nn.Module):
     """Random, and nobody can know."""
 

@@ -16,7 +16,6 @@ import torch
 from pyro.infer import SVI
 from pyro.optim import Adam
 from torch import Tensor, nn
-from torch.fx.experimental.proxy_tensor import make_fx
 
 import pyro_dropout as pd
 from pyro_dropout.errors import NotFollowedError
@@ -178,18 +177,6 @@ def test_a_refusal_leaves_no_mark(case: str) -> None:
         pd.ELBO().loss(model, guide, X, Y)
 
 
-def test_other_mistakes_are_not_swallowed() -> None:
-    model, guide = pair(pd.BayesianNet(nn.Linear(2, 2)))
-    elbo = pd.ELBO(per_example="auto")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with pytest.raises(pd.errors.ShapeError, match="y must have shape"):
-            elbo.loss(model, guide, X, Y[:3])
-        with pytest.raises(pd.errors.PyroDropoutError, match="no site 'bias'"):
-            elbo.loss(model, pyro.poutine.block(guide, hide=["bias"]), X, Y)
-        assert not elbo._shares
-
-
 def test_a_refusal_may_come_later() -> None:
     """A model that treats small batches in another way: from then on draws are shared, and said so once."""
 
@@ -225,27 +212,3 @@ def test_where_nothing_is_refused_it_is_true(make: Any) -> None:
 
 
 # --- while a tracer records -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("case", ["not a layer", "used twice"])
-def test_a_tracer_records_shared_draws_alone(case: str) -> None:
-    """The first call is traced: the program is that of ``per_example=False``, with none of what was tried in it."""
-    make, words = REFUSED[case]
-    programs, numbers = [], []
-    for per_example in ("auto", False):
-        pyro.clear_param_store()
-        pyro.set_rng_seed(5)
-        model, guide = make()
-        guide(X, Y)
-        elbo = pd.ELBO(per_example=per_example)  # type: ignore[arg-type]
-
-        def loss(x: Tensor, y: Tensor) -> Tensor:
-            return elbo.differentiable_loss(model, guide, x, y).detach()  # noqa: B023
-
-        with pyro.validation_enabled(False), one_warning(words) if per_example == "auto" else warnings.catch_warnings():
-            program = make_fx(loss)(X, Y)
-        assert elbo._shares
-        programs.append(program.code)
-        numbers.append([program(X, Y), torch.rand(2), *state(model)])
-    assert programs[0] == programs[1]
-    assert all(torch.equal(one, other) for one, other in zip(*numbers, strict=True))

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 import pyro_dropout as pd
-from pyro_dropout.training.checkpoints.fingerprint import told_loss
 
 F64 = torch.float64
 X = torch.linspace(-1, 1, 12, dtype=F64).unsqueeze(-1)
@@ -117,13 +116,6 @@ def test_a_schedule_is_right_at_every_step(way: str, compile: bool) -> None:
     assert torch.allclose(WAYS[way](compile), expected, atol=1e-7)
     for wrong in (0.05, 1.0):  # held fixed at the first step, or left out
         assert not torch.allclose(by_hand(lambda done, wrong=wrong: wrong), expected, atol=1e-3)
-
-
-def test_the_temperature_is_a_fact_of_a_training() -> None:
-    assert "temperature" not in told_loss(pd.ELBO())  # as in checkpoints of earlier versions
-    heats = (0.5, pd.training.warm_up(10), pd.training.warm_up(11), pd.training.warm_up(10, start=0.1))
-    told = [told_loss(pd.ELBO(temperature=heat))["temperature"] for heat in heats]
-    assert len(set(told)) == 4
 
 
 def test_parts_hold_the_kl_itself_and_the_loss_its_multiple() -> None:

@@ -77,14 +77,6 @@ def test_steps_networks_layers_points_and_units_are_independent() -> None:
 
 
 @pytest.mark.deep
-def test_a_key_gives_the_same_numbers_and_another_key_gives_others() -> None:
-    keep = torch.full((UNITS,), 0.5)
-    assert torch.equal(masks(keep), masks(keep))
-    agree = (masks(keep) == masks(keep, key=8)).float().mean().item()
-    assert agree == pytest.approx(0.5, abs=0.05)
-
-
-@pytest.mark.deep
 @pytest.mark.parametrize("before", [0, 2**32 - 2, 2**40])
 def test_numbers_belong_to_their_step_however_many_are_taken_at_a_time(before: int) -> None:
     keep = torch.full((UNITS,), 0.5)

@@ -37,17 +37,6 @@ def fitted(steps: int = 4, **how: Any) -> tuple[Any, Any]:
     return history, guide
 
 
-@pytest.mark.deep
-def test_a_seed_repeats_a_training() -> None:
-    first, guide = fitted()
-    second, other = fitted()
-    third, _ = fitted(seed=6)
-    assert first.compiled
-    assert torch.equal(first.losses, second.losses)
-    assert not torch.equal(first.losses, third.losses)
-    torch.testing.assert_close(guide.mean(), other.mean(), rtol=0, atol=0)
-
-
 def test_the_kernels_take_the_steps_that_fit_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = []
     advance = WideSteps.advance
@@ -81,31 +70,3 @@ def test_a_checkpoint_of_other_steps_is_resumed_by_the_kernels(tmp_path: Path) -
     model, guide = pair()
     back = pd.fit(model, guide, *data(), steps=5, **{**how, "compile": False})
     assert torch.equal(back.losses[:4].cpu(), resumed.losses)
-
-
-@pytest.mark.deep
-def test_the_loss_falls_as_it_does_by_other_steps() -> None:
-    """Two trainings with different masks: the means of their last losses agree within a tenth."""
-    how = {"steps": 40, "batch_size": None, "lr": 0.05}
-    by_kernels, _ = fitted(**how)
-    model, guide = pair()
-    by_others = pd.fit(model, guide, *data(), **{**QUIET, "seed": 5, "compile": False, **how})
-    first, last = by_kernels.losses[:5].mean(), by_kernels.losses[-10:].mean()
-    assert last < 0.8 * first
-    assert last.item() == pytest.approx(by_others.losses[-10:].mean().item(), rel=0.1)
-
-
-@pytest.mark.deep
-def test_early_stopping_restores_the_best_parameters() -> None:
-    history, guide = fitted(steps=12, validation=data(10), patience=1, check_every=3, lr=0.3)
-    assert history.validation
-    assert all(torch.isfinite(value).all() for value in guide.mean().values())
-
-
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter, which computes with numpy
-def test_a_training_that_diverges_returns_to_its_last_good_parameters() -> None:
-    model, guide = pair()
-    x, y = data()
-    with by_the_kernel(), pytest.raises(pd.errors.DivergedError, match="the loss is"):
-        pd.fit(model, guide, x, y, steps=3, **{**QUIET, "lr": 1e38})
-    assert all(torch.isfinite(value).all() for value in guide.mean().values())
