@@ -12,9 +12,10 @@ import lazy_loader as _lazy_loader
 
 from pyro_dropout.registry import FLOORS as _FLOORS
 
-_find, _, __all__ = _lazy_loader.attach_stub(__name__, __file__)
+_find, _, _listed = _lazy_loader.attach_stub(__name__, __file__)
 _NEED_SKLEARN = ("DropoutClassifier", "DropoutRegressor")
 _SUBMODULES = (*_FLOORS, "errors", "paper", "protocols", "registry")
+__all__ = [name for name in _listed if name not in _SUBMODULES]
 # Names that were here, by the submodule that has them now. All of this goes in the version after this one.
 _GONE_IN = "0.2"
 _MOVED = {
@@ -69,7 +70,7 @@ def __getattr__(name: str) -> _Any:
     _gc.disable()  # an import makes no garbage, and a search for it among all of torch's objects takes long
     try:
         import_module(f"{__name__}.mathematics.divergence")  # registers our q(w) with torch's kl_divergence
-        found = import_module(f"{__name__}.{name}") if name in _SUBMODULES else _find(name)
+        found = _find(name)
     except ModuleNotFoundError as missing:
         if name not in _NEED_SKLEARN:
             raise

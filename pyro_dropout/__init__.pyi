@@ -1,5 +1,23 @@
-"""The public names, with the module that each comes from; they are imported when first used."""
+"""The submodules, and the names at the top with the module that each comes from; imported when first used."""
 
+from . import cli as cli
+from . import comparison as comparison
+from . import datasets as datasets
+from . import engines as engines
+from . import errors as errors
+from . import generative as generative
+from . import guides as guides
+from . import judging as judging
+from . import mathematics as mathematics
+from . import paper as paper
+from . import prediction as prediction
+from . import protocols as protocols
+from . import references as references
+from . import registry as registry
+from . import sklearn as sklearn
+from . import tables as tables
+from . import tabular as tabular
+from . import training as training
 from .comparison.compare import compare as compare
 from .generative.likelihoods import Bernoulli as Bernoulli
 from .generative.likelihoods import Categorical as Categorical
