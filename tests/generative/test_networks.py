@@ -91,6 +91,7 @@ def test_a_tied_parameter_is_one_site_for_both_layers() -> None:
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("kind", NETS)
+@pytest.mark.thinned(3)
 def test_given_weights_it_is_the_plain_network(kind: str, training: bool, dtype: torch.dtype) -> None:
     problem = KINDS[kind](dtype)
     problem.model.train(training)
@@ -102,6 +103,7 @@ def test_given_weights_it_is_the_plain_network(kind: str, training: bool, dtype:
 
 @pytest.mark.parametrize("batch", [(3,), (3, 1), (2, 3, 1), (1,), (1, 1)])
 @pytest.mark.parametrize("kind", [*NETS, "scaled"])
+@pytest.mark.thinned(4)
 def test_sample_dimensions_are_a_loop_over_samples(kind: str, batch: tuple[int, ...]) -> None:
     """Batches as Predictive makes them, (S,), and as a plate of particles does, with a place for the data."""
     if kind == "scaled":
