@@ -113,8 +113,6 @@ ROWS = [
         RANGE, "keep", "got 1 numbers", "be a number, or one for each of the 2 weight"),
     Row("DropoutClassifier", lambda: classifier(np.zeros(12)),
         OTHER, "y", "got one class, 0.0", "have at least two classes"),
-    Row("DropoutClassifier", lambda: classifier(guide="x"),
-        RANGE, "guide", "got 'x'", "be 'auto', 'dropout', 'concrete',"),
     Row("fit_table", lambda: pd.fit_table(3, "price"), OTHER, "data frame", "got int", "with named columns is needed"),
     Row("fit_table", lambda: pd.fit_table(frame(), "cost"),
         OTHER, "no column 'cost'", "its columns are", "size, price"),

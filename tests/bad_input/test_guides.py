@@ -119,7 +119,6 @@ ROWS = [
         OTHER, "guide", "got AutoDropout", "a guide already"),
     Row("Ensemble", lambda: pd.Ensemble(model(), same_guide()),
         OTHER, "guide", "the same one twice", "make a new guide"),
-    Row("Ensemble", lambda: pd.Ensemble(model(), lambda m: net()), OTHER, "guide", "it made", "such as AutoDropout"),
     Row("Ensemble", lambda: pd.Ensemble(model(), anchored="yes"), RANGE, "anchored", "got 'yes'", "True or False"),
     Row("Ensemble", lambda: pd.Ensemble(model(), start="zero"), RANGE, "start", "got 'zero'", "'anchor' or 'module'"),
     Row("Ensemble", lambda: pd.Ensemble(model(), members=2, anchored=False, start="module"),

@@ -74,16 +74,8 @@ MISTAKES: dict[str, tuple[Make, str]] = {
     "no file": (lambda folder, fitted: ["fit", folder / "no.csv", "--out", folder / "run"], "no.csv'."),
     "a folder": (lambda folder, fitted: ["fit", folder, "--out", folder / "run"], "is a folder; give a CSV"),
     "empty": (of_table(""), "table.csv is empty"),
-    "binary": (of_table(b"a,b\n\x00\x01\x02"), "table.csv is not a table: it holds binary data"),
-    "another encoding": (of_table("a,é\n1,2\n".encode("latin-1")), "neither Parquet nor UTF-8 text: byte 3"),
-    "half a Parquet file": (of_table(b"PAR1 and so on", name="t.parquet"), "t.parquet is not a valid Parquet file"),
-    "ragged, too few": (of_table("a,b\n1,2\n3\n"), "table.csv, row 3: 1 values for 2 columns"),
-    "an open quote": (of_table('a,b\n1,"2\n3,4\n'), "table.csv, row 3: unexpected end of data"),
     # the columns
     "no such target": (of_table("a,b\n" + TEN, "--target", "z"), "no column 'z'; its columns are a, b"),
-    "not a number": (of_table("a,b\n" + TEN + "1,x\n"), "table.csv, row 14, column 'b': 'x' is not a number"),
-    "a constant": (of_table("a,b\n" + TEN), "column 'b': the target has only one value, '2'"),
-    "too large": (of_table(houses() + "1e99,a,7\n"), "table.csv, row 32, column 'area': '1e99' is too large"),
     # the options
     "no such command": (lambda folder, fitted: ["comparison"], "No such command 'comparison'"),
     "no such guide": (of_table(houses(), "--guide", "swag"), "unknown guide 'swag'; choose from dropout"),
@@ -150,11 +142,8 @@ MISTAKES: dict[str, tuple[Make, str]] = {
         lambda folder, fitted: ["resume", fitted / "houses", "--steps", 2], "'--steps': the run was planned for 3",
     ),
     # what no disk, no record and no machine has
-    "nearly all held back": (of_table(houses(), "--held-back", 0.99), "leaves 0 to train on"),
-    "all rows have gaps": (of_table("a,b\n" + "1,\n" * 20, "--missing", "drop"), "column 'b': the target has no value"),
     "no name for the table": (lambda folder, fitted: ["fit", "", "--out", "run"], "'.' is a folder; give a CSV"),
     "a name with a null": (lambda folder, fitted: ["fit", "a\0b.csv", "--out", "run"], "a\\x00b.csv"),
-    "half of UTF-16": (of_table(houses().encode("utf-16")[:-1]), "byte 603 cannot be decoded"),
     "an older format": (of_run(swapped('"format": 3', '"format": 2'), "resume"), "has format 2; this version reads 3"),
     "reproduce a path": (lambda folder, fitted: ["reproduce", "../co2"], "unknown experiment '../co2'; choose from"),
     # the experiments

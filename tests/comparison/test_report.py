@@ -23,7 +23,7 @@ from pyro_dropout.comparison.comparison import Comparison
 from pyro_dropout.comparison.exams import Exam
 from pyro_dropout.comparison.figure import rejection_of
 from pyro_dropout.comparison.findings import Row, Score
-from pyro_dropout.comparison.large_k import LayerGap, judged, layer_gaps, overall
+from pyro_dropout.comparison.large_k import layer_gaps, overall
 from pyro_dropout.comparison.report import page as rendering
 from pyro_dropout.comparison.report.page import again, facts, page
 from tests.comparison.sample_comparison import HOSTILE, SETTINGS, regression, scored, series, small_model, smooth
@@ -219,15 +219,6 @@ def test_guides_of_every_kind_get_a_verdict() -> None:
     assert overall(layer_gaps(smooth(5.0)(model))) == "no"
     assert len(layer_gaps(pd.AutoRowMixture(model, components=3))) == 2
     assert layer_gaps(AutoNormal(model)) == []
-
-
-@pytest.mark.parametrize(
-    ("gap", "verdict"), [(0.0, "yes"), (0.01, "yes"), (0.011, "training"), (1.0, "training"), (1.1, "no")]
-)
-def test_the_rule(gap: float, verdict: str) -> None:
-    assert judged(gap) == verdict
-    layer = LayerGap("w", 3, 2, 1.0, 2.0, gap / 2, False)
-    assert overall([layer, layer]) == verdict  # gaps add up
 
 
 # --- curves -----------------------------------------------------------------------------------------------------------

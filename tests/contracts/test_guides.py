@@ -98,8 +98,8 @@ def many_draws(guide: str, kind: str, draws: str = "shared") -> bool:
 def cases(*, kinds: list[str] | None = None, where: Callable[[str, str], bool] = lambda guide, kind: True) -> list[Any]:
     """Every guide with every kind of model, and the types of number.
 
-    The short tests have all guides on one kind of model, every fourth in both types, and the other kinds with an eighth
-    of the guides.
+    The short tests have all guides on one kind of model, every fourth in both types, and the other kinds with one guide
+    in sixteen.
     """
     found = []
     for row, kind in enumerate(kinds or KINDS):
@@ -108,7 +108,7 @@ def cases(*, kinds: list[str] | None = None, where: Callable[[str, str], bool] =
                 continue
             for dtype in (torch.float32, torch.float64):
                 double = dtype == torch.float64
-                long = (double and column % 4 > 0) if kind == "mlp" else (double or (row + column) % 8 > 0)
+                long = (double and column % 4 > 0) if kind == "mlp" else (double or (row + column) % 16 > 0)
                 name = f"{guide}-{kind}-{str(dtype).removeprefix('torch.')}"
                 found.append(pytest.param(guide, kind, dtype, id=name, marks=[pytest.mark.deep] if long else []))
     return found
@@ -265,6 +265,7 @@ def test_its_kl_is_computed_and_not_sampled(guide: str, kind: str, dtype: torch.
 
 
 @pytest.mark.parametrize(("guide", "kind", "dtype"), cases(kinds=["mlp", "residual", "plain"]))
+@pytest.mark.thinned(2)
 def test_two_pairs_share_nothing(guide: str, kind: str, dtype: torch.dtype) -> None:
     """Training one guide on one model moves no parameter of another pair of the same classes."""
     pairs = []
@@ -318,6 +319,7 @@ def test_it_predicts_in_parallel(guide: str, kind: str, dtype: torch.dtype) -> N
 
 
 @pytest.mark.parametrize(("guide", "kind", "dtype"), cases(where=lambda guide, kind: many_draws(guide, kind)))
+@pytest.mark.thinned(2)
 def test_particles_of_shared_draws_can_be_vectorised(guide: str, kind: str, dtype: torch.dtype) -> None:
     check_particles(guide, kind, dtype, "shared")
 
@@ -325,6 +327,7 @@ def test_particles_of_shared_draws_can_be_vectorised(guide: str, kind: str, dtyp
 @pytest.mark.parametrize(
     ("guide", "kind", "dtype"), cases(where=lambda guide, kind: many_draws(guide, kind, "per-example"))
 )
+@pytest.mark.thinned(2)
 def test_particles_of_per_example_draws_can_be_vectorised(guide: str, kind: str, dtype: torch.dtype) -> None:
     check_particles(guide, kind, dtype, "per-example")
 
@@ -342,6 +345,7 @@ def check_particles(guide: str, kind: str, dtype: torch.dtype, draws: str) -> No
 
 
 @pytest.mark.parametrize(("guide", "kind", "dtype"), cases(where=lambda guide, kind: kind not in ONE_BY_ONE))
+@pytest.mark.thinned(2)
 def test_importance_weights_exist_where_a_density_does(guide: str, kind: str, dtype: torch.dtype) -> None:
     problem = KINDS[kind](dtype)
     q = build(guide, problem)

@@ -92,11 +92,6 @@ def test_the_pages_count_the_guides_that_are_registered() -> None:
         assert words in (ROOT / page).read_text("utf-8"), f"{page} does not say {words!r}"
 
 
-def test_a_name_is_taken_once() -> None:
-    with pytest.raises(ValueError, match="a guide named 'dropout' is registered already: AutoDropout"):
-        registry.guide("dropout")(int)
-
-
 @pytest.fixture(scope="module")
 def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Another package as pip installs it, with a guide, a score and a module that cannot be imported; and a table."""

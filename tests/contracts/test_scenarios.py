@@ -112,6 +112,7 @@ def nothing() -> None:
         (nothing, "no latent site"),
     ],
 )
+@pytest.mark.thinned(4)
 def test_what_no_guide_can_do_is_refused_by_name(guide: str, model: Callable[[], None], words: str) -> None:
     with pytest.raises(PyroDropoutError, match=words):
         GUIDES[guide].make(model)()

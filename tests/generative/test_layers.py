@@ -70,6 +70,7 @@ RECURRENT: dict[str, Callable[..., nn.Module]] = {
 @pytest.mark.parametrize("guide", DEGENERATE)
 @pytest.mark.parametrize(("layers", "both", "first"), [(1, False, True), (1, False, False), (2, True, True)])
 @pytest.mark.parametrize("cell", RECURRENT)
+@pytest.mark.thinned(2)
 def test_recurrent_layers(cell: str, layers: int, both: bool, first: bool, guide: str) -> None:
     options = {"num_layers": layers, "bidirectional": both, "batch_first": first}
     net = Recurrence(RECURRENT[cell](2, 3, **options), start=both)
@@ -146,6 +147,7 @@ class Attend(nn.Module):
 @pytest.mark.parametrize("guide", ["masks", "noise"])
 @pytest.mark.parametrize("cross", [False, True])
 @pytest.mark.parametrize("masks", MASKS)
+@pytest.mark.thinned(2)
 def test_attention(masks: str, cross: bool, guide: str) -> None:
     check_against_torch(Attend(MASKS[masks], cross), torch.randn(N, T, 4, dtype=F64), guide)
 
@@ -197,6 +199,7 @@ def test_transformers(kind: str, guide: str) -> None:
 
 @pytest.mark.parametrize("guide", DEGENERATE)
 @pytest.mark.parametrize("kind", TRANSFORMERS)
+@pytest.mark.thinned(2)
 def test_transformers_without_a_gradient_in_evaluation(kind: str, guide: str) -> None:
     """There torch takes a kernel for the whole layer, which knows of one set of weights only."""
     net = TRANSFORMERS[kind]().to(F64).eval()

@@ -81,6 +81,7 @@ def same(one: list[Tensor], other: list[Tensor]) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", EVERYTHING)
+@pytest.mark.thinned(3)
 def test_what_comes_back_is_the_same(name: str, way: str) -> None:
     given = EVERYTHING[name]()
     back = WAYS[way](given)

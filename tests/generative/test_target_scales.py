@@ -31,6 +31,7 @@ def test_moments_are_integrals(made: type, link: np.ufunc) -> None:
 
 @pytest.mark.parametrize("log_r", [-30.0, 0.0, 3.4, 3.5, 10.0, 15.0, 40.0, 100.0])
 @pytest.mark.parametrize("mean", [0.05, 4.0, 200.0])
+@pytest.mark.thinned(3)
 def test_counts_keep_their_digits_up_to_poissons(dtype: torch.dtype, mean: float, log_r: float) -> None:
     p = NegativeBinomial(torch.tensor(math.log(mean), dtype=dtype), torch.tensor(log_r, dtype=dtype))
     y = torch.tensor([0.0, 1.0, 7.0, 250.0], dtype=dtype)

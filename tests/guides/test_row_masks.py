@@ -100,6 +100,7 @@ def made(name: str) -> tuple[nn.Module, Tensor, bool]:
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("name", NETS)
+@pytest.mark.thinned(3)
 def test_predictions_are_those_of_training_mode(name: str, shared: bool) -> None:
     # 16 differences at most, each beyond 4.5 standard errors with probability 7e-6 on correct code: 3e-3 for all.
     net, x, rows = made(name)
@@ -112,6 +113,7 @@ def test_predictions_are_those_of_training_mode(name: str, shared: bool) -> None
 
 
 @pytest.mark.parametrize("name", NETS)
+@pytest.mark.thinned(3)
 def test_without_an_example_they_are_right_or_refused(name: str) -> None:
     # As above: 1 run in 600 of all fails on correct code.
     net, x, rows = made(name)
@@ -192,6 +194,7 @@ BRANCHES: dict[str, tuple[Callable[[], nn.Module], str]] = {
 
 @pytest.mark.parametrize("name", BRANCHES)
 @pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.thinned(2)
 def test_a_branch_on_the_mode_is_refused_by_name(name: str, trained: bool) -> None:
     make, label = BRANCHES[name]
     words = f"{label} computes something else in training mode.*branches on self.training"
@@ -229,6 +232,7 @@ COMPUTED: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.mark.parametrize("trained", [False, True])
 @pytest.mark.parametrize("name", COMPUTED)
+@pytest.mark.thinned(3)
 def test_computed_weights(name: str, trained: bool) -> None:
     # 8 differences beyond 4.5 standard errors, 7e-6 each; 12 networks: 1 run in 1,500 of all.
     layer = COMPUTED[name]()

@@ -132,6 +132,7 @@ def test_rounding_between_near_neighbours_far_out_does_no_harm(kind):
 
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
 @pytest.mark.parametrize("size", [0.0, 1e-20, 1e-4, 1.0, 1e4, 1e8])
+@pytest.mark.thinned(3)
 def test_gradients_are_finite_at_every_size(name, size, dtype):
     kernel = DIFFERENTIABLE[name]().to(dtype)
     x = (size * POINTS.to(dtype)).requires_grad_()

@@ -45,6 +45,7 @@ def everything(loc: Tensor, scale: Tensor, factor: Tensor, name: str) -> dict[st
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", families(torch.ones(5, 4), torch.ones(5, 4), torch.ones(1, 4, 5, 2)))
+@pytest.mark.thinned(3)
 def test_float32_is_finite_and_follows_float64(name: str, scale: float) -> None:
     torch.manual_seed(0)
     loc, factor = torch.randn(5, 4) * 3, torch.randn(1, 4, 5, 2)

@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 from experiments.collection import VARIABLE, co2_paper, mnist, solar, uci
 
-import pyro_dropout as pd
-
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -72,42 +70,3 @@ def test_series_are_read_and_the_gaps_are_found(folder: Path) -> None:
     assert months.y.flatten().tolist() == pytest.approx(np.sin(np.arange(272)).tolist(), abs=1e-6)
     assert months.test_x[0] == pytest.approx(0.01 * 272 - 1.36, abs=1e-6)
     assert months.test_x[-1] == pytest.approx(3.72, abs=0.01)
-
-
-@pytest.mark.parametrize(
-    ("file", "text", "message"),
-    [
-        ("uci/yacht/data.txt", None, "there is no file"),
-        ("uci/yacht/data.txt", "1 2 3\n1 2\n", "garbled"),
-        ("uci/yacht/data.txt", "1 2 nan\n", "a value is missing or infinite"),
-        ("uci/yacht/index_features.txt", "0\n7\n", "from 0 to 2"),
-        ("uci/yacht/index_test_1.txt", "6\n", "from 0 to 5"),
-        ("uci/yacht/index_test_1.txt", "0.5\n", "whole numbers"),
-        ("uci/yacht/index_test_1.txt", "4\n", "shares rows with index_train_1"),
-        ("mnist/t10k-labels-idx1-ubyte.gz", "not packed", "cannot be unpacked"),
-        ("co2.csv", "x,y\n1,2\n", "1 months where 272 are expected"),
-        ("solar_gaps.csv", "x,y\n1,2,3\n", "3 columns where 2 are expected"),
-    ],
-)
-def test_a_broken_folder_is_named_with_a_remedy(folder: Path, file: str, text: str | None, message: str) -> None:
-    path = folder / file
-    path.unlink() if text is None else path.write_text(text)
-    load = {"u": lambda: uci("yacht"), "m": mnist, "c": co2_paper, "s": solar}[file[0]]
-    with pytest.raises(pd.errors.PyroDropoutError) as mistake:
-        load()
-    said = str(mistake.value)
-    assert message in said
-    assert str(path) in said
-    assert ("HDF5" if file.endswith(".csv") else "pyro-dropout datasets --download FOLDER") in said
-    assert "\n" not in said
-
-
-def test_a_folder_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "/nowhere/at/all")
-    for load in (co2_paper, solar, mnist, lambda: uci("wine")):
-        with pytest.raises(pd.errors.PyroDropoutError, match="not a folder"):
-            load()
-    monkeypatch.setenv(VARIABLE, "")
-    assert co2_paper().source == "bundled"
-    with pytest.raises(pd.errors.PyroDropoutError, match="'iris'; choose from boston, concrete"):
-        uci("iris")

@@ -123,12 +123,3 @@ def test_moves_views_meals_and_rewards_are_those_of_the_rules(clearance: bool) -
             met["poison"] += eaten.count(2)
     assert world.eaten.sum(0).tolist() == [met["food"], met["poison"]]
     assert min(met.values()) > 0, met  # every rule was met
-
-
-def test_a_seed_repeats_a_world() -> None:
-    def lived(seed: int) -> np.ndarray:
-        world, rng = Foraging(3, seed), np.random.default_rng(0)
-        return np.stack([world.step(rng.integers(0, 5, 3))[0] for _ in range(200)])
-
-    np.testing.assert_array_equal(lived(4), lived(4))
-    assert (lived(4) != lived(5)).any()

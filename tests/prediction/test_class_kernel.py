@@ -47,11 +47,3 @@ def test_predictions_on_a_gpu_use_it() -> None:
     assert ours.keys() == theirs.keys()
     for name in ours:
         torch.testing.assert_close(ours[name].cpu(), theirs[name], rtol=1e-3, atol=1e-5, msg=name)
-
-
-def test_other_outputs_are_left_to_whole_operations() -> None:
-    wide = torch.zeros(2, 33, 34, device=PLACE)
-    assert not has_class_kernel(wide)
-    assert not has_class_kernel(wide[:, :3, :4].double())
-    assert not has_class_kernel(torch.zeros(2, 3, 4))
-    assert not has_class_kernel(wide[:0, :3, :4])

@@ -94,6 +94,7 @@ def test_log_likelihoods_and_lp_are_those_of_the_trace(name: str) -> None:
 
 
 @EVERY
+@pytest.mark.thinned(4)
 def test_log_q_is_that_of_the_guide(name: str) -> None:
     """In a coordinate where q is a Gaussian: ratios of two draws' densities, against scipy-free formulas of Pyro's."""
     case, model, guide = posed(name, "AutoNormal")

@@ -4,7 +4,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from torch import Tensor
 
@@ -63,21 +62,6 @@ def test_predict_draws_whole_functions_in_any_blocks(dtype: torch.dtype) -> None
         assert abs(between - covariance[0, 1]) < 5.5 * (variance[0, 0] * variance[1, 0] * 2 / count).sqrt()
     same = pd.predict(model, pd.references.gp_posterior(gp), at[:1].expand(5, 1), samples=20, chunk=2).samples
     assert (same - same[:, :1]).abs().max() < 1e-3  # five points, in blocks that had room for two
-
-
-def test_a_second_walk_and_a_seed_give_the_same_functions() -> None:
-    gp, _, _, at = problem(torch.float32)
-    model, posterior, y = (
-        SimpleNamespace(likelihood=pd.Gaussian(tau=TAU)),
-        pd.references.gp_posterior(gp),
-        torch.zeros(4, 2),
-    )
-    kept = pd.predict(model, posterior, at, samples=50, seed=1)
-    left = pd.predict(model, posterior, at, samples=50, seed=1, keep_samples=False)
-    assert torch.allclose(kept.log_prob(y), left.log_prob(y), atol=1e-5)
-    assert torch.equal(pd.predict(model, posterior, at, samples=50, seed=1, shared=True).samples, kept.samples)
-    with pytest.raises(pd.errors.PyroDropoutError, match="mc"):
-        pd.predict(model, posterior, at, method="standard")
 
 
 def test_repeated_points_have_the_same_value() -> None:

@@ -84,11 +84,6 @@ def test_a_first_row_of_data_is_no_header(tmp_path: Path, text: str) -> None:
         read_file(written(tmp_path, text))
 
 
-def test_names_that_are_numbers_are_told(tmp_path: Path) -> None:
-    years = "country,2019,2020\n" + "".join(f"{'ab'[k % 2]},{k},{2 * k}\n" for k in range(12))
-    assert "columns named by numbers: 2019, 2020" in read_table(written(tmp_path, years)).note
-
-
 # --- separators -------------------------------------------------------------------------------------------------------
 
 
@@ -163,27 +158,3 @@ def test_pieces_are_the_rows_of_a_file(tmp_path: Path, size: int, quoted: str) -
     assert cells == [*(f"größe {k}" for k in range(12)), "x", "last"]
     assert [row for piece in pieces for row in piece.rows] == [*range(3, 15), 17, 18 + quoted.count("\n")]
     assert max(map(len, pieces)) <= size
-
-
-QUOTED = {
-    '"a","b"\n"1,5","x"\n2,"y"\n': [("1,5", "x"), ("2", "y")],
-    'a,b\r\n"1","x"\r\n"","y"\r\n': [("1", "x"), (None, "y")],
-    'a,b\n1," x "': [("1", "x")],
-    'a,b\n1,x"y"\n2,"x""y"\n': [("1", 'x"y"'), ("2", 'x"y')],
-    'a,b\n1,"x\ny"\n\n2,"z"\n': [("1", "x\ny"), ("2", "z")],
-    'a,b\n\n1,"x"\n': [("1", "x")],
-}
-
-
-@pytest.mark.parametrize("text", QUOTED)
-def test_quotes(tmp_path: Path, text: str) -> None:
-    (tmp_path / "t.csv").write_text(text, newline="")
-    table = read_file(tmp_path / "t.csv")
-    assert list(zip(*table.columns.values(), strict=True)) == QUOTED[text]
-
-
-@pytest.mark.parametrize("line", ['"x" y,2', '1,"x', '"1"2,3'])
-def test_bad_quotes_are_refused_by_their_row(tmp_path: Path, line: str) -> None:
-    (tmp_path / "t.csv").write_text(f"a,b\n1,2\n{line}\n")
-    with pytest.raises(pd.errors.ShapeError, match=r"t\.csv, row 3: "):
-        read_file(tmp_path / "t.csv")

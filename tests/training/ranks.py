@@ -3,9 +3,7 @@
 Every case is a function below. What it found is written by every rank, as JSON, to FOLDER/CASE.RANK.json.
 """
 
-import contextlib
 import hashlib
-import io
 import json
 import os
 import signal
@@ -364,43 +362,10 @@ def predictions() -> dict[str, Any]:
     return found
 
 
-def commands(folder: Path) -> dict[str, Any]:
-    """The command line as torchrun starts it."""
-    from pyro_dropout.cli.main import main as command
-
-    x, y = wave(41)
-    if here() == 0:
-        rows = [f"{a:.6f},{b:.6f}" for a, b in zip(x.flatten().tolist(), y.flatten().tolist(), strict=True)]
-        (folder / "wave.csv").write_text("\n".join(["x,y", *rows]) + "\n")
-    join("cpu").any(0)  # until the table is there
-    said, complained = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(complained):
-        table, out, answers = (str(folder / name) for name in ("wave.csv", "run", "answers.csv"))
-        codes = []
-        plain = [
-            "--guide",
-            "dropout",
-            "--scale",
-            "plain",
-            "--noise",
-            "constant",
-            "--lr",
-            "0.01",
-        ]  # without a plan
-        for words in (
-            ["fit", table, "--target", "y", "--out", out, "--steps", "30", "--held-back", "0.2", *plain],
-            ["resume", out, "--steps", "40", "--json"],
-            ["predict", out, table, "--out", answers, "--samples", "50"],
-        ):
-            codes.append(command([*words, "--quiet"]))
-            join("cpu").any(0)  # until the first rank has written
-    return {"codes": codes, "said": said.getvalue(), "complained": complained.getvalue()}
-
-
 # --- all together -----------------------------------------------------------------------------------------------------
 
 WITHOUT_FOLDER = {each.__name__: each for each in (exactness, masks, mistakes, predictions)}
-WITH_FOLDER = {each.__name__: each for each in (checkpoints, elastic, fleets, ensembles, commands)}
+WITH_FOLDER = {each.__name__: each for each in (checkpoints, elastic, fleets, ensembles)}
 
 
 def main() -> None:

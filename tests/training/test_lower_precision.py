@@ -1,7 +1,6 @@
 """precision="bf16": products of a network in half precision, everything else in float32."""
 
 import itertools
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -128,21 +127,6 @@ def test_fleets_ensembles_and_svi_take_it() -> None:
         svi.step(x, y)
         svi.evaluate_loss(x, y)
     assert seen.products == {torch.bfloat16}
-
-
-def test_a_processor_that_lacks_it_gets_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyro_dropout.generative.precision._imitated", lambda precision: precision != "float32")
-    model, before = network(20, 16, 16, 1), torch.backends.mkldnn.enabled
-    losses = []
-    for precision in ("float32", "bf16"):
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            guide = pd.AutoDropout(model, keep=1.0)
-            losses.append(pd.fit(model, guide, *data(), steps=3, compile=False, precision=precision, **QUIET).losses)
-    assert ["no instructions for precision='bf16'" in str(each.message) for each in said] == [True]
-    assert said[0].filename == __file__
-    assert torch.allclose(*losses, rtol=0.01)
-    assert torch.backends.mkldnn.enabled == before
 
 
 def test_a_checkpoint_of_another_precision_is_refused(tmp_path: Any) -> None:

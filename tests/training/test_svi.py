@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 import pyro_dropout as pd
 from pyro_dropout.engines import program as compiled
-from pyro_dropout.engines.generated import library
 
 F64 = torch.float64
 
@@ -112,19 +111,6 @@ def test_randomness_that_a_tracer_would_freeze_is_noticed() -> None:
     svi = pd.SVI(model, pd.AutoMeanField(model), pyro.optim.Adam({"lr": 0.01}), pd.ELBO(per_example=False))
     with pytest.warns(UserWarning, match="traced twice and gave two different programs"):
         svi.step(torch.ones(3, 2))
-
-
-def test_without_a_compiler_the_warning_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_compiler(*args: Any) -> Any:
-        raise RuntimeError("No working C++ compiler found")
-
-    monkeypatch.setattr(compiled, "_compile", no_compiler)
-    monkeypatch.setattr("shutil.which", lambda name: None)
-    monkeypatch.setattr(library, "compiler", lambda: ())
-    model, x, y = problem()
-    svi = pd.SVI(model, pd.AutoDropout(model), pyro.optim.Adam({"lr": 0.01}))
-    with pytest.warns(UserWarning, match=r"no C\+\+ compiler on this machine: install one"):
-        assert svi.step(x, y) > 0
 
 
 @pytest.mark.deep

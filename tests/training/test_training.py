@@ -266,12 +266,3 @@ def test_batch_norm_is_trained_and_validation_leaves_it_alone() -> None:
     assert int(net[1].num_batches_tracked) == 10
     assert net[1].running_mean.abs().max() < 10  # inputs a hundred times as large were looked at, not learned from
     assert net.training
-
-
-def test_a_history_can_be_looked_at() -> None:
-    model, guide, x, y = problem()
-    history = pd.fit(model, guide, x, y, steps=30, validation=(x, y), check_every=10, **QUIET)
-    ax = history.plot()
-    assert ax.get_xlabel() == "step"
-    assert ax.get_ylabel() == "-ELBO (nats)"
-    assert len(ax.get_lines()) == 3

@@ -1,6 +1,5 @@
 """Optimiser updates against torch's own optimisers, step by step."""
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,7 +9,7 @@ import pytest
 import torch
 
 import pyro_dropout as pd
-from pyro_dropout.training.optimisers import adam, clock, cosine_decay, inverse_decay, sgd
+from pyro_dropout.training.optimisers import adam, clock, cosine_decay, sgd
 from pyro_dropout.training.torch_optimisers import from_optimiser
 
 F64 = torch.float64
@@ -52,32 +51,6 @@ def test_clipping_is_torchs() -> None:
     update = replace(sgd(0.1), clip_norm=0.7)
     new, _ = update.step(values, gradients, update.start(values), *clock(update, values, 1))
     torch.testing.assert_close(new, [p.detach() for p in parameters], rtol=1e-12, atol=0)
-
-
-def test_the_papers_schedule() -> None:
-    """lr 0.01·(1 + 1e-4·t)^-0.25 has fallen to 0.01·101^-¼ after a million steps."""
-    rate = 0.01 * inverse_decay(gamma=1e-4, power=0.25)(torch.tensor(1e6, dtype=F64))
-    assert rate.item() == pytest.approx(0.01 * math.exp(-0.25 * math.log(101)))
-
-
-def test_torch_optimisers_are_read_from_their_one_group() -> None:
-    w, other = torch.zeros(2, requires_grad=True), torch.zeros(1, requires_grad=True)
-    assert from_optimiser(torch.optim.SGD([w], 0.2, momentum=0.5), [w]).slots == 1
-    warm, hooked = torch.optim.Adam([w]), torch.optim.Adam([w])
-    w.grad = torch.ones(2)
-    warm.step()
-    hooked.register_step_post_hook(lambda *_: None)
-    for beside in (
-        torch.optim.SGD([w], 0.2, dampening=0.1, momentum=0.5),
-        torch.optim.RMSprop([w], 0.2),
-        torch.optim.Adam([w], 0.1, amsgrad=True),
-        pyro.optim.clipped_adam.ClippedAdam([w], 0.3),  # it decays its own learning rate
-        torch.optim.Adam([{"params": [w], "lr": 0.1}, {"params": [other]}], 0.2),
-        torch.optim.Adam([other]),
-        warm,
-        hooked,
-    ):
-        assert from_optimiser(beside, [w]).beside
 
 
 @pytest.mark.parametrize("optim", ["adam", "adamw", "sgd"])

@@ -1,9 +1,6 @@
 """A file is whole or not there, wherever its name leads."""
 
-import errno
 from pathlib import Path
-
-import pytest
 
 from pyro_dropout.training.checkpoints.atomic_file import whole_file
 
@@ -27,14 +24,3 @@ def test_a_link_to_nothing_yet(tmp_path: Path) -> None:
         beside.write_text("new")
     assert link.is_symlink()
     assert (tmp_path / "later").read_text() == "new"
-
-
-@pytest.mark.parametrize("named", [False, True])
-def test_an_error_of_the_disk_names_the_file(tmp_path: Path, named: bool) -> None:
-    """A write that fails names no file, and an opening one the temporary file."""
-    path = tmp_path / "answers.csv"
-    with pytest.raises(OSError, match=f"No space left on device: '{path}'"), whole_file(path) as beside:
-        raise OSError(errno.ENOSPC, "No space left on device", *([str(beside)] if named else []))
-    with pytest.raises(FileNotFoundError, match="other"), whole_file(path):
-        raise FileNotFoundError(errno.ENOENT, "No such file or directory", "other")
-    assert list(tmp_path.iterdir()) == []

@@ -4,26 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from pyro_dropout.training.checkpoints.fingerprint import told_update
 from pyro_dropout.training.optimisers import named
-from pyro_dropout.training.torch_optimisers import from_optimiser
-
-
-def rms(**options: Any) -> Any:
-    return told_update(from_optimiser(torch.optim.RMSprop([torch.zeros(2, requires_grad=True)], **options)))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"lr": 0.05}, {"lr": torch.tensor(0.05)}, {"momentum": 0.5}, {"alpha": 0.5}, {"weight_decay": 0.1}],
-    ids=str,
-)
-def test_options_of_torchs_optimisers_are_told(options: dict[str, Any]) -> None:
-    base = {"lr": 1e-3} | ({"lr": torch.tensor(1e-3)} if isinstance(options.get("lr"), Tensor) else {})
-    assert rms(**base) == rms(**base)
-    assert rms(**base) != rms(**(base | options))
 
 
 def late(step: int) -> Any:

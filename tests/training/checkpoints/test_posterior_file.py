@@ -1,10 +1,7 @@
 """Saving and loading what was learned: the same posterior comes back, and into nothing else."""
 
-import errno
-import os
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -12,7 +9,6 @@ from torch import nn
 
 import pyro_dropout as pd
 from pyro_dropout.guides import GUIDES
-from pyro_dropout.training.checkpoints import posterior_file
 from pyro_dropout.training.checkpoints.tensor_file import read_facts
 
 
@@ -71,21 +67,6 @@ def test_another_model_is_refused_with_what_differs(tmp_path: Path, name: str) -
     with pytest.raises(pd.errors.DifferentModelError, match=words):
         pd.load(tmp_path / "q", model, guide)
     assert all(torch.equal(value, before[key]) for key, value in guide.state_dict().items())
-
-
-@pytest.mark.parametrize(
-    ("number", "advice"),
-    [
-        (errno.ENOSPC, "Free some space"),
-        (errno.EDQUOT, "Free some space"),
-        (errno.EACCES, "may write to"),
-        (errno.ENOENT, "a folder that exists"),
-    ],
-)
-def test_an_error_of_the_disk_comes_with_its_own_remedy(tmp_path: Path, number: int, advice: str) -> None:
-    broken = mock.patch.object(posterior_file, "write_tensors", side_effect=OSError(number, os.strerror(number)))
-    with broken, pytest.raises(pd.errors.PyroDropoutError, match=f"{os.strerror(number)}.*{advice}"):
-        pd.save(tmp_path / "q", *pair())
 
 
 # --- what a model was told ------------------------------------------------------------------------------------------

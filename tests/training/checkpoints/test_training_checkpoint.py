@@ -225,32 +225,6 @@ def test_the_checkpoints_that_are_written_outlive_a_damaged_later_one(tmp_path: 
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000000070.safetensors"]
 
 
-@pytest.mark.parametrize("first", [0, 20])
-def test_a_stop_says_what_is_on_the_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str], first: int) -> None:
-    if first:
-        short(tmp_path, steps=first)
-    real = resumption.TrainingRun.advance
-
-    def advance(self: Any, steps: int) -> Any:
-        signal.raise_signal(signal.SIGTERM)
-        return real(self, steps)
-
-    full = mock.patch.object(resumption, "write_tensors", side_effect=OSError(errno.ENOSPC, "No space left on device"))
-    with (
-        full,
-        mock.patch.object(resumption.TrainingRun, "advance", advance),
-        pytest.warns(UserWarning, match="cannot be written"),
-        pytest.raises(SystemExit),
-    ):
-        short(tmp_path)
-    said = capsys.readouterr().err
-    assert "resume from there" not in said
-    if first:
-        assert f"stopped at step 40; its checkpoint could not be written; training can resume from step {first}" in said
-    else:
-        assert f"stopped at step 20; no checkpoint could be written to {tmp_path}, so nothing of this" in said
-
-
 # --- longer trainings -----------------------------------------------------------------------------------------------
 
 

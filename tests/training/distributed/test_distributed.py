@@ -26,7 +26,7 @@ from tests.training.ranks import (
 )
 
 ROOT = Path(__file__).parents[3]
-CASES = ("exactness", "masks", "mistakes", "checkpoints", "fleets", "ensembles", "predictions", "commands")
+CASES = ("exactness", "masks", "mistakes", "checkpoints", "fleets", "ensembles", "predictions")
 Found = dict[str, list[Any]]
 
 
@@ -317,21 +317,6 @@ def test_predictions_without_draws_to_share(found: Found) -> None:
 
 
 @pytest.mark.deep
-def test_the_commands_notice_torchrun(found: Found, folder: Path) -> None:
-    first, second = found["commands"]
-    assert first["codes"] == second["codes"] == [0, 0, 0], first["complained"]
-    assert "dropout: 30 steps" in first["said"]
-    assert '"steps": 40' in first["said"]
-    assert second["said"] == second["complained"] == ""
-    assert len((folder / "answers.csv").read_text().splitlines()) == 42
-    assert sorted(path.name for path in (folder / "run").iterdir()) == [
-        "checkpoints",
-        "posterior.safetensors",
-        "run.json",
-    ]
-
-
-@pytest.mark.deep
 def test_torchrun_starts_the_command(tmp_path: Path) -> None:
     x, y = wave(40)
     rows = [f"{a:.6f},{b:.6f}" for a, b in zip(x.flatten().tolist(), y.flatten().tolist(), strict=True)]
@@ -344,19 +329,3 @@ def test_torchrun_starts_the_command(tmp_path: Path) -> None:
     done = torchrun(*words, "--out", str(tmp_path / "run"))
     assert done.returncode != 0
     assert "already holds a run" in done.stderr
-
-
-@pytest.mark.deep
-def test_three_ranks_too(tmp_path: Path) -> None:
-    found = ranks(tmp_path, "exactness", "checkpoints", "predictions", "fleets", "ensembles", processes=3)
-    alone = without_noise("validation", distributed=False)
-    for each in found["exactness"]:
-        torch.testing.assert_close(each["validation"]["losses"], alone["losses"], rtol=1e-12, atol=1e-12)
-    ends = found["checkpoints"][1]
-    assert ends["cut"] == ends["terminated"] == ends["interrupted"] == ends["whole"]
-    assert found["predictions"][0] == found["predictions"][1] == found["predictions"][2]
-    assert found["fleets"][2]["longer"] == found["fleets"][0]["five"]
-    for case in ENSEMBLES:
-        each, alone = found["ensembles"], ensemble_of(case, distributed=False)
-        assert len({one[case]["hash"] for one in each}) == 1
-        torch.testing.assert_close(each[2][case]["losses"], alone["losses"], rtol=1e-11, atol=1e-11)

@@ -18,7 +18,7 @@ from torch.func import vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from pyro_dropout import ELBO, AutoDropout, AutoMeanField, BayesianNet, Gaussian, per_example
+from pyro_dropout import ELBO, BayesianNet, per_example
 from tests.contracts.guides import GUIDES as ALL_GUIDES
 
 F64 = torch.float64
@@ -216,27 +216,3 @@ def test_no_tensor_holds_weights_for_every_point(guide: str) -> None:
     with Largest() as largest:
         ELBO().loss_and_grads(model, q, x, torch.zeros(points, width))
     assert points * width <= largest.numel < points * width * width / 8
-
-
-def gradient_noise(model: BayesianNet, q: Any, x: Tensor, y: Tensor, loss: ELBO, repeats: int) -> float:
-    """The variance of the gradient, summed over the parameters."""
-    seen = []
-    for _ in range(repeats):
-        q.zero_grad()
-        loss.loss_and_grads(model, q, x, y)
-        seen.append(torch.cat([value.grad.flatten() for value in q.parameters()]))
-    return torch.stack(seen).var(0).sum().item()
-
-
-@pytest.mark.usefixtures("unchecked_shapes")
-@pytest.mark.parametrize("make", [AutoDropout, AutoMeanField])
-@pytest.mark.thinned(2)
-def test_it_makes_gradients_less_noisy(make: Callable[..., Any]) -> None:
-    """50 units, a batch of 128: the ratio is printed (``-s``)."""
-    net = nn.Sequential(nn.Linear(1, 50), nn.ReLU(), nn.Linear(50, 1))
-    model = BayesianNet(net, likelihood=Gaussian(tau=10.0))
-    q, x = make(model), torch.linspace(-1, 1, 128).unsqueeze(-1)
-    y = torch.sin(4 * x)
-    shared, own = (gradient_noise(model, q, x, y, ELBO(per_example=each), 25) for each in (False, True))
-    print(f"{make.__name__}: gradient variance, shared draws / a draw for each point = {shared / own:.1f}")
-    assert shared / own > 1

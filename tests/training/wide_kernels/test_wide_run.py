@@ -51,16 +51,6 @@ def test_the_kernels_take_the_steps_that_fit_takes(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.deep
-def test_a_resumed_training_ends_as_if_it_had_never_stopped(tmp_path: Path) -> None:
-    whole, guide = fitted(steps=7)
-    part, _ = fitted(steps=3, checkpoint=tmp_path)
-    resumed, other = fitted(steps=7, checkpoint=tmp_path)
-    assert part.steps == 3
-    assert torch.equal(resumed.losses, whole.losses)
-    torch.testing.assert_close(guide.mean(), other.mean(), rtol=0, atol=0)
-
-
-@pytest.mark.deep
 def test_a_checkpoint_of_other_steps_is_resumed_by_the_kernels(tmp_path: Path) -> None:
     model, guide = pair()
     how = {**QUIET, "seed": 5, "batch_size": 8, "checkpoint": tmp_path}
