@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help install test test-deep test-share test-torch bench lint format docs compare clean distclean
+.PHONY: help install test test-deep test-share test-torch bench lint format docs docs-check compare clean distclean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,7 +59,10 @@ docs: $(VENV)/.installed-docs ## Build the figures and the documentation into do
 	@if [ -f docs/make_figures.py ]; then echo "$(BIN)/python docs/make_figures.py"; $(BIN)/python docs/make_figures.py; fi
 	$(RUN) sphinx -W --keep-going -b html docs docs/_build/html
 
-compare: $(VENV)/.installed ## Compare six posterior approximations on CO2, into out/compare (ARGS=my.csv: on a table).
+docs-check: $(VENV)/.installed-dev ## Check the pages: links, examples, counts, numbers that commands print (ARGS='-m ""': slow examples too).
+	$(PYTEST) $(PARALLEL) tests -k "test_documents or page" $(ARGS)
+
+compare: $(VENV)/.installed ## Compare posterior approximations on CO2, into out/compare (ARGS=my.csv: on a table).
 	$(BIN)/pyro-dropout compare --out out/compare $(ARGS)
 
 clean: ## Remove caches and built documents; keep the virtual environment.

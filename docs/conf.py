@@ -20,7 +20,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx.ext.mathjax",
 ]
-exclude_patterns = ["_build", "benchmarks/*.md", "results/*.md", "conf.py", "make_figures.py"]  # parts of pages
+exclude_patterns = ["_build", "benchmarks/*.md", "conf.py", "make_figures.py"]  # parts of pages
 html_theme = "furo"
 html_title = f"pyro_dropout {version}"
 SMALL_CODE = {"code-font-size": "0.72rem"}  # lines of 120 characters are long for a column of text
@@ -104,10 +104,19 @@ def escape_shapes(app: Sphinx, what: str, name: str, obj: object, options: objec
 def link_copies(app: Sphinx, page: str, source: list[str]) -> None:
     """Fit links that are right on GitHub: notebooks are the copies that Sphinx reads, and included tables are below."""
     source[0] = source[0].replace("](../notebooks/", "](notebooks/")
-    source[0] = re.sub(r"\[(\w+\.md)\]\((?:results|benchmarks)/\w+\.md\)", r"`\1`", source[0])
+    source[0] = re.sub(r"\[(\w+\.md)\]\(benchmarks/\w+\.md\)", r"`\1`", source[0])
+
+
+def add_contents(app: Sphinx, page: str, source: list[str]) -> None:
+    """Make the side bar from the lists of links in index.md: a toctree would show as raw text on GitHub."""
+    if page == "index":
+        for title, items in re.findall(r"^## (.+)\n\n((?:- .+\n)+)", source[0], re.MULTILINE):
+            pages = "\n".join(re.findall(r"\]\(([^)]+)\.(?:md|py)\)", items))
+            source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {title}\n\n{pages}\n```\n"
 
 
 def setup(app: Sphinx) -> None:
     """Hook the functions above into autodoc and into the reading of pages."""
     app.connect("autodoc-process-docstring", escape_shapes)
     app.connect("source-read", link_copies)
+    app.connect("source-read", add_contents)

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "pyro_dropout"
 EQUATIONS = ROOT / "docs" / "equations.md"
 # Pages whose blocks take seconds, but for one block of each three.
-LONG = ("comparison.md", "ensembles.md", "first_hour.md", "interop.md", "linearised.md", "long_runs.md")
+LONG = ("choosing.md", "ensembles.md", "first_hour.md", "interop.md", "linearised.md", "long_runs.md")
 LONG += ("pyro_models.md", "training.md", "trust.md")
 # Names whose examples take seconds.
 SLOW = {"AutoLaplace", "Comparison", "DropoutClassifier", "DropoutRegressor", "Ensemble", "FittedTable", "Fleet"}
@@ -209,8 +209,8 @@ def test_every_work_that_is_cited_is_in_the_list() -> None:
     assert len(works) == page.count("\n- ") == len(set(works))
     cited = {
         f"{who} ({year})"
-        for path in sorted((ROOT / "docs").glob("*.md"))
-        for text in re.findall(r"\[([^]\[]+)\]\(references\.md\)", path.read_text("utf-8"))
+        for path in sorted((ROOT / "docs").rglob("*.md"))
+        for text in re.findall(r"\[([^]\[]+)\]\((?:\.\./)?references\.md\)", path.read_text("utf-8"))
         for who, year in re.findall(r"^(.+?),? \(?(\d{4}[ab]?)\)?$", " ".join(text.split()))
     }
     assert cited
@@ -221,19 +221,64 @@ def test_every_work_that_is_cited_is_in_the_list() -> None:
     assert listed == {
         plain(title) for title in re.findall(r"\btitle = \{(.+?)\},? (?:[a-z]+ = |\})", re.sub(" +", " ", bibtex))
     }
-    assert not [path.name for path in (ROOT / "docs").glob("*.md") if "{cite:" in path.read_text("utf-8")]
 
 
-def test_links_between_pages_lead_somewhere() -> None:
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def links(page: Path) -> list[tuple[str, str]]:
+    """The relative links of a page: path and anchor."""
+    found = re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", page.read_text("utf-8"))
+    return [(target, anchor) for target, anchor in found if not target.startswith(("http:", "https:"))]
+
+
+def test_links_between_pages_lead_somewhere_on_github_and_on_the_site() -> None:
     lost = []
-    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]:
-        for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", path.read_text("utf-8")):
-            if target.startswith(("http:", "https:")):
-                continue
+    for path in PAGES:
+        for target, anchor in links(path):
             place = path.parent / target if target else path
             if not place.exists() or (anchor and anchor not in anchors(place)):
                 lost.append(f"{path.name} -> {target}#{anchor}")
+            elif path.parent.name == "docs" and not re.match(r"(?!\.\.)|\.\./notebooks/\w+\.py$", target):
+                lost.append(f"{path.name} -> {target}: it is not on the site")
     assert lost == []
+
+
+def test_no_page_shows_raw_directives_on_github() -> None:
+    raw = {path.name for path in PAGES if re.search(r"^```\{|\{cite:", path.read_text("utf-8"), re.MULTILINE)}
+    assert raw <= {"api.md", "benchmarks.md", "scaling.md"}  # the first is made from docstrings
+
+
+def table(page: str, title: str) -> list[dict[str, str]]:
+    """The rows of the first table after a title, by column."""
+    text = (ROOT / "docs" / page).read_text("utf-8").split(title, 1)[1]
+    lines = re.search(r"(?:^\|.*\n)+", text, re.MULTILINE)
+    assert lines, f"{page}: no table after {title!r}"
+    names, _, *rows = ([cell.strip() for cell in line[1:-1].split("|")] for line in lines[0].splitlines())
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def test_the_table_of_posteriors_follows_from_the_results() -> None:
+    widths = table("results/in_between.md", "**Standard deviation of f")
+    gains = {row["method"]: row for row in table("results/uci.md", "**Gain over MC dropout")}
+    named = {"dropout, σ = 0": "dropout", "ensemble (anchored)": "ensemble"}
+    scored = {"concrete dropout": "concrete", "mean field": "mean-field", "row mixture": "row-mixture"}
+    scored |= {"low rank": "low-rank", "ensemble (anchored)": "ensemble"}
+    shown = table("choosing.md", "<!-- choosing: begin -->")
+    assert len(shown) > 10
+    for row in shown:
+        name = row["posterior"]
+        for column, heading in (("at data", "std of f at the data ÷ NUTS"), ("in gap", "in the gap ÷ NUTS")):
+            of = {
+                guide: [float(each[column]) for each in widths if each["guide"] == guide]
+                for guide in ("NUTS", named.get(name, name))
+            }
+            ratios = [a / b for a, b in zip(of[named.get(name, name)], of["NUTS"], strict=True)]
+            assert row[heading] == f"{min(ratios):.2f} to {max(ratios):.2f}", name
+        gain = gains.get(f"{scored.get(name, name)}, 1", {})
+        parts = [[float(part) for part in cell.split(" ± ")] for cell in gain.values() if "±" in cell]
+        above, below = (sum(side * mean > error for mean, error in parts) for side in (1, -1))
+        assert row["tables above / below MC dropout"] == (f"{above} / {below}" if parts else ""), name
 
 
 def anchors(page: Path) -> set[str]:
@@ -243,24 +288,18 @@ def anchors(page: Path) -> set[str]:
 
 
 def test_the_python_files_that_pages_name_exist() -> None:
-    pages = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
-    named = [(page.name, path) for page in pages for path in PYTHON_FILE.findall(page.read_text("utf-8"))]
+    named = [(page.name, path) for page in PAGES for path in PYTHON_FILE.findall(page.read_text("utf-8"))]
     assert len(named) > 10
     assert [(page, path) for page, path in named if not (ROOT / path).is_file()] == []
 
 
 def test_every_page_and_notebook_is_in_the_table_of_contents() -> None:
     index = (ROOT / "docs" / "index.md").read_text("utf-8")
-    listed = Counter(
-        line
-        for tree in re.findall(r"```\{toctree\}\n(.*?)```", index, re.DOTALL)
-        for line in tree.split()
-        if ":" not in line
-    )
-    pages = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"index"}
-    notebooks = {f"notebooks/{path.stem}" for path in (ROOT / "notebooks").glob("*.py")}
-    assert pages | notebooks <= set(listed)
-    assert [name for name in pages | notebooks if listed[name] > 1] == []
+    listed = Counter(re.findall(r"^- .*\]\(([^)]+)\)", index, re.MULTILINE))  # docs/conf.py makes the side bar of these
+    parts = {ROOT / "docs" / "index.md", *(ROOT / "docs" / "benchmarks").glob("*.md")}
+    pages = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md") if path not in parts}
+    notebooks = {f"../notebooks/{path.name}" for path in (ROOT / "notebooks").glob("*.py")}
+    assert listed == Counter(pages | notebooks)
     count = {6: "Six", 7: "Seven", 8: "Eight", 9: "Nine"}[len(notebooks)]
     assert f"- {count} [notebooks](notebooks)" in (ROOT / "README.md").read_text("utf-8")
 

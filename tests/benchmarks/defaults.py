@@ -3,7 +3,7 @@
     python -m tests.benchmarks.defaults --device cuda --workers 14 --minutes 30
     python -m tests.benchmarks.defaults --guides dropout --tables wine --widths 50 200 --steps 2000
     python -m tests.benchmarks.defaults --tables new --depths 1 --widths 50 200 --steps 2000
-    python -m tests.benchmarks.defaults --page                   # write docs/defaults.md anew from what was measured
+    python -m tests.benchmarks.defaults --page           # write docs/results/defaults.md anew from what was measured
 
 Networks of 1 to 3 hidden layers of 50 to 1,024 units are trained on six tables for 2,000 and 20,000 steps, with three
 seeds as one fleet (an ensemble of 8 and ``AutoLaplace`` with one). Cells are visited in a random order, so that a run

@@ -1,4 +1,4 @@
-"""What the map of defaults says: the tables of docs/defaults.md, and its picture."""
+"""What the map of defaults says: the tables of docs/results/defaults.md, and its picture."""
 
 import math
 from collections.abc import Iterable
@@ -53,8 +53,7 @@ def text(known: list[dict[str, Any]]) -> str:
         if not any(key[0] in tables for key in cells):
             continue
         lines += [f"**{title}** ({', '.join(tables)})", ""]
-        lines += ["| guide | level after 2,000 steps | level after 20,000 | at chance | warned | mean difference |"]
-        lines += ["|---|---|---|---|---|---|"]
+        lines += ["| guide | level after 2,000 steps | level after 20,000 | mean difference |", "|---|---|---|---|"]
         for name in names:
             mine = {key: cell for key, cell in cells.items() if key[3:5] == (name, "default") and key[0] in tables}
             every = list(mine.values())
@@ -62,12 +61,13 @@ def text(known: list[dict[str, Any]]) -> str:
                 continue
             early, late = ([cell for key, cell in mine.items() if key[5] == steps] for steps in (2_000, 20_000))
             mean = f"{sum(cell['gain'] for cell in every) / len(every):+.3f}"
-            told = "-" if name in DOORS else _share(every, "told")  # whether a door warned was not looked at
-            counts = (_share(early, "level"), _share(late, "level"), _share(every, "chance"), told)
-            lines.append(f"| {name} | {' | '.join(counts)} | {mean} |")
+            lines.append(f"| {name} | {_share(early, 'level')} | {_share(late, 'level')} | {mean} |")
         lines.append("")
+    ours = [cell for key, cell in cells.items() if key[4] == "default"]
+    lines += [f"With the default prior, {_share(ours, 'chance')} cells are at chance.", ""]
     paper = {key: cell for key, cell in cells.items() if key[4] == "paper"}
     if paper:
+        # Whether a door warned was not looked at.
         lost = [cell for cell in paper.values() if cell["chance"]]
         fine = [cell for key, cell in cells.items() if not cell["chance"] and key[3] not in DOORS]
         lines += [
@@ -85,8 +85,8 @@ def text(known: list[dict[str, Any]]) -> str:
 
 
 def write(known: list[dict[str, Any]]) -> None:
-    """Put the tables into docs/defaults.md, and draw its picture."""
-    page = _DOCS / "defaults.md"
+    """Put the tables into docs/results/defaults.md, and draw its picture."""
+    page = _DOCS / "results/defaults.md"
     before, rest = page.read_text("utf-8").split(_BEGIN)
     page.write_text(f"{before}{_BEGIN}\n{text(known)}\n{_END}{rest.split(_END)[1]}", "utf-8")
     _draw(_judged(known), _DOCS / "figures/defaults.png")

@@ -1,7 +1,7 @@
 """The tables and networks of the map of defaults, and plain torch beside them.
 
 The default was chosen on ``CHOSEN_ON``. Some cells of the other tables were seen before the last change of the rules:
-docs/defaults.md says which.
+docs/results/defaults.md says which.
 """
 
 import itertools
