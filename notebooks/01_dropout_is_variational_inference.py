@@ -13,7 +13,7 @@ import torch
 from pyro import poutine
 from torch import nn
 
-import pyro_dropout as pd
+import pyro_dropout as pdrop
 
 SHORT = os.environ.get("PYRO_DROPOUT_SHORT") == "1"
 BLUE, VERMILION = "#0072B2", "#D55E00"
@@ -38,7 +38,7 @@ keeps = {"3.weight": 1 - DROP, "6.weight": 1 - DROP}  # everything else is never
 
 
 def decay(name: str) -> float:
-    return pd.optimizer_weight_decay(keeps.get(name, 1.0), TAU, len(x), LENGTH_SCALE, loss="half_mse")
+    return pdrop.optimizer_weight_decay(keeps.get(name, 1.0), TAU, len(x), LENGTH_SCALE, loss="half_mse")
 
 
 # torch multiplies what it keeps by 1/keep, so that its weights are keep times the paper's M: ‖M‖² = ‖w‖²/keep².
@@ -60,7 +60,7 @@ for _ in range(800 if SHORT else 3000):
 # zero.
 
 # %%
-model, guide = pd.from_dropout(net, tau=TAU, length_scale=LENGTH_SCALE)
+model, guide = pdrop.from_dropout(net, tau=TAU, length_scale=LENGTH_SCALE)
 for site in ("3.weight", "6.weight"):
     print(site, guide.posterior(site))
 
@@ -74,7 +74,7 @@ grid = torch.linspace(-4, 4, 81).unsqueeze(-1)
 net.train()
 with torch.no_grad():
     passes = net(grid.repeat(T, 1)).view(T, -1)
-answer = pd.predict(model, guide, grid, samples=T, seed=0)
+answer = pdrop.predict(model, guide, grid, samples=T, seed=0)
 mean, std = answer.mean.squeeze(-1), answer.epistemic.sqrt().squeeze(-1)
 
 standard_error = std * (2 / T) ** 0.5
@@ -100,9 +100,9 @@ plt.show()
 # weights to five random places. At each we draw the same masks for both, and subtract.
 
 # %%
-elbo = pd.ELBO(per_example=False)
+elbo = pdrop.ELBO(per_example=False)
 names = list(guide.mean())
-decays = [pd.weight_decay(keeps.get(name, 1.0), TAU, len(x), LENGTH_SCALE) for name in names]
+decays = [pdrop.weight_decay(keeps.get(name, 1.0), TAU, len(x), LENGTH_SCALE) for name in names]
 
 
 def difference(seed: int) -> tuple[float, float]:
@@ -114,7 +114,7 @@ def difference(seed: int) -> tuple[float, float]:
         drawn = poutine.trace(guide).get_trace(x, y)
         weights = {name: drawn.nodes[name]["value"] for name in names}
         M = [guide.mean()[name] / keeps.get(name, 1.0) for name in names]
-        objective = pd.dropout_objective(y, model.evaluate(weights, x), M, decays)
+        objective = pdrop.dropout_objective(y, model.evaluate(weights, x), M, decays)
         return loss, loss - len(x) * TAU * float(objective)
 
 

@@ -15,13 +15,13 @@ import matplotlib.pyplot as plt
 import torch
 from torch import nn
 
-import pyro_dropout as pd
+import pyro_dropout as pdrop
 
 SHORT = os.environ.get("PYRO_DROPOUT_SHORT") == "1"
 BLUE, VERMILION = "#0072B2", "#D55E00"
 STEPS, SAMPLES = (12, 150) if SHORT else (250, 1000)
 
-data = pd.co2()
+data = pdrop.co2()
 (x, y), (test_x, test_y) = data.train, data.test
 print(data.note)
 
@@ -44,16 +44,16 @@ for _ in range(1000 if SHORT else 4000):
     optimiser.step()
 
 
-def fresh() -> pd.Standardised:
+def fresh() -> pdrop.Standardised:
     """The model, with the trained network inside: prior N(0, 10²) on first weights, noise of about 1.5 ppm."""
-    return pd.Standardised(pd.BayesianNet(net, pd.Prior(0.1, 0.1), pd.Gaussian(tau=2.0)), x, y)
+    return pdrop.Standardised(pdrop.BayesianNet(net, pdrop.Prior(0.1, 0.1), pdrop.Gaussian(tau=2.0)), x, y)
 
 
-def fitted(make: Callable[[Any], Any]) -> tuple[pd.Standardised, Any]:
+def fitted(make: Callable[[Any], Any]) -> tuple[pdrop.Standardised, Any]:
     model = fresh()
     guide = make(model)
     torch.manual_seed(0)
-    pd.fit(model, guide, x, y, steps=STEPS, lr=0.003, compile=False, progress=False, seed=0)
+    pdrop.fit(model, guide, x, y, steps=STEPS, lr=0.003, compile=False, progress=False, seed=0)
     return model, guide
 
 
@@ -64,12 +64,12 @@ def fitted(make: Callable[[Any], Any]) -> tuple[pd.Standardised, Any]:
 
 # %%
 KEEP = {"0.weight": 1.0, "2.weight": 0.95, "4.weight": 0.95}
-model, guide = fitted(lambda model: pd.AutoDropout(model, keep=KEEP))
+model, guide = fitted(lambda model: pdrop.AutoDropout(model, keep=KEEP))
 grid = torch.linspace(1955, 2000, 181).unsqueeze(-1)
-answer = pd.predict(model, guide, grid, samples=SAMPLES, shared=True, seed=0)  # whole functions
+answer = pdrop.predict(model, guide, grid, samples=SAMPLES, shared=True, seed=0)  # whole functions
 
 
-def draw(axes: plt.Axes, answer: pd.Prediction, title: str) -> None:
+def draw(axes: plt.Axes, answer: pdrop.Prediction, title: str) -> None:
     mean, std = answer.mean[:, 0], answer.epistemic[:, 0].sqrt()
     for wide, alpha in ((2, 0.18), (1, 0.3)):
         axes.fill_between(grid[:, 0], mean - wide * std, mean + wide * std, color=BLUE, alpha=alpha, lw=0)
@@ -79,7 +79,7 @@ def draw(axes: plt.Axes, answer: pd.Prediction, title: str) -> None:
     axes.set(title=title, xlim=(1955, 2000), ylim=(-15, 15))
 
 
-def widths(answer: pd.Prediction) -> list[float]:
+def widths(answer: pdrop.Prediction) -> list[float]:
     """The mean std of f, in ppm: on the data, soon after them, and long after them."""
     std, year = answer.epistemic[:, 0].sqrt(), grid[:, 0]
     return [float(std[(year > a) & (year < b)].mean()) for a, b in ((1959, 1981), (1985, 1988), (1997, 2000))]
@@ -108,25 +108,25 @@ assert inside < near < far
 
 # %%
 SIX = {
-    "AutoDropout": lambda model: pd.AutoDropout(model, keep=KEEP),
-    "AutoMultiplicative": lambda model: pd.AutoMultiplicative(
+    "AutoDropout": lambda model: pdrop.AutoDropout(model, keep=KEEP),
+    "AutoMultiplicative": lambda model: pdrop.AutoMultiplicative(
         model, alpha={"0.weight": 1e-4, "2.weight": 0.05 / 0.95, "4.weight": 0.05 / 0.95}
     ),
-    "AutoMeanField": lambda model: pd.AutoMeanField(model, init_scale=0.03),
-    "AutoRowMixture": lambda model: pd.AutoRowMixture(model, components=2, spread=0.1, init_scale=0.03),
-    "AutoLowRank": lambda model: pd.AutoLowRank(model, rank=5, init_scale=0.03),
-    "AutoConcreteDropout": lambda model: pd.AutoConcreteDropout(model, keep={**KEEP, "0.weight": 0.999}),
+    "AutoMeanField": lambda model: pdrop.AutoMeanField(model, init_scale=0.03),
+    "AutoRowMixture": lambda model: pdrop.AutoRowMixture(model, components=2, spread=0.1, init_scale=0.03),
+    "AutoLowRank": lambda model: pdrop.AutoLowRank(model, rank=5, init_scale=0.03),
+    "AutoConcreteDropout": lambda model: pdrop.AutoConcreteDropout(model, keep={**KEEP, "0.weight": 0.999}),
 }
 figure, panels = plt.subplots(2, 3, figsize=(11, 5.6), sharex=True, sharey=True, layout="constrained")
 growth, score = {}, {}
 print(f"{'':20s} {'on data':>8s} {'1985-88':>8s} {'1997-2000':>10s} {'held back, log-lik.':>20s}")
 for axes, (name, make) in zip(panels.flat, SIX.items(), strict=True):
     model, guide = fitted(make)
-    answer = pd.predict(model, guide, grid, samples=SAMPLES, shared=True, seed=0)  # whole functions
+    answer = pdrop.predict(model, guide, grid, samples=SAMPLES, shared=True, seed=0)  # whole functions
     draw(axes, answer, name)
     inside, near, far = widths(answer)
     growth[name] = far / inside
-    score[name] = float(pd.predict(model, guide, test_x, samples=SAMPLES, seed=0).log_prob(test_y).mean())
+    score[name] = float(pdrop.predict(model, guide, test_x, samples=SAMPLES, seed=0).log_prob(test_y).mean())
     print(f"{name:20s} {inside:8.2f} {near:8.2f} {far:10.2f} {score[name]:20.2f}")
 for axes in panels[1]:
     axes.set_xlabel("year")
@@ -135,7 +135,7 @@ for axes in panels[:, 0]:
 plt.show()
 
 # %% [markdown]
-# All six open beyond the data, for that is the network's doing: a ReLU line with any doubt in its slope must fan out.
+# All six open beyond the data, for that is the network's doing: a ReLU line with an uncertain slope fans out.
 # Multiplicative noise with dropout's mean and variance draws dropout's picture. Otherwise they disagree about how
 # much, and no score on data of the same years can settle it: those years say nothing about 1999. The page "One model,
 # six posteriors" compares them with the exact posterior of the infinitely wide network.

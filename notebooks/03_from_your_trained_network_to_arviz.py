@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import pyro_dropout as pd
+import pyro_dropout as pdrop
 
 SHORT = os.environ.get("PYRO_DROPOUT_SHORT") == "1"
 BLUE, VERMILION = "#0072B2", "#D55E00"
@@ -43,13 +43,13 @@ for _ in range(400 if SHORT else 2000):
 # most probable; here we hold back nothing and know that it is 100.
 
 # %%
-model, guide = pd.from_dropout(net, tau=100.0, length_scale=0.1)
-answer = pd.predict(model, guide, x, samples=500 if SHORT else 2000, seed=0)
+model, guide = pdrop.from_dropout(net, tau=100.0, length_scale=0.1)
+answer = pdrop.predict(model, guide, x, samples=500 if SHORT else 2000, seed=0)
 with torch.no_grad():
     assert torch.allclose(answer.mean, net.eval()(x), atol=0.1)
 print(answer)
-noise, doubt = (float(part.mean()) ** 0.5 for part in (answer.aleatoric, answer.epistemic))
-print(f"noise {noise:.3f}, doubt about the function {doubt:.3f}")
+noise, spread = (float(part.mean()) ** 0.5 for part in (answer.aleatoric, answer.epistemic))
+print(f"noise {noise:.3f}, standard deviation of the function {spread:.3f}")
 
 # %% [markdown]
 # ## 3. Into ArviZ
@@ -57,7 +57,7 @@ print(f"noise {noise:.3f}, doubt about the function {doubt:.3f}")
 # Each draw is a whole function: one set of weights for all points. The groups are those that ArviZ knows.
 
 # %%
-data = pd.to_arviz(model, guide, x, y, samples=200 if SHORT else 1000, seed=0)
+data = pdrop.to_arviz(model, guide, x, y, samples=200 if SHORT else 1000, seed=0)
 groups = ("posterior", "posterior_predictive", "log_likelihood", "observed_data", "sample_stats")
 for group in groups:
     print(group, {name: dict(values.sizes) for name, values in data[group].data_vars.items()})
@@ -107,21 +107,21 @@ plt.show()
 # Leave-one-out cross-validation from these draws takes it for granted that they come from the exact posterior. They
 # come from q, and here that shows: k̂, which says whether a point's number can be trusted, is above 0.7 nearly
 # everywhere, and the library warns. The correction for q needs its density, which does not exist at σ = 0, so
-# `pd.loo` refuses it. Hold data back instead.
+# `pdrop.loo` refuses it. Hold data back instead.
 
 # %%
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
-    found = pd.loo(model, guide, x, y, samples=200 if SHORT else 1000, approximate=False, seed=0)
+    found = pdrop.loo(model, guide, x, y, samples=200 if SHORT else 1000, approximate=False, seed=0)
 print(found)
 print(said[0].message)
 assert (found.khat > 0.7).float().mean() > 0.5
 try:
-    pd.loo(model, guide, x, y, samples=100, seed=0)
-except pd.SingularError as refusal:
+    pdrop.loo(model, guide, x, y, samples=100, seed=0)
+except pdrop.SingularError as refusal:
     print("refused:", str(refusal).split(".")[0])
 else:
-    raise AssertionError("a singular q has no density to correct with")
+    raise AssertionError("q has no density at σ = 0")
 
 # %% [markdown]
 # ## 5. A residual network for pictures
@@ -175,9 +175,9 @@ for step in range(60 if SHORT else 300):
     optimiser.step()
 
 # %%
-model, guide = pd.from_dropout(resnet.eval(), likelihood=pd.Categorical(), length_scale=0.1)
+model, guide = pdrop.from_dropout(resnet.eval(), likelihood=pdrop.Categorical(), length_scale=0.1)
 new, truth = stripes(200)
-answer = pd.predict(model, guide, new, samples=100 if SHORT else 500, seed=0)
+answer = pdrop.predict(model, guide, new, samples=100 if SHORT else 500, seed=0)
 accuracy = float((answer.probs.argmax(-1) == truth).float().mean())
 print(f"accuracy {accuracy:.2f} with four classes")
 assert accuracy > 0.5
@@ -211,7 +211,7 @@ plt.show()
 # What `from_dropout` cannot keep as it is, it refuses by name: here, noise that a whole batch shares.
 
 # %%
-print(pd.from_dropout(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)))[0].extra_repr())
+print(pdrop.from_dropout(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)))[0].extra_repr())
 
 
 class BatchNoise(nn.Module):
@@ -223,8 +223,8 @@ class BatchNoise(nn.Module):
 
 
 try:
-    pd.from_dropout(nn.Sequential(nn.Linear(2, 2), BatchNoise()), example=torch.ones(2, 2))
-except pd.PyroDropoutError as refusal:
+    pdrop.from_dropout(nn.Sequential(nn.Linear(2, 2), BatchNoise()), example=torch.ones(2, 2))
+except pdrop.PyroDropoutError as refusal:
     print(refusal)
 else:
     raise AssertionError("draws of one pass would not be independent")

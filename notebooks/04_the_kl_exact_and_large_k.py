@@ -12,7 +12,7 @@ import os
 import matplotlib.pyplot as plt
 import torch
 
-import pyro_dropout as pd
+import pyro_dropout as pdrop
 
 SHORT = os.environ.get("PYRO_DROPOUT_SHORT") == "1"
 BLUE, VERMILION, GREEN = "#0072B2", "#D55E00", "#009E73"
@@ -36,15 +36,15 @@ def by_hand(m: float) -> float:
     return float(torch.trapezoid(q * (q.log() - prior.log_prob(w)), w))
 
 
-def row(m: float, K: int = 1) -> pd.BernoulliMixture:
-    return pd.BernoulliMixture(torch.full((K, 1), m), keep=keep, scale=sigma)
+def row(m: float, K: int = 1) -> pdrop.BernoulliMixture:
+    return pdrop.BernoulliMixture(torch.full((K, 1), m), keep=keep, scale=sigma)
 
 
 means = torch.linspace(0, 6, 25)
-large_k = torch.stack([pd.kl(row(float(m)), prior, "large_k") for m in means])
-exact = torch.stack([pd.kl(row(float(m)), prior, "exact") for m in means])
+large_k = torch.stack([pdrop.kl(row(float(m)), prior, "large_k") for m in means])
+exact = torch.stack([pdrop.kl(row(float(m)), prior, "exact") for m in means])
 integral = torch.tensor([by_hand(float(m)) for m in means])
-gap = torch.stack([pd.kl_gap(row(float(m))) for m in means])
+gap = torch.stack([pdrop.kl_gap(row(float(m))) for m in means])
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
 left.plot(means, exact, color=BLUE, label="exact")
@@ -86,8 +86,8 @@ weights = torch.where(kept, m, 0.0) + sigma * torch.randn(draws)
 log_odds = math.log(keep / (1 - keep)) + (m * weights - 0.5 * m**2) / sigma**2
 entropy = torch.distributions.Bernoulli(logits=log_odds).entropy()
 estimate, error = float(entropy.mean()), float(entropy.std()) / draws**0.5
-print(f"sampled {estimate:.4f} ± {error:.4f}, computed {float(pd.kl_gap(row(m))):.4f}")
-assert abs(estimate - float(pd.kl_gap(row(m)))) < 5 * error
+print(f"sampled {estimate:.4f} ± {error:.4f}, computed {float(pdrop.kl_gap(row(m))):.4f}")
+assert abs(estimate - float(pdrop.kl_gap(row(m)))) < 5 * error
 
 # %% [markdown]
 # ## 3. It is not K that matters
@@ -97,7 +97,7 @@ assert abs(estimate - float(pd.kl_gap(row(m)))) < 5 * error
 # one.
 
 # %%
-same_d = torch.stack([pd.kl_gap(row(2.0 / K**0.5, K)) for K in (1, 10, 100, 1000, 10_000)])
+same_d = torch.stack([pdrop.kl_gap(row(2.0 / K**0.5, K)) for K in (1, 10, 100, 1000, 10_000)])
 print([f"{float(value):.6f}" for value in same_d])
 assert same_d.max() - same_d.min() < 1e-10
 
@@ -108,7 +108,7 @@ assert same_d.max() - same_d.min() < 1e-10
 # gap is a ten-thousandth of a nat, and nobody will miss it.
 
 # %%
-pd.plot_kl_gap(draws=20 if SHORT else 400)
+pdrop.plot_kl_gap(draws=20 if SHORT else 400)
 
 # %% [markdown]
 # The rule: **beyond d = 8 every row may use it**, and the bound 2 log 2 · √(p(1−p)) · exp(−d²/8) says how much is
@@ -117,9 +117,9 @@ pd.plot_kl_gap(draws=20 if SHORT else 400)
 # %%
 for p in (0.5, 0.9, 0.99):
     for d in (2.0, 4.0, 8.0):
-        q = pd.BernoulliMixture(torch.tensor([[d]]), keep=p, scale=1.0)
-        assert pd.kl_gap(q) <= 2 * math.log(2) * (p * (1 - p)) ** 0.5 * math.exp(-(d**2) / 8)
-    assert pd.kl_gap(q) < 1e-4 + 1e-12
+        q = pdrop.BernoulliMixture(torch.tensor([[d]]), keep=p, scale=1.0)
+        assert pdrop.kl_gap(q) <= 2 * math.log(2) * (p * (1 - p)) ** 0.5 * math.exp(-(d**2) / 8)
+    assert pdrop.kl_gap(q) < 1e-4 + 1e-12
 
 # %% [markdown]
 # ## 5. Does it change what is learned?
@@ -133,7 +133,7 @@ keeps = torch.linspace(0.5, 0.99, 50)
 
 
 def at(keep: torch.Tensor, method: str) -> torch.Tensor:
-    return pd.kl(pd.BernoulliMixture(torch.zeros(5, 1), keep=keep, scale=1.0), prior, method)
+    return pdrop.kl(pdrop.BernoulliMixture(torch.zeros(5, 1), keep=keep, scale=1.0), prior, method)
 
 
 said = torch.stack([at(keep, "large_k") for keep in keeps])

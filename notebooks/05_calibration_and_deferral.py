@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import pyro_dropout as pd
+import pyro_dropout as pdrop
 from pyro_dropout.datasets.made_data import made_digits
 
 SHORT = os.environ.get("PYRO_DROPOUT_SHORT") == "1"
@@ -37,22 +37,22 @@ for _ in range(500 if SHORT else 1500):
     F.mse_loss(net(train_x), train_y).backward()
     optimiser.step()
 
-model, guide = pd.from_dropout(net, tau=0.05**-2)
-claimed = pd.predict(model, guide, test_x, samples=T, seed=0)
-curve = pd.coverage_curve(claimed, test_y)
-print(f"the 90 % interval holds {pd.coverage(claimed, test_y, 0.9):.0%} of the targets")
-assert pd.coverage(claimed, test_y, 0.9) < 0.8
+model, guide = pdrop.from_dropout(net, tau=0.05**-2)
+claimed = pdrop.predict(model, guide, test_x, samples=T, seed=0)
+curve = pdrop.coverage_curve(claimed, test_y)
+print(f"the 90 % interval holds {pdrop.coverage(claimed, test_y, 0.9):.0%} of the targets")
+assert pdrop.coverage(claimed, test_y, 0.9) < 0.8
 
 # %% [markdown]
 # `refit_tau` chooses the noise under which held-out targets are most probable. The draws of the function stay as they
 # are; only the noise around them changes, and nothing is trained again.
 
 # %%
-valid = pd.predict(model, guide, valid_x, samples=T, seed=0)
-tau = pd.refit_tau(valid, valid_y)
-mended = pd.with_tau(claimed, tau)
-better = pd.coverage_curve(mended, test_y)
-print(f"noise {tau**-0.5:.3f}; the 90 % interval now holds {pd.coverage(mended, test_y, 0.9):.0%}")
+valid = pdrop.predict(model, guide, valid_x, samples=T, seed=0)
+tau = pdrop.refit_tau(valid, valid_y)
+mended = pdrop.with_tau(claimed, tau)
+better = pdrop.coverage_curve(mended, test_y)
+print(f"noise {tau**-0.5:.3f}; the 90 % interval now holds {pdrop.coverage(mended, test_y, 0.9):.0%}")
 before, after = (float(each.log_prob(test_y).mean()) for each in (claimed, mended))
 print(f"log-likelihood of a test point: {before:.2f} before, {after:.2f} after")
 assert better.error < curve.error
@@ -85,10 +85,10 @@ for _ in range(200 if SHORT else 500):
     F.cross_entropy(net(train_x), train_y).backward()
     optimiser.step()
 
-model, guide = pd.from_dropout(net, likelihood=pd.Categorical())
-answer = pd.predict(model, guide, test_x, samples=T, seed=0)
+model, guide = pdrop.from_dropout(net, likelihood=pdrop.Categorical())
+answer = pdrop.predict(model, guide, test_x, samples=T, seed=0)
 right = (answer.probs.argmax(-1) == test_y).float()
-table = pd.reliability(answer, test_y, bins=10)
+table = pdrop.reliability(answer, test_y, bins=10)
 print(f"accuracy {right.mean():.2f}, mean confidence {answer.probs.amax(-1).mean():.2f}, ECE {table.ece:.3f}")
 assert answer.probs.amax(-1).mean() > right.mean() + 0.05  # overconfident, dropout or not
 
@@ -97,10 +97,10 @@ assert answer.probs.amax(-1).mean() > right.mean() + 0.05  # overconfident, drop
 # classes of one draw, and it is fitted, so it holds for data like the validation set and promises nothing for others.
 
 # %%
-valid = pd.predict(model, guide, valid_x, samples=T, seed=0)
-temperature = pd.refit_temperature(valid, valid_y)
-cooler = pd.tempered(answer, temperature)
-after = pd.reliability(cooler, test_y, bins=10)
+valid = pdrop.predict(model, guide, valid_x, samples=T, seed=0)
+temperature = pdrop.refit_temperature(valid, valid_y)
+cooler = pdrop.tempered(answer, temperature)
+after = pdrop.reliability(cooler, test_y, bins=10)
 print(f"temperature {temperature:.2f}, ECE {after.ece:.3f}")
 print(f"log-likelihood {answer.log_prob(test_y).mean():.3f} before, {cooler.log_prob(test_y).mean():.3f} after")
 assert temperature > 1
@@ -108,19 +108,19 @@ assert after.ece < table.ece
 assert cooler.log_prob(test_y).mean() > answer.log_prob(test_y).mean()
 
 # %% [markdown]
-# ## 3. Deferral: hand the doubtful ones to a human
+# ## 3. Deferral: pass the least certain ones to a human
 #
 # If a person can look at a fifth of the images, which fifth? Those with the largest entropy. The curve shows the
 # accuracy on the rest, beside that of an oracle, which knows the mistakes, and of chance.
 
 # %%
-curve = pd.rejection_curve(answer.entropy, right)
-handed_on = pd.defer(answer.entropy, budget=0.2)
-before, kept = float(right.mean()), float(right[~handed_on].mean())
-caught = float((1 - right[handed_on]).sum() / (1 - right).sum())
+curve = pdrop.rejection_curve(answer.entropy, right)
+deferred = pdrop.defer(answer.entropy, budget=0.2)
+before, kept = float(right.mean()), float(right[~deferred].mean())
+caught = float((1 - right[deferred]).sum() / (1 - right).sum())
 print(f"accuracy {before:.2f} on all, {kept:.2f} on the four fifths that are kept")
-print(f"{caught:.0%} of the mistakes were handed on")
-assert int(handed_on.sum()) == 60
+print(f"{caught:.0%} of the mistakes were deferred")
+assert int(deferred.sum()) == 60
 assert kept > before
 assert caught > 0.2  # a fifth, by chance
 
@@ -135,15 +135,15 @@ for axes, index in zip(panels.flat, [*order[:8], *order[-8:]], strict=True):
     axes.imshow(test_x[index, 0].numpy(), cmap="gray_r")
     axes.set_title(f"{answer.entropy[index]:.2g} nats", fontsize=9)
     axes.axis("off")
-figure.suptitle("The eight that are handed on first, and the eight that are kept longest", fontsize=10)
+figure.suptitle("The eight that are deferred first, and the eight that are kept longest", fontsize=10)
 plt.show()
 
 # %% [markdown]
 # Note what deferral did not need: calibration. A temperature hardly changes the order of the entropies, and so hardly
-# changes who is handed on. Calibration makes a number mean what it says; deferral needs only the order.
+# changes who is deferred. Calibration makes a number mean what it says; deferral needs only the order.
 
 # %%
-again = pd.defer(cooler.entropy, budget=0.2)
-agreement = float((again == handed_on).float().mean())
-print(f"the tempered model hands on the same images in {agreement:.0%} of cases")
+again = pdrop.defer(cooler.entropy, budget=0.2)
+agreement = float((again == deferred).float().mean())
+print(f"the tempered model defers the same images in {agreement:.0%} of cases")
 assert agreement > 0.8

@@ -1,9 +1,9 @@
 # %% [markdown]
-# # A fleet over splits
+# # Many splits as one computation
 #
 # How much should be dropped, and how large is the noise? The honest way to find out: split the data many times, try
 # all settings inside each training part, choose there, and look at the test part once. That is hundreds of trainings.
-# Here they are one computation.
+# Here they are one computation: a `Fleet`.
 
 # %%
 import os
@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 import torch
 from torch import Tensor, nn
 
-import pyro_dropout as pd
+import pyro_dropout as pdrop
 from pyro_dropout.datasets.made_data import made_regression
 
 SHORT = os.environ.get("PYRO_DROPOUT_SHORT") == "1"
@@ -33,23 +33,23 @@ train_rows, test_rows = train_rows[:SPLITS], test_rows[:SPLITS]
 print(f"{len(x)} rows, {x.shape[1]} inputs; {SPLITS} splits of {len(train_rows[0])} and {len(test_rows[0])}")
 
 # %% [markdown]
-# ## 2. A fleet, by hand
+# ## 2. A `Fleet`, by hand
 #
 # A replica is a model and a guide, made by a function of its settings. Replicas may differ in numbers: in `keep`, τ,
 # seeds, and in the rows that they see. They may not differ in structure.
 
 
 # %%
-def build(rows: Tensor, drop: float, tau: float = 10.0) -> tuple[pd.Standardised, pd.AutoDropout]:
+def build(rows: Tensor, drop: float, tau: float = 10.0) -> tuple[pdrop.Standardised, pdrop.AutoDropout]:
     net = nn.Sequential(nn.Linear(5, 30), nn.ReLU(), nn.Linear(30, 1))
-    model = pd.Standardised(pd.BayesianNet(net, pd.Prior(0.3, 0.3), pd.Gaussian(tau)), x[rows], y[rows])
-    return model, pd.AutoDropout(model, keep={"0.weight": 1.0, "2.weight": 1 - drop})
+    model = pdrop.Standardised(pdrop.BayesianNet(net, pdrop.Prior(0.3, 0.3), pdrop.Gaussian(tau)), x[rows], y[rows])
+    return model, pdrop.AutoDropout(model, keep={"0.weight": 1.0, "2.weight": 1 - drop})
 
 
 DROPS = [0.005, 0.05, 0.4]
 rows = torch.stack([train_rows[s] for s in range(SPLITS) for _ in DROPS])
 torch.manual_seed(0)
-fleet = pd.Fleet(
+fleet = pdrop.Fleet(
     lambda split, drop: build(train_rows[split], drop),
     {"split": [s for s in range(SPLITS) for _ in DROPS], "drop": DROPS * SPLITS},
 )
@@ -64,13 +64,13 @@ assert (history.losses[-10:].mean(0) < history.losses[:10].mean(0)).all()
 
 # %%
 held = torch.stack([test_rows[s] for s in range(SPLITS) for _ in DROPS])
-answer = pd.predict_fleet(fleet, x, y, indices=held, samples=200 if SHORT else 1000, seed=0)
+answer = pdrop.predict_fleet(fleet, x, y, indices=held, samples=200 if SHORT else 1000, seed=0)
 error = (answer.mean - y[held]).square().mean((1, 2)).sqrt().view(SPLITS, len(DROPS))
 for drop, column in zip(DROPS, error.T, strict=True):
     print(f"drop {drop:5.3f}: test RMSE {column.mean():.2f} ± {column.std():.2f} over splits")
 
 model, guide = fleet[0]
-alone = pd.predict(model, guide, x[held[0]], samples=200 if SHORT else 1000, seed=0)
+alone = pdrop.predict(model, guide, x[held[0]], samples=200 if SHORT else 1000, seed=0)
 assert (alone.mean - answer.mean[0]).abs().max() < 0.5
 
 # %% [markdown]
@@ -95,20 +95,20 @@ runs = [
     for rows in [*learn[split * FOLDS : (split + 1) * FOLDS], train_rows[split]]
 ]
 torch.manual_seed(0)
-fleet = pd.Fleet(build, {name: [run[k] for run in runs] for k, name in enumerate(("rows", "drop", "tau"))})
+fleet = pdrop.Fleet(build, {name: [run[k] for run in runs] for k, name in enumerate(("rows", "drop", "tau"))})
 history = fleet.fit(x, y, indices=torch.stack([run[0] for run in runs]), steps=STEPS, lr=0.03, seed=0, **QUIET)
 print(f"{len(fleet)} networks were trained together in {history.seconds:.1f} s")
 assert not history.diverged.any()
 
 place = torch.arange(len(fleet)).view(SPLITS, len(SETTINGS), FOLDS + 1)
 held = torch.stack(part).unsqueeze(1).expand(-1, len(SETTINGS), -1, -1).flatten(0, 2)
-folds = pd.predict_fleet(
+folds = pdrop.predict_fleet(
     fleet.select(place[..., :-1].flatten().tolist()), x, y, indices=held, samples=300 if SHORT else 2000, seed=0
 )
 validation = folds.scores()["log_likelihood"].view(SPLITS, len(SETTINGS), FOLDS).mean(-1)
 best = validation.argmax(1)
 chosen = fleet.select(place[torch.arange(SPLITS), best, -1].tolist())
-test = pd.predict_fleet(chosen, x, y, indices=torch.stack(list(test_rows)), samples=2000, seed=0).scores()
+test = pdrop.predict_fleet(chosen, x, y, indices=torch.stack(list(test_rows)), samples=2000, seed=0).scores()
 for split, choice in enumerate(best.tolist()):
     drop, tau = SETTINGS[choice]
     print(f"split {split}: drop {drop}, τ {tau:g}, test RMSE {test['rmse'][split]:.2f},", end=" ")

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Ensembles: doubt between the data
+# # Ensembles: uncertainty between the data
 #
 # Data with a hole in the middle. What should a network say in the hole? Many functions fit the data and cross the hole
 # in different ways, so it should say "I do not know". In this problem MC dropout and mean field do not,
@@ -15,7 +15,7 @@ import matplotlib.pyplot as plt
 import torch
 from torch import Tensor, nn
 
-import pyro_dropout as pd
+import pyro_dropout as pdrop
 
 SHORT = os.environ.get("PYRO_DROPOUT_SHORT") == "1"
 BLUE, VERMILION = "#0072B2", "#D55E00"
@@ -37,13 +37,13 @@ hole, data = (grid.abs() < 0.4).flatten(), ((grid.abs() > 0.7) & (grid.abs() < 1
 
 
 # %%
-def fresh() -> pd.BayesianNet:
+def fresh() -> pdrop.BayesianNet:
     """The network and its prior."""
     net = nn.Sequential(nn.Linear(1, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1, bias=False))
-    return pd.BayesianNet(net, pd.Prior(LENGTH, LENGTH), pd.Gaussian(TAU))
+    return pdrop.BayesianNet(net, pdrop.Prior(LENGTH, LENGTH), pdrop.Gaussian(TAU))
 
 
-gp = pd.GP("arc_cosine", TAU, length_scale=LENGTH, bias_length_scale=LENGTH).fit(x, y, steps=0)
+gp = pdrop.GP("arc_cosine", TAU, length_scale=LENGTH, bias_length_scale=LENGTH).fit(x, y, steps=0)
 mean, variance = gp.predict(grid, noise=False)
 bands: dict[str, tuple[Tensor, Tensor]] = {"exact GP": (mean[:, 0], variance[:, 0].sqrt())}
 
@@ -67,26 +67,26 @@ assert ratio("exact GP") > 3
 
 
 # %%
-def fitted(name: str, make: Callable[[Any], Any], steps: int = STEPS) -> tuple[pd.BayesianNet, Any]:
+def fitted(name: str, make: Callable[[Any], Any], steps: int = STEPS) -> tuple[pdrop.BayesianNet, Any]:
     """Train a posterior of the network and keep its bands."""
     torch.manual_seed(0)
     model = fresh()
     posterior = make(model)
     falling = {"lr": 0.03, "schedule": lambda done: 1.01 - done / steps}
-    pd.fit(model, posterior, x, y, steps=steps, compile=False, progress=False, seed=0, **falling)
-    answer = pd.predict(model, posterior, grid, samples=SAMPLES, seed=0)
+    pdrop.fit(model, posterior, x, y, steps=steps, compile=False, progress=False, seed=0, **falling)
+    answer = pdrop.predict(model, posterior, grid, samples=SAMPLES, seed=0)
     bands[name] = answer.mean[:, 0], answer.epistemic[:, 0].sqrt()
     print(f"{name}: {ratio(name):.1f} times as wide in the hole as on the data")
     return model, posterior
 
 
-def dropout(model: Any) -> pd.AutoDropout:
+def dropout(model: Any) -> pdrop.AutoDropout:
     """MC dropout that keeps the only input."""
-    return pd.AutoDropout(model, keep=lambda site: 1.0 if site == "0.weight" else 0.9)
+    return pdrop.AutoDropout(model, keep=lambda site: 1.0 if site == "0.weight" else 0.9)
 
 
 fitted("MC dropout", dropout)
-fitted("mean field", lambda model: pd.AutoMeanField(model, init_scale=0.02))
+fitted("mean field", lambda model: pdrop.AutoMeanField(model, init_scale=0.02))
 assert ratio("MC dropout") < 1
 assert ratio("mean field") < 1
 
@@ -99,8 +99,8 @@ assert ratio("mean field") < 1
 # members must agree; in the hole each follows its own draw.
 
 # %%
-fitted("plain ensemble", lambda model: pd.Ensemble(model, members=32, anchored=False, seed=0))
-model, ensemble = fitted("anchored ensemble", lambda model: pd.Ensemble(model, members=8, start="anchor", seed=0))
+fitted("plain ensemble", lambda model: pdrop.Ensemble(model, members=32, anchored=False, seed=0))
+model, ensemble = fitted("anchored ensemble", lambda model: pdrop.Ensemble(model, members=8, start="anchor", seed=0))
 
 # %% [markdown]
 # Eight members are few. `more` adds some, and the next `fit` trains only those; the first eight stay as they are. How
@@ -108,10 +108,10 @@ model, ensemble = fitted("anchored ensemble", lambda model: pd.Ensemble(model, m
 
 # %%
 before = ensemble.draws_at(torch.arange(8))
-few = pd.predict(model, ensemble, grid).error_over_members[hole].mean()
+few = pdrop.predict(model, ensemble, grid).error_over_members[hole].mean()
 falling = {"lr": 0.03, "schedule": lambda done: 1.01 - done / STEPS}
-pd.fit(model, ensemble.more(24), x, y, steps=STEPS, compile=False, progress=False, seed=0, **falling)
-answer = pd.predict(model, ensemble, grid)
+pdrop.fit(model, ensemble.more(24), x, y, steps=STEPS, compile=False, progress=False, seed=0, **falling)
+answer = pdrop.predict(model, ensemble, grid)
 bands["anchored ensemble"] = answer.mean[:, 0], answer.epistemic[:, 0].sqrt()
 many = answer.error_over_members[hole].mean()
 print(f"{ensemble}: the mean in the hole is known to {many:.3f}, and with eight members to {few:.3f}")
@@ -144,8 +144,8 @@ plt.show()
 # the data would be.
 
 # %%
-model, mixture = fitted("ensemble of MC dropout", lambda model: pd.Ensemble(model, dropout, members=4, seed=0))
-draws = pd.to_arviz(model, mixture, x, y, samples=4 * SAMPLES, seed=0)
+model, mixture = fitted("ensemble of MC dropout", lambda model: pdrop.Ensemble(model, dropout, members=4, seed=0))
+draws = pdrop.to_arviz(model, mixture, x, y, samples=4 * SAMPLES, seed=0)
 asked = {"weights": draws["posterior"]["2.weight"], "predictions": draws["posterior_predictive"]["y"]}
 rhat = {name: az.rhat(values.to_dataset())[values.name] for name, values in asked.items()}
 for name, values in rhat.items():
@@ -153,8 +153,8 @@ for name, values in rhat.items():
 assert float(rhat["weights"].median()) > 1.1 > float(rhat["predictions"].median())
 
 # %% [markdown]
-# What to take home: the doubt between the data comes from the prior, and here neither MC dropout nor mean field carries
-# it there. This is one problem and one run; in the four problems of the page "Results" a linearised Laplace
+# What to take home: the uncertainty between the data comes from the prior, and here neither MC dropout nor mean field
+# carries it there. This is one problem and one run; in the four problems of the page "Results" a linearised Laplace
 # approximation, which is around one solution too, carries part of it, and in three of them less when its point is
 # trained for longer. The page on ensembles in the documentation says what anchored members are, what they cost and when
 # they fail.

@@ -15,7 +15,7 @@ import pytest
 import pyro_dropout
 
 ROOT = Path(__file__).parents[1]
-TARGETS = {"help", "test", "test-deep", "bench", "lint", "format", "docs", "compare", "clean"}
+TARGETS = {"help", "test", "test-deep", "bench", "lint", "format", "notebooks", "docs", "compare", "clean"}
 
 
 def make(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
