@@ -281,8 +281,6 @@ def test_every_page_and_notebook_is_in_the_table_of_contents() -> None:
     notebooks = {f"notebooks/{path.stem}" for path in (ROOT / "notebooks").glob("*.py")}
     assert pages | notebooks <= set(listed)
     assert [name for name in pages | notebooks if listed[name] > 1] == []
-    count = {6: "Six", 7: "Seven", 8: "Eight", 9: "Nine"}[len(notebooks)]
-    assert f"- {count} [notebooks](notebooks)" in (ROOT / "README.md").read_text("utf-8")
 
 
 def texts(folder: Path) -> list[Path]:
