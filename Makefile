@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help install test test-deep test-share test-torch bench lint format docs docs-check compare clean distclean
+.PHONY: help install test test-deep test-share test-torch bench lint format notebooks docs docs-check compare clean distclean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ lint: $(VENV)/.installed-dev ## Check style, format and types.
 format: $(VENV)/.installed-dev ## Rewrite the code in the house format.
 	$(RUN) ruff check --fix .
 	$(RUN) ruff format .
+
+notebooks: $(VENV)/.installed-notebooks ## Run the notebooks and write them as .ipynb with their outputs (ARGS=--short).
+	$(BIN)/python docs/make_notebooks.py $(ARGS)
 
 docs: $(VENV)/.installed-docs ## Build the figures and the documentation into docs/_build/html.
 	@if [ -f docs/make_figures.py ]; then echo "$(BIN)/python docs/make_figures.py"; $(BIN)/python docs/make_figures.py; fi

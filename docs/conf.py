@@ -21,6 +21,7 @@ extensions = [
     "sphinx.ext.mathjax",
 ]
 exclude_patterns = ["_build", "benchmarks/*.md", "conf.py", "make_figures.py"]  # parts of pages
+exclude_patterns += ["make_notebooks.py", "readme_figure.py"]  # scripts, and no pages
 html_theme = "furo"
 html_title = f"pyro_dropout {version}"
 SMALL_CODE = {"code-font-size": "0.72rem"}  # lines of 120 characters are long for a column of text
@@ -60,12 +61,13 @@ def copy_mathjax(here: Path = Path(__file__).parent) -> None:
 
 copy_mathjax()
 
-# --- notebooks: percent-format scripts, run while the pages are built and kept until a script changes -----------------
+# --- notebooks: as `make notebooks` wrote them; others run in short form while the pages are built --------------------
 
 os.environ.setdefault("PYRO_DROPOUT_SHORT", "1")  # PYRO_DROPOUT_SHORT=0 shows the long runs
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 nb_custom_formats = {".py": ["jupytext.reads", {"fmt": "py:percent"}]}
 nb_execution_mode = "cache"
+nb_execution_excludepatterns = ["notebooks/*.ipynb"]
 nb_execution_cache_path = str(Path(__file__).parent / "_build" / f"notebooks_{os.environ['PYRO_DROPOUT_SHORT']}")
 nb_execution_raise_on_error = True  # a claim that does not hold is a page that does not build
 nb_execution_timeout = 300
@@ -73,18 +75,22 @@ nb_output_stderr = "remove"  # warnings of the machine that builds; an error sto
 
 
 def copy_notebooks(here: Path = Path(__file__).parent) -> None:
-    """Bring the scripts of ``notebooks/`` below this folder, where Sphinx reads; git does not see the copies."""
+    """Bring the notebooks below this folder, where Sphinx reads: as ``make notebooks`` wrote them, or their scripts."""
     folder = here / "notebooks"
     folder.mkdir(exist_ok=True)
     (folder / ".gitignore").write_text("*\n", "utf-8")
-    scripts = {path.name: path.read_text("utf-8") for path in sorted((here.parent / "notebooks").glob("*.py"))}
-    for copy in folder.glob("*.py"):
-        if copy.name not in scripts:
+    sources = []
+    for script in sorted((here.parent / "notebooks").glob("*.py")):
+        written = script.with_suffix(".ipynb")
+        fresh = written.exists() and written.stat().st_mtime > script.stat().st_mtime
+        sources.append(written if fresh else script)
+    for copy in [*folder.glob("*.py"), *folder.glob("*.ipynb")]:
+        if copy.name not in {source.name for source in sources}:
             copy.unlink()
-    for name, text in scripts.items():
-        copy = folder / name
-        if not copy.exists() or copy.read_text("utf-8") != text:  # an untouched file is not read again
-            copy.write_text(text, "utf-8")
+    for source in sources:
+        copy = folder / source.name
+        if not copy.exists() or copy.read_bytes() != source.read_bytes():  # an untouched file is not read again
+            shutil.copyfile(source, copy)
 
 
 copy_notebooks()
@@ -115,8 +121,15 @@ def add_contents(app: Sphinx, page: str, source: list[str]) -> None:
             source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {title}\n\n{pages}\n```\n"
 
 
+def include_tables(app: Sphinx, page: str, source: list[str]) -> None:
+    """Show a file of tables where a paragraph is only a link to it: on GitHub, an include would show as raw text."""
+    alone = re.compile(r"^\[[^]\n]+\]\((benchmarks/\w+\.md)\)$", re.MULTILINE)
+    source[0] = alone.sub(r"```{include} \1\n:relative-images:\n```", source[0])
+
+
 def setup(app: Sphinx) -> None:
     """Hook the functions above into autodoc and into the reading of pages."""
     app.connect("autodoc-process-docstring", escape_shapes)
+    app.connect("source-read", include_tables)
     app.connect("source-read", link_copies)
     app.connect("source-read", add_contents)

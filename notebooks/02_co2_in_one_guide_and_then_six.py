@@ -135,7 +135,7 @@ for axes in panels[:, 0]:
 plt.show()
 
 # %% [markdown]
-# All six open beyond the data, for that is the network's doing: a ReLU line with any doubt in its slope must fan out.
+# All six open beyond the data, for that is the network's doing: a ReLU line with an uncertain slope fans out.
 # Multiplicative noise with dropout's mean and variance draws dropout's picture. Otherwise they disagree about how
 # much, and no score on data of the same years can settle it: those years say nothing about 1999. The page "One model,
 # six posteriors" compares them with the exact posterior of the infinitely wide network.

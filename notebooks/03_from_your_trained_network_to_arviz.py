@@ -48,8 +48,8 @@ answer = pdrop.predict(model, guide, x, samples=500 if SHORT else 2000, seed=0)
 with torch.no_grad():
     assert torch.allclose(answer.mean, net.eval()(x), atol=0.1)
 print(answer)
-noise, doubt = (float(part.mean()) ** 0.5 for part in (answer.aleatoric, answer.epistemic))
-print(f"noise {noise:.3f}, doubt about the function {doubt:.3f}")
+noise, spread = (float(part.mean()) ** 0.5 for part in (answer.aleatoric, answer.epistemic))
+print(f"noise {noise:.3f}, standard deviation of the function {spread:.3f}")
 
 # %% [markdown]
 # ## 3. Into ArviZ
@@ -121,7 +121,7 @@ try:
 except pdrop.errors.SingularError as refusal:
     print("refused:", str(refusal).split(".")[0])
 else:
-    raise AssertionError("a singular q has no density to correct with")
+    raise AssertionError("q has no density at σ = 0")
 
 # %% [markdown]
 # ## 5. A residual network for pictures

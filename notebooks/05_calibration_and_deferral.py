@@ -108,19 +108,19 @@ assert after.ece < table.ece
 assert cooler.log_prob(test_y).mean() > answer.log_prob(test_y).mean()
 
 # %% [markdown]
-# ## 3. Deferral: hand the doubtful ones to a human
+# ## 3. Deferral: pass the least certain ones to a human
 #
 # If a person can look at a fifth of the images, which fifth? Those with the largest entropy. The curve shows the
 # accuracy on the rest, beside that of an oracle, which knows the mistakes, and of chance.
 
 # %%
 curve = pdrop.judging.rejection_curve(answer.entropy, right)
-handed_on = pdrop.defer(answer.entropy, budget=0.2)
-before, kept = float(right.mean()), float(right[~handed_on].mean())
-caught = float((1 - right[handed_on]).sum() / (1 - right).sum())
+deferred = pdrop.defer(answer.entropy, budget=0.2)
+before, kept = float(right.mean()), float(right[~deferred].mean())
+caught = float((1 - right[deferred]).sum() / (1 - right).sum())
 print(f"accuracy {before:.2f} on all, {kept:.2f} on the four fifths that are kept")
-print(f"{caught:.0%} of the mistakes were handed on")
-assert int(handed_on.sum()) == 60
+print(f"{caught:.0%} of the mistakes were deferred")
+assert int(deferred.sum()) == 60
 assert kept > before
 assert caught > 0.2  # a fifth, by chance
 
@@ -135,15 +135,15 @@ for axes, index in zip(panels.flat, [*order[:8], *order[-8:]], strict=True):
     axes.imshow(test_x[index, 0].numpy(), cmap="gray_r")
     axes.set_title(f"{answer.entropy[index]:.2g} nats", fontsize=9)
     axes.axis("off")
-figure.suptitle("The eight that are handed on first, and the eight that are kept longest", fontsize=10)
+figure.suptitle("The eight that are deferred first, and the eight that are kept longest", fontsize=10)
 plt.show()
 
 # %% [markdown]
 # Note what deferral did not need: calibration. A temperature hardly changes the order of the entropies, and so hardly
-# changes who is handed on. Calibration makes a number mean what it says; deferral needs only the order.
+# changes who is deferred. Calibration makes a number mean what it says; deferral needs only the order.
 
 # %%
 again = pdrop.defer(cooler.entropy, budget=0.2)
-agreement = float((again == handed_on).float().mean())
-print(f"the tempered model hands on the same images in {agreement:.0%} of cases")
+agreement = float((again == deferred).float().mean())
+print(f"the tempered model defers the same images in {agreement:.0%} of cases")
 assert agreement > 0.8

@@ -1,9 +1,9 @@
 # %% [markdown]
-# # A fleet over splits
+# # Many splits as one computation
 #
 # How much should be dropped, and how large is the noise? The honest way to find out: split the data many times, try
 # all settings inside each training part, choose there, and look at the test part once. That is hundreds of trainings.
-# Here they are one computation.
+# Here they are one computation: a `Fleet`.
 
 # %%
 import os
@@ -33,7 +33,7 @@ train_rows, test_rows = train_rows[:SPLITS], test_rows[:SPLITS]
 print(f"{len(x)} rows, {x.shape[1]} inputs; {SPLITS} splits of {len(train_rows[0])} and {len(test_rows[0])}")
 
 # %% [markdown]
-# ## 2. A fleet, by hand
+# ## 2. A `Fleet`, by hand
 #
 # A replica is a model and a guide, made by a function of its settings. Replicas may differ in numbers: in `keep`, τ,
 # seeds, and in the rows that they see. They may not differ in structure.

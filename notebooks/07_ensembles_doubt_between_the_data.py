@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Ensembles: doubt between the data
+# # Ensembles: uncertainty between the data
 #
 # Data with a hole in the middle. What should a network say in the hole? Many functions fit the data and cross the hole
 # in different ways, so it should say "I do not know". In this problem MC dropout and mean field do not,
@@ -153,8 +153,8 @@ for name, values in rhat.items():
 assert float(rhat["weights"].median()) > 1.1 > float(rhat["predictions"].median())
 
 # %% [markdown]
-# What to take home: the doubt between the data comes from the prior, and here neither MC dropout nor mean field carries
-# it there. This is one problem and one run; in the four problems of the page "Results" a linearised Laplace
+# What to take home: the uncertainty between the data comes from the prior, and here neither MC dropout nor mean field
+# carries it there. This is one problem and one run; in the four problems of the page "Results" a linearised Laplace
 # approximation, which is around one solution too, carries part of it, and in three of them less when its point is
 # trained for longer. The page on ensembles in the documentation says what anchored members are, what they cost and when
 # they fail.

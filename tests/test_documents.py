@@ -300,8 +300,6 @@ def test_every_page_and_notebook_is_in_the_table_of_contents() -> None:
     pages = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md") if path not in parts}
     notebooks = {f"../notebooks/{path.name}" for path in (ROOT / "notebooks").glob("*.py")}
     assert listed == Counter(pages | notebooks)
-    count = {6: "Six", 7: "Seven", 8: "Eight", 9: "Nine"}[len(notebooks)]
-    assert f"- {count} [notebooks](notebooks)" in (ROOT / "README.md").read_text("utf-8")
 
 
 def texts(folder: Path) -> list[Path]:

@@ -166,8 +166,8 @@ def page(rows: list[dict[str, Any]], folder: Path, taken: str) -> str:
             table(MEASURED, rows),
             f"Taken {taken}.",
             f"### Computed, not measured: the messages of {RANKS} GPUs",
-            "The step is the row `pd.fit, AutoDropout`, TF32, of the benchmarks' page. The messages are the formula"
-            " above with round numbers for bandwidth and latency (a hop: "
+            "The step is the row `pd.fit, AutoDropout`, TF32, of the benchmarks' page. The messages are the formula of"
+            " that page with round numbers for bandwidth and latency (a hop: "
             + ", ".join(f"{name} {1e6 * latency:.0f} µs" for name, (_, latency) in LINKS.items())
             + ").",
             table(COMPUTED, extrapolated(folder)) + "\n",

@@ -1,4 +1,4 @@
-"""Prints the table of docs/networks.md: ``python -m tests.networks [NETWORK ...]``; all of them take half an hour."""
+"""Prints the table of docs/benchmarks.md: ``python -m tests.networks [NETWORK ...]``; all of them take half an hour."""
 
 import sys
 

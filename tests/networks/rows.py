@@ -90,7 +90,7 @@ def read(made: Network) -> list[str]:
 
 
 def line(name: str) -> str:
-    """Return the line of a network in the table of docs/networks.md."""
+    """Return the line of a network in the table of docs/benchmarks.md."""
     made = network(name)
     cells = [name, *read(made), "yes" if distance(made) < 4 else "NO", compiled(made)[0]]
     carried_on(made)

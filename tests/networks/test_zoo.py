@@ -8,7 +8,7 @@ import pytest
 from tests.networks.rows import carried_on, compiled, distance, network, read
 from tests.networks.zoo import ZOO
 
-PAGE = Path(__file__).parents[2] / "docs" / "networks.md"
+PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 BRIEF = {"EfficientNet with StochasticDepth", "ViT with DropPath", "nn.TransformerEncoder", "LSTM"}
 
 
