@@ -135,7 +135,10 @@ class BayesianNet(PriorWidths):
         self._noise: list[str] = []
         self._search: Search | None = None
         self.prior = Prior(width_scaled="all", tempered=True) if prior is None else prior
-        self.likelihood: Likelihood = Gaussian(1.0) if likelihood is None else likelihood
+        if likelihood is None:
+            likelihood = Gaussian(1.0)
+            likelihood.assumed = True
+        self.likelihood: Likelihood = likelihood
         self.sites: dict[str, Site] = {site.name: site for site in self.prior.sites(net)}
         if not self.sites:
             raise PyroDropoutError(_why_nothing_is_random(net))

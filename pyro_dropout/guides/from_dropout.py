@@ -17,7 +17,7 @@ from pyro_dropout.mathematics.checks import describe
 
 def from_dropout(
     net: nn.Module,
-    tau: float | Tensor = 1.0,
+    tau: float | Tensor | None = None,
     length_scale: BySite = 1.0,
     *,
     likelihood: Likelihood | None = None,
@@ -38,9 +38,9 @@ def from_dropout(
     Args:
         net: the network. Masks on rows are found if ``torch.fx`` can trace it; otherwise all dropout stays in the
             model.
-        tau: observation precision, for a Gaussian likelihood.
+        tau: observation precision, for a Gaussian likelihood; 1 by default.
         length_scale: l of the prior N(0, l⁻²) on every weight layer and bias.
-        likelihood: another likelihood, such as ``Categorical()``; ``tau`` is then not used.
+        likelihood: of the targets: ``Categorical()`` for a classifier; ``tau`` is then not used.
         prior: another prior; ``length_scale`` is then not used.
         output: which part of what the network returns is its outputs, as in ``BayesianNet``.
         whole_batch: whether the network needs all its points at once, as in ``BayesianNet``.
@@ -87,7 +87,8 @@ def from_dropout(
     fixed = {name: value for name, value in clean.named_parameters() if name in keep and not value.requires_grad}
     for value in fixed.values():
         value.requires_grad_(True)  # it is dropped, so it is random; what it is when kept stays frozen, in the guide
-    likelihood = Gaussian(tau) if likelihood is None else likelihood
+    if likelihood is None and tau is not None:
+        likelihood = Gaussian(tau)
     model = BayesianNet(clean, prior, likelihood, output=output, whole_batch=whole_batch)
     moved = list(dict.fromkeys(mask.dropout for mask in masks))
     model.keep_noise(with_dropout(clean), moved, partial(_search, masks if x is None else []))

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.generative.inputs import AnyInputs, check_inputs, check_pairs, inputs_of, takes_all
-from pyro_dropout.generative.likelihoods import Likelihood, likelihood_of
+from pyro_dropout.generative.likelihoods import Gaussian, Likelihood, likelihood_of
 from pyro_dropout.generative.model_call import ModelCall, is_network, name_of, takes
 from pyro_dropout.generative.observed_sites import check_samples
 from pyro_dropout.generative.trial_run import quietly
@@ -193,7 +193,10 @@ def check_targets(model: Callable[..., object], x: AnyInputs, y: Tensor, watched
     if not is_network(model):
         return
     likelihood = likelihood_of(model)
-    if getattr(type(likelihood), "check_values", None) is Likelihood.check_values and not watched:
+    if isinstance(likelihood, Gaussian) and not watched:
+        likelihood.warn_of_classes(y)
+    only_finite = (Likelihood.check_values, Gaussian.check_values)
+    if getattr(type(likelihood), "check_values", None) in only_finite and not watched:
         return
     try:
         if watched:

@@ -305,3 +305,27 @@ def test_a_sequence_before_a_dropped_layer_is_told() -> None:
         pd.errors.PyroDropoutError, match=r"'0' drops units of '1' separately.*from_dropout\(net, example=x\)"
     ):
         per_example_outputs(model, guide, torch.randn(5, 4, 3))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "y", "said"),
+    [
+        (3, torch.arange(30) % 3, "as class indices are.*likelihood=Categorical"),
+        (3, torch.eye(3)[torch.arange(30) % 3], "nothing but 0 and 1.*Categorical.*argmax"),
+        (1, torch.arange(30).unsqueeze(1) % 2, "nothing but 0 and 1.*Bernoulli"),
+    ],
+)
+def test_classes_do_not_become_numbers_without_a_word(outputs: int, y: Tensor, said: str) -> None:
+    net, x = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, outputs)), torch.randn(30, 2)
+    model, guide = pd.from_dropout(net)
+    doors: list[Callable[[], object]] = [
+        lambda: pd.fit(model, guide, x, y, steps=1, progress=False),
+        lambda: pd.predict(model, guide, x, samples=2).log_prob(y),
+        lambda: pd.nuts(model, x, y, samples=1, warmup=0, progress=False),
+    ]
+    for door in doors:  # warnings are errors here
+        with pytest.raises((UserWarning, pd.PyroDropoutError), match=said):
+            door()
+    chosen, guide = pd.from_dropout(net, tau=1.0)  # Gaussian noise was asked for
+    if y.dim() == 2:
+        pd.fit(chosen, guide, x, y.float(), steps=1, progress=False)

@@ -1,5 +1,7 @@
 """Gaussian noise of one precision: y ~ N(f, τ⁻¹ I)."""
 
+import warnings
+
 import torch
 from torch import Tensor, nn
 
@@ -12,6 +14,8 @@ from pyro_dropout.mathematics.checks import check_flag, check_positive
 from pyro_dropout.mathematics.normal import Normal
 from pyro_dropout.protocols import Distribution
 from pyro_dropout.registry import likelihood
+
+_FEW = 10  # points, of which numbers may be 0 and 1 by chance
 
 
 @likelihood("gaussian")
@@ -27,6 +31,8 @@ class Gaussian(Likelihood):
         >>> pdrop.Gaussian(tau=0.25).tau.item()
         0.25
     """
+
+    assumed = False  # whether a model took it because no likelihood was given
 
     def __init__(self, tau: float | Tensor = 1.0, learn: bool = False) -> None:
         super().__init__()
@@ -64,6 +70,22 @@ class Gaussian(Likelihood):
         """Return ``y`` if it holds numbers, as many as ``f``."""
         return super().checked(f, checked_numbers(y))
 
+    def check_values(self, f: Tensor, y: Tensor) -> None:
+        """Raise unless every target is finite; warn if they look like classes and nobody asked for Gaussian noise."""
+        super().check_values(f, y)
+        self.warn_of_classes(y)
+
+    def warn_of_classes(self, y: Tensor) -> None:
+        """Warn of targets that are 0 or 1, where the model took this likelihood because none was given."""
+        if self.assumed and len(y) > _FEW and bool(((y == 0) | (y == 1)).all()) and bool((y != y.flatten()[0]).any()):
+            one_hot = y.dim() == 2 and y.shape[1] > 1 and bool((y.sum(1) == 1).all())
+            classes = "Categorical(), and y.argmax(1) as targets" if one_hot else "Bernoulli()"
+            warnings.warn(
+                "y holds nothing but 0 and 1, and the likelihood is Gaussian because none was given. For classes give"
+                f" the model likelihood={classes}; if these are numbers, likelihood=Gaussian(tau).",
+                stacklevel=4,
+            )
+
     def curvature_root(self, f: Tensor, y: Tensor | None = None) -> Tensor:
         """Return diag √τ."""
         return torch.diag_embed(self.distribution(f).stddev.reciprocal())
@@ -79,7 +101,9 @@ class Gaussian(Likelihood):
     def raw_likelihood(self, std: Tensor) -> Likelihood:
         """Return the likelihood of precision τ/σ_y²."""
         log_tau = self.log_tau.detach().to(torch.float64)
-        return Gaussian.of_log(log_tau - 2 * std.to(log_tau).log())
+        raw = Gaussian.of_log(log_tau - 2 * std.to(log_tau).log())
+        raw.assumed = self.assumed
+        return raw
 
     def gaussian_outputs(self, nodes: Nodes) -> Outputs:
         """Return the formulas for Gaussian outputs."""

@@ -127,6 +127,12 @@ class Likelihood(nn.Module):
         if y.is_complex():
             raise RangeError(f"y must hold real numbers; got {y.dtype}. Write y.real, or y.abs().")
         if y.shape != f.shape[-2:]:
+            if f.shape[-1] > 1 and y.shape == f.shape[-2:-1] and not y.is_floating_point():
+                raise ShapeError(
+                    f"y holds one whole number a point, {tuple(y.shape)}, as class indices are, and the likelihood is"
+                    f" {type(self).__name__}, for {f.shape[-1]} numbers a point. For classes give the model"
+                    " likelihood=Categorical()."
+                )
             raise ShapeError(
                 f"y must have shape (N, D) = {tuple(f.shape[-2:])}, as the model's outputs have; got {tuple(y.shape)}."
                 + (" Write y.unsqueeze(-1)." if y.shape == f.shape[-2:-1] and f.shape[-1] == 1 else "")

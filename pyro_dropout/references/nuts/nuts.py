@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from pyro_dropout.engines.choose import Compile
+from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.model_call import ModelCall, call_of, is_network
 from pyro_dropout.generative.observed_sites import speaks_by_likelihood, trace_of
 from pyro_dropout.generative.process_lock import modules_stay, one_at_a_time
@@ -95,6 +96,9 @@ def nuts(
     call = checked_call(call_of(nuts, model, args, kwargs))
     if is_network(model) and call.args[1].is_floating_point():
         check_finite("y", call.args[1])
+    likelihood = getattr(model, "likelihood", None)
+    if isinstance(likelihood, Gaussian):
+        likelihood.warn_of_classes(call.args[1])
     began = time.perf_counter()
     with seeded(int(seed), torch.device("cpu")), evaluating(model):
         energy = Energy(call)
