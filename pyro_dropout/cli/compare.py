@@ -4,8 +4,7 @@ import itertools
 import os
 import shlex
 import sys
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -15,18 +14,19 @@ from pyro_dropout.cli import options
 from pyro_dropout.cli.terminal import PROGRAM, answer, complain, plain_warnings, score_table
 
 if TYPE_CHECKING:
+    import torch
+
     from pyro_dropout.comparison.comparison import Comparison
-    from pyro_dropout.generative.standardised import Standardised
-    from pyro_dropout.protocols import Model, PyroModel, Record
+    from pyro_dropout.protocols import Record
     from pyro_dropout.tables.encoding import Dataset
     from pyro_dropout.tables.reading import Reading
-    from pyro_dropout.tabular.recipe import Noise, Scale
 
 HELP = (
-    "Compare posterior approximations on one model and one set of data."
+    "Compare posterior approximations on one set of data."
     "\n\nEvery guide is trained from several seeds and gets the same scores. DATA is [bold]co2[/] or [bold]sunspots[/],"
-    f" which come with the package, or {options.FORMATS} with named columns. Text columns are one-hot encoded. A"
-    f" target is treated as a class if it is text, or has only the values 0 and 1. {options.TABLES}"
+    f" which come with the package, or {options.FORMATS} with named columns. A row of a table is what fit --guide NAME"
+    " trains, with the same options, and the first row what fit trains without --guide. Text columns are one-hot"
+    f" encoded. A target is treated as a class if it is text, or has only the values 0 and 1. {options.TABLES}"
     + options.examples(
         "compare",
         "compare houses.csv --target price",
@@ -36,11 +36,7 @@ HELP = (
 )
 
 _OUT = Path("out", "compare")
-_WIDTH, _LR = 50, 0.01
-
-# How guides are trained on a table: with a rate that falls to zero.
-_STEPS, _ROWS = 1000, 256
-_SERIES_STEPS = 1500  # of the bundled series, with all rows and a fixed rate
+_SERIES: "Record" = {"width": 50, "steps": 1500, "lr": 0.01}  # of the bundled series, with all rows in each step
 
 
 def compare(
@@ -55,37 +51,23 @@ def compare(
     encoding: options.TextEncoding = None,
     separator: options.Separator = None,
     held_back: options.HeldBack = 0.2,
-    scale: options.ComparedScale = "auto",
-    noise: options.GivenNoise = "constant",
+    scale: options.ScaleName = "auto",
+    noise: options.NoiseName = "auto",
     guides: options.Guides = None,
     reference: Annotated[
-        Literal["nuts"] | None,
+        Literal["nuts", "none"] | None,
         options.computing_option(
-            help="Also sample the posterior (at T = 1, noise fixed); slow, for small networks only."
+            help="What guides are compared with: by default the exact posterior for co2 and sunspots, and nothing for"
+            " tables. nuts samples the posterior (at T = 1, noise fixed); slow, for small networks only."
         ),
     ] = None,
     seeds: options.Seeds = 3,
     members: options.Members = None,
-    width: options.Width = _WIDTH,
-    steps: Annotated[
-        int | None,
-        options.computing_option(
-            metavar="N", callback=options.count, help="Steps per training run; by default 1000 for tables."
-        ),
-    ] = None,
-    lr: Annotated[
-        float,
-        options.computing_option(
-            "--lr", metavar="RATE", callback=options.positive, help="Learning rate; for tables, it falls to zero."
-        ),
-    ] = _LR,
-    batch_size: Annotated[
-        int | None,
-        options.computing_option(
-            metavar="N", callback=options.count, help="Rows in a mini-batch; by default 256 for tables."
-        ),
-    ] = None,
-    samples: options.Samples = 300,
+    width: options.OwnWidth = None,
+    steps: options.OwnSteps = None,
+    lr: options.OwnRate = None,
+    batch_size: options.BatchSize = None,
+    samples: options.Samples = 200,
     linearised: options.Linearised = None,
     seed: options.Seed = 0,
     device: options.Device = "auto",
@@ -94,7 +76,7 @@ def compare(
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Compare posterior approximations on one model and one set of data."""
+    """Compare posterior approximations on one set of data."""
     names = options.guides_named(guides)
     straight = options.listed(linearised) or [name for name in names if options.METHODS[name] == "linearised"]
     unknown = [name for name in straight if name not in names]
@@ -102,15 +84,13 @@ def compare(
         raise options.refusal("--linearised", f"{unknown[0]!r} is not one of the guides, {', '.join(names)}.")
     members = options.checked_members(names, members)
     where = options.place(device)
-    from pyro_dropout.comparison.compare import compare as run
     from pyro_dropout.comparison.folder import claimed_folder, scores_of, write_folder
     from pyro_dropout.datasets.bundled import BUNDLED
     from pyro_dropout.judging.diagnostics.arviz_export import arviz
     from pyro_dropout.tables.reading import Reading
-    from pyro_dropout.training.optimisers import cosine_decay
 
-    given: list[tuple[str, object]] = [("width", None if width == _WIDTH else width), ("members", members)]
-    given += [("steps", steps), ("lr", None if lr == _LR else lr), ("batch-size", batch_size), ("seed", seed or None)]
+    given = {"scale": scale, "noise": noise, "members": members, "width": width}
+    training = {"steps": steps, "lr": lr, "batch-size": batch_size}
     with plain_warnings(), claimed_folder(out) as killed:
         if killed:
             complain(f"note: an earlier comparison into {out} was killed; all guides are trained again.")
@@ -118,29 +98,10 @@ def compare(
         kinds, gone, kept = (tuple(options.listed(each)) for each in (categorical, drop, keep))
         split = held_back, seed, decimal, encoding, separator
         reading = Reading(target, task, missing, kinds, gone, *split, kept)
-        found, model, chosen = _data(data, reading, width, scale, noise)
-        given += chosen
+        run = _Run(names, straight, list(range(seed, seed + seeds)), samples, reference, where, no_compile, quiet)
         is_table = data not in BUNDLED
-        steps = steps or (_STEPS if is_table else _SERIES_STEPS)
-        rows = len(found.train[0])
-        batch_size = min(batch_size or (_ROWS if is_table else rows), rows)
-        result = run(
-            model.to(where),
-            {name: _made(name, members) for name in names},
-            (found.train[0].to(where), found.train[1].to(where)),
-            (found.test[0].to(where), found.test[1].to(where)),
-            reference=reference,
-            seeds=list(range(seed, seed + seeds)),
-            steps=steps,
-            lr=lr,
-            batch_size=batch_size if batch_size < rows else None,
-            schedule=cosine_decay(steps) if is_table else None,
-            samples=samples,
-            method=dict.fromkeys(straight, "linearised"),
-            compile=not no_compile and "auto",
-            progress=not quiet,
-            labels=_labels(found),
-        )
+        found = _table(data, reading) if is_table else _series(data, reading, scale, noise)
+        result = run.on_table(found, given, training) if is_table else run.on_series(found, given, training)
         result.train, result.test = found.train, found.test  # figures are drawn on the CPU
         files, complaints = write_folder(result, out, samples, seed)
     for complaint in complaints:
@@ -149,61 +110,110 @@ def compare(
     record |= {"seconds": round(result.seconds, 2), "folder": str(out), "files": files}
     if not as_json:
         _show(result)
-    scored = [row.name for row in result.rows if row.scores]
-    best = scored[0] if len(scored) == 1 else result.best("log_lik")
     again = []
-    if is_table and data != "-" and best in options.GUIDE_NAMES:
-        again = [f"To predict with {best}: {_fit_command(data, found, best, reading, given)}"]
+    if is_table and data != "-":
+        again = _advice(result, data, found, reading, {**given, **training, "seed": seed or None})
     answer(record, as_json, _lines(found, result, out, files, again))
     if not any(row.scores for row in result.rows):
         complain("no guide could be trained; the notes in the table say why.")
         raise typer.Exit(1)
 
 
-def _made(name: str, members: int | None) -> "Callable[[Model], PyroModel]":
-    """Return what builds a guide; the number of members is for ensembles."""
-    from pyro_dropout.comparison.standard_models import standard_guide
-
-    return standard_guide(name, **({"members": members} if members and name in options.HAS_MEMBERS else {}))
-
-
-def _data(
-    name: str, reading: "Reading", width: int, scale: "Scale | Literal['auto']", noise: "Noise"
-) -> "tuple[Dataset, Standardised, list[tuple[str, object]]]":
-    """Return the data, a model for them, and the options of ``fit`` for its scale and noise."""
-    from pyro_dropout.comparison.standard_models import wave_model
+def _series(name: str, reading: "Reading", scale: str, noise: str) -> "Dataset":
+    """Return a bundled series; raise if options are given that are for tables."""
     from pyro_dropout.datasets.bundled import BUNDLED
-    from pyro_dropout.tabular.choice import natural_scale
-    from pyro_dropout.tabular.recipe import table_model
 
-    if name in BUNDLED:
-        if reading.target is not None:
-            raise options.refusal("--target", f"{name!r} has its own target; --target is for files.")
-        _refuse_scale(scale, noise, f"{name!r} has a model of its own; this is for files.")
-        data = BUNDLED[name]()
-        return data, wave_model(data.train, 2 * width), []
+    if reading.target is not None:
+        raise options.refusal("--target", f"{name!r} has its own target; --target is for files.")
+    for option, value in (("--scale", scale), ("--noise", noise)):
+        if value not in ("auto", "plain", "constant"):
+            raise options.refusal(option, f"{name!r} has a model of its own; this is for files. Got {value!r}.")
+    return BUNDLED[name]()
+
+
+def _table(name: str, reading: "Reading") -> "Dataset":
+    """Return a table with held-back rows."""
+    from pyro_dropout.datasets.bundled import BUNDLED
+
     if not reading.held_back:
         raise options.refusal("--held-back", "compare needs some held-back rows for the scores.")
     if name != "-" and not Path(name).exists() and (name in options.GUIDE_NAMES or not Path(name).suffix):
         known = ", ".join(BUNDLED)
         hint = " Separate guides with commas: --guides a,b." if name in options.GUIDE_NAMES else ""
         raise typer.BadParameter(f"{name!r} is neither a file nor a bundled data set ({known}).{hint}")
-    data = reading.read(name)
-    if data.classes:
-        _refuse_scale(scale, noise, "classes have no scale and no noise.")
-        return data, table_model(data.train, data.classes, width), []
-    on = natural_scale(data.train[1]) if scale == "auto" else scale
-    model = table_model(data.train, data.classes, width, on, noise)
-    if on != "plain":
-        data = replace(data, note=f"{data.note} Guides are compared on its {on} scale (--scale plain for another).")
-    return data, model, [("scale", on), ("noise", noise)]
+    return reading.read(name)
 
 
-def _refuse_scale(scale: str, noise: str, reason: str) -> None:
-    """Raise if a scale or a noise was asked for, where the model has none to choose."""
-    for option, value in (("--scale", scale), ("--noise", noise)):
-        if value not in ("auto", "plain", "constant"):
-            raise options.refusal(option, f"{reason} Got {value!r}.")
+@dataclass(frozen=True)
+class _Run:
+    """What is compared, and how often and where."""
+
+    names: list[str]
+    straight: list[str]
+    seeds: list[int]
+    samples: int
+    reference: str | None
+    device: "torch.device"
+    no_compile: bool
+    quiet: bool
+
+    def on_table(self, data: "Dataset", given: "Record", training: "Record") -> "Comparison":
+        """Return the comparison of what ``fit`` trains, without a guide and with each of those given."""
+        from pyro_dropout.tabular.compare_table import AUTOMATIC, compare_table
+        from pyro_dropout.tabular.fit_table import Wanted
+
+        if data.classes and (given["scale"] not in ("auto", "plain") or given["noise"] == "by-input"):
+            option = "--noise" if given["noise"] == "by-input" else "--scale"
+            raise options.refusal(option, f"classes have no scale and no noise. Got {given[option[2:]]!r}.")
+        own = {
+            name: given | {"members": given["members"] if name in options.HAS_MEMBERS else None} for name in self.names
+        }
+        wanted = {AUTOMATIC: Wanted(**given)} | {name: Wanted(name, **own[name]) for name in self.names}
+        how = (*training.values(), self.seeds[0], False if self.no_compile else "auto", False)
+        return compare_table(
+            data,
+            wanted,
+            {name: each.training(*how) for name, each in wanted.items()},
+            seeds=self.seeds,
+            samples=self.samples,
+            linearised=self.straight,
+            reference="nuts" if self.reference == "nuts" else None,
+            device=self.device,
+            progress=not self.quiet,
+            labels=_labels(data),
+        )
+
+    def on_series(self, data: "Dataset", given: "Record", training: "Record") -> "Comparison":
+        """Return the comparison of guides on a bundled series, all with the same network."""
+        from pyro_dropout.comparison.compare import compare as run
+        from pyro_dropout.comparison.standard_models import WaveProcess, standard_guide, wave_model
+
+        width, steps, lr = (
+            value or _SERIES[name] for name, value in {"width": given["width"], **training}.items() if name in _SERIES
+        )
+        batch = training["batch-size"]
+        many = {name: {"members": given["members"]} for name in options.HAS_MEMBERS if given["members"]}
+        train, test = ((x.to(self.device), y.to(self.device)) for x, y in (data.train, data.test))
+        model = wave_model(data.train, 2 * width).to(self.device)
+        exact = (
+            {} if self.reference else {"reference": f"exact: the network with infinitely many waves, not {2 * width}"}
+        )
+        return run(
+            model,
+            {name: standard_guide(name, **many.get(name, {})) for name in self.names},
+            train,
+            test,
+            reference={"nuts": "nuts", "none": None}[self.reference] if self.reference else WaveProcess(model, train),
+            seeds=self.seeds,
+            steps=steps,
+            lr=lr,
+            batch_size=batch if batch is not None and batch < len(data.train[0]) else None,
+            samples=self.samples,
+            method=dict.fromkeys(self.straight, "linearised"),
+            compile=not self.no_compile and "auto",
+            progress=not self.quiet,
+            labels=_labels(data) | exact,
+        )
 
 
 def _labels(data: "Dataset") -> dict[str, str]:
@@ -213,24 +223,43 @@ def _labels(data: "Dataset") -> dict[str, str]:
 
 
 def _show(result: "Comparison") -> None:
-    """Print the table with one line per score: screens are narrow."""
-    best = [result.best(key) for key in result.columns]
-    rows = [[column.heading, *(result.cell(row, key) for row in result.rows)] for key, column in result.columns.items()]
+    """Print the table with one line per score, because screens are narrow; those of the paper come in a second one."""
+    from pyro_dropout.comparison.findings import PAPER
 
-    def bold(i: int, k: int) -> bool:
-        return k > 0 and best[i] == result.rows[k - 1].name
+    both = {"": [key for key in result.columns if key not in PAPER], "for readers of the paper": PAPER}
+    for title, keys in both.items():
+        shown = [key for key in keys if key in result.columns]
+        best = [result.leaders(key) for key in shown]
+        rows = [[result.columns[key].heading, *(result.cell(row, key) for row in result.rows)] for key in shown]
 
-    score_table(["", *(row.name for row in result.rows)], rows, bold)
+        def bold(i: int, k: int, best: list[list[str]] = best) -> bool:
+            return k > 0 and result.rows[k - 1].name in best[i]
+
+        if rows:
+            score_table([title, *(row.name for row in result.rows)], rows, bold)
 
 
-def _fit_command(file: str, data: "Dataset", best: str, reading: "Reading", given: "list[tuple[str, object]]") -> str:
-    """Return the command that fits the best guide to the same table with the options given here, in a new folder."""
+def _advice(result: "Comparison", file: str, data: "Dataset", reading: "Reading", given: "Record") -> list[str]:
+    """Return the command that fits what scored best with the options given here, in a new folder."""
+    from pyro_dropout.tabular.compare_table import AUTOMATIC
+
+    scored = [
+        row.name for row in result.rows if "log_lik" in row.scores and row.name in (AUTOMATIC, *options.GUIDE_NAMES)
+    ]
+    best = scored[0] if len(scored) == 1 else result.best("log_lik")
+    if best is None:
+        return []
+    kept = {name: value for name, value in given.items() if value not in (None, "auto")}
+    if best not in (AUTOMATIC, *options.HAS_MEMBERS):
+        kept.pop("members", None)
+    own = {} if best == AUTOMATIC else {"guide": best}
+    own |= kept | {"held-back": reading.held_back, "out": _free_folder()}
+    flags = [part for name, value in own.items() for part in (f"--{name}", str(value))]
     target = "" if data.encoding is None else data.encoding.target
-    own = [("guide", best), *given, ("held-back", reading.held_back), ("out", _free_folder())]
-    if best not in options.HAS_MEMBERS:
-        own = [each for each in own if each[0] != "members"]
-    flags = [part for name, value in own if value is not None for part in (f"--{name}", str(value))]
-    return shlex.join([PROGRAM, "fit", file, "--target", target, *reading.flags(), *flags])
+    command = shlex.join([PROGRAM, "fit", file, "--target", target, *reading.flags(), *flags])
+    near = result.leaders("log_lik")[1:]
+    said = f"{best} scored best on the held-back rows" + (f"; within error of it: {', '.join(near)}." if near else ".")
+    return [said, f"To predict with {best}: {command}"]
 
 
 def _free_folder() -> str:
@@ -247,7 +276,6 @@ def _lines(data: "Dataset", result: "Comparison", out: Path, files: list[str], a
         data.note,
         *(f"- {sentence}" for sentence in plain_findings(result)),
         *again,
-        *(["`fit` without --guide, --scale and --noise chooses all three on held-back rows."] if again else []),
         f"{result.seconds:.0f} s in total. Report: {os.path.join(shown, 'report.html')}",
         f"{len(files) - 1} more files next to it: scores in table.csv, figures/, and posteriors/ for ArviZ.",
     ]

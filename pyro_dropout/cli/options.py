@@ -202,13 +202,8 @@ ScaleName = Annotated[
         help="Scale of a numeric target: log for positive numbers, logit for proportions, count for whole numbers.",
     ),
 ]
-ComparedScale = Annotated[
-    Literal["auto", "plain", "log", "logit", "count"],
-    computing_option("--scale", help="Scale of a numeric target, as in fit; auto goes by the target's values alone."),
-]
 _NOISE = "Noise of a numeric target: the same for all rows, or learned from the inputs."
 NoiseName = Annotated[Literal["auto", "constant", "by-input"], computing_option("--noise", help=_NOISE)]
-GivenNoise = Annotated[Literal["constant", "by-input"], computing_option("--noise", help=_NOISE)]
 ConformalSwitch = Annotated[
     bool,
     computing_option(
@@ -224,7 +219,6 @@ Members = Annotated[
     ),
 ]
 Seeds = Annotated[int, computing_option(metavar="N", callback=count, help="Training runs per guide.")]
-Width = Annotated[int, computing_option(metavar="N", callback=count, help="Hidden units of the network.")]
 OwnWidth = Annotated[
     int | None,
     computing_option(

@@ -16,7 +16,7 @@ from pyro_dropout.comparison.comparison import Comparison
 from pyro_dropout.comparison.exams import Exam, SiteExam, bounds_of
 from pyro_dropout.comparison.findings import REFERENCE, Row, Score, distinct
 from pyro_dropout.comparison.standard_models import standard_guide
-from pyro_dropout.comparison.trained import Build, WholeBar, as_a_fleet, one_by_one, source_of
+from pyro_dropout.comparison.trained import Trained, WholeBar, as_a_fleet, one_by_one, source_of
 from pyro_dropout.engines.choose import Compile
 from pyro_dropout.errors import DivergedError, IgnoredInputsWarning, PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.generative.inputs import AnyInputs, check_inputs, check_pairs, inputs_of, takes_all
@@ -136,14 +136,15 @@ def compare(
     builds = {name: partial(_built, source, make) for name, make in named.items()}
     rows: list[Row] = []
     if reference is not None:
-        rows.append(_reference_row(reference, first, exam, progress))
+        rows.append(reference_row(reference, first, exam, progress))
         exam = replace(exam, reference=rows[0].answer)
     runs = len(numbers) if isinstance(exam, SiteExam) else 1  # the seeds of a fleet are one
+    train_all = one_by_one if isinstance(exam, SiteExam) else as_a_fleet
     with closing(WholeBar(len(builds), runs * steps, progress)) as bar:
         for name, build in builds.items():
             own = replace(exam, method=methods[name]) if isinstance(exam, Exam) else exam
             with bar.part(name):
-                rows.append(_row(name, build, numbers, own, training[name]))
+                rows.append(examined(name, partial(train_all, build, numbers, own.call, training[name]), own))
     data = (exam.train, exam.test)
     settings = {
         "seeds": len(numbers), **options, "schedule": getattr(schedule, "__name__", None),
@@ -159,19 +160,20 @@ def compare(
 # --- one row ------------------------------------------------------------------------------------------------------
 
 
-def _row(name: str, build: Build, seeds: list[int], exam: Exam | SiteExam, options: Record) -> Row:
-    """Fit and score one guide; errors are recorded in the row's note."""
+def examined(name: str, train: Callable[[], Trained], exam: Exam | SiteExam) -> Row:
+    """Return the row of a posterior: trained from all seeds, and scored; errors are recorded in its note."""
     row = Row(name)
     started = time.perf_counter()
     try:
-        train = one_by_one if isinstance(exam, SiteExam) else as_a_fleet
-        row.trained, each, lost = train(build, seeds, exam.call, options)
+        row.trained, each, lost = train()
     except Exception as cause:
         row.note = f"diverged: {cause}" if isinstance(cause, DivergedError) else f"failed: {_told(cause)}"
         return row
     spent = time.perf_counter() - started
     if lost:
-        row.note = f"diverged with {lost} of {len(seeds)} seeds" + ("; the others are scored." if row.trained else ".")
+        row.note = f"diverged with {lost} of {lost + len(row.trained)} seeds" + (
+            "; the others are scored." if row.trained else "."
+        )
     if not row.trained:
         return row
     ignoring = [told for _, guide in row.trained if (told := ignored_inputs(guide))]
@@ -209,7 +211,7 @@ def _score(row: Row, exam: Exam | SiteExam) -> None:
             for name, reason in reasons.items():
                 row.scores.setdefault(name, Score()).note = reason
         for name, value in scores.items():
-            row.scores.setdefault(name, Score()).values.append(value)
+            row.scores.setdefault(name, Score()).add(value)
     if isinstance(exam, Exam) and row.answer is not None:
         row.curve = exam.curve(row.answer, *row.trained[0])
 
@@ -220,7 +222,8 @@ def _built(source: Callable[[int], PyroModel], make: MakeGuide, seed: int) -> tu
     return model, make(model)
 
 
-def _reference_row(reference: object, model: PyroModel, exam: Exam | SiteExam, progress: bool) -> Row:
+def reference_row(reference: object, model: PyroModel, exam: Exam | SiteExam, progress: bool) -> Row:
+    """Return the row that the others are compared with: "nuts", sampled here, or a posterior that is given."""
     if isinstance(reference, str):
         check_choice("reference", reference, ["nuts"], "a posterior that predict takes")
         _warn_of_another_model(model)

@@ -5,6 +5,7 @@ clusters many are not, and scores on held-back data from the same region do not 
 gaps between the data and outside them as well.
 """
 
+import contextlib
 import sys
 from dataclasses import dataclass, replace
 
@@ -22,7 +23,6 @@ from pyro_dropout.generative.observed_sites import observed_sites, trace_of, val
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.judging.diagnostics.elbo_report import elbo_report
 from pyro_dropout.judging.diagnostics.inference_data import khat
-from pyro_dropout.judging.scores.crps import crps
 from pyro_dropout.judging.scores.distance import predictive_distance
 from pyro_dropout.prediction.predict import predict
 from pyro_dropout.prediction.prediction import Prediction
@@ -72,6 +72,8 @@ def _unit(flat: Tensor) -> Tensor:
     return torch.where(std > 0, std, 1.0)
 
 
+Scores = dict[str, float | Tensor]
+
 _GRID = 400  # points of a curve
 _TAIL = 200  # least number of draws, for the tail of the importance ratios
 _UNDEFINED = "undefined, σ = 0"  # for the whole guide, or for a point-mass site
@@ -108,7 +110,7 @@ class Exam:
         found: Prediction = predict(model, posterior, x, samples=self.samples, seed=self.seed, keep_samples=True, **how)
         return found
 
-    def answers(self, model: PyroModel, posterior: object) -> tuple[dict[str, float], Prediction]:
+    def answers(self, model: PyroModel, posterior: object) -> tuple[Scores, Prediction]:
         """Return the scores that need predictions only, and the prediction at the test points."""
         x, y = self.test
         answer = self.predict(model, posterior, x)
@@ -168,12 +170,16 @@ def distances(answer: Prediction, reference: Prediction | None) -> dict[str, flo
     return {"d_mean": apart.mean, "d_std": apart.std, "d_w1": apart.wasserstein}
 
 
-def held_out_scores(prediction: Prediction, y: Tensor) -> dict[str, float]:
-    """Return every registered score that targets of this kind have."""
+def held_out_scores(prediction: Prediction, y: Tensor) -> Scores:
+    """Return every registered score that targets of this kind have: a number, or one for each held-back point."""
     kinds = {"any", "classes" if is_class(prediction.target_distribution) else "numbers"}
     kinds |= {"normal"} if is_normal(prediction.target_distribution) else set()
     asked = [entry for entry in registry.scores().values() if kinds & set(entry.of)]
-    return {entry.name: float(torch.as_tensor(entry.compute(prediction, y)).double().mean()) for entry in asked}
+    found: Scores = {}
+    for entry in asked:
+        with contextlib.suppress(PyroDropoutError):  # this noise has no such score
+            found[entry.name] = entry.compute(prediction, y)
+    return found
 
 
 def off_level(held: float, count: int, level: float = 0.95) -> str:
@@ -234,7 +240,7 @@ class SiteExam:
                 f"train and test must be data of the same sites; got {sorted(names[0])} and {sorted(names[1])}."
             )
 
-    def answers(self, model: PyroModel, posterior: object) -> tuple[dict[str, float], SitePrediction | None]:
+    def answers(self, model: PyroModel, posterior: object) -> tuple[Scores, SitePrediction | None]:
         """Return the scores that need predictions only and, if one site is observed, its prediction."""
         call = replace(self.asked, model=model)
         found = self._predicted(posterior, call)
@@ -242,13 +248,13 @@ class SiteExam:
         each = {name: found[name].log_prob(value_of(site)) for name, site in data.items()}
         seen = {name: _seen(site, each[name]) for name, site in data.items()}
         total = sum(float(torch.where(seen[name], value, 0.0).sum()) for name, value in each.items())
-        scores = {"log_lik": total / max(1, sum(int(mask.sum()) for mask in seen.values()))}
+        scores: Scores = {"log_lik": total / max(1, sum(int(mask.sum()) for mask in seen.values()))}
         if len(data) > 1:
             return scores, None
         ((name, site),) = data.items()
         answer = found[name]
         if bool(seen[name].all()):
-            scores |= _site_scores(answer, value_of(site), self.seed)
+            scores = held_out_scores(answer, value_of(site)) | scores
         return scores | self._away(model, posterior) | distances(answer, self.reference), answer
 
     def _predicted(self, posterior: object, call: ModelCall) -> dict[str, SitePrediction]:
@@ -295,15 +301,3 @@ def _seen(site: Message, like: Tensor) -> Tensor:
     """Return which points of a site are not masked."""
     mask = site["mask"]
     return torch.ones_like(like, dtype=torch.bool) if mask is None else torch.as_tensor(mask).expand(like.shape)
-
-
-def _site_scores(answer: SitePrediction, y: Tensor, seed: int) -> dict[str, float]:
-    """Return the scores that apply to the site's distribution."""
-    found = held_out_scores(answer, y)
-    found.pop("log_lik")  # of all sites together
-    if is_class(answer.target_distribution) or is_normal(answer.target_distribution):
-        return found
-    low, high = answer.interval(0.95)
-    inside = (y.to(low) >= low) & (y.to(high) <= high)
-    sampled = float(crps(answer, y, "sample", seed=seed).mean())
-    return found | {"crps": sampled, "coverage": float(inside.double().mean())}

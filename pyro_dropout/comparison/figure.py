@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.comparison.findings import REFERENCE, Findings, columns
-from pyro_dropout.generative.likelihoods.moments import is_class, is_normal
+from pyro_dropout.generative.likelihoods.moments import is_class
 from pyro_dropout.judging.decisions import RejectionCurve, rejection_curve
 from pyro_dropout.judging.scores.calibration import draw_band as draw_coverage_band
-from pyro_dropout.judging.scores.calibration import pit
+from pyro_dropout.judging.scores.calibration import least_level
 from pyro_dropout.judging.scores.class_calibration import reliability
+from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.plot_style import literal_text
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.protocols import Axes, Figure
@@ -19,7 +20,7 @@ from pyro_dropout.protocols import Axes, Figure
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 GREY = "#6b6b6b"  # of the reference
 _STYLES = ("-", "--", ":", "-.")
-_LEVELS = torch.linspace(0.05, 0.95, 19)
+_LEVELS = torch.linspace(0.05, 0.95, 19, dtype=torch.float64)
 _MANY = 500  # points beyond which they are drawn as one image
 _CURVE = 200  # points of a curve at most
 _LONG = 24  # letters of a name in a legend
@@ -91,21 +92,22 @@ def draw_band(ax: Axes, comparison: Findings, name: str) -> None:
 
 
 def calibration_curve(answer: Prediction, y: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return level and coverage, or confidence and accuracy; None for counts."""
-    if is_normal(answer.target_distribution):
-        off_middle = (pit(answer, y).cpu() - 0.5).abs().reshape(-1, 1)  # half the level that just holds y
-        return _LEVELS, (off_middle <= _LEVELS / 2).double().mean(0)
+    """Return level and coverage, or confidence and accuracy; None where the noise has no distribution function."""
     if is_class(answer.target_distribution):
         bins = reliability(answer, y)
         kept = bins.count > 0
         return bins.confidence[kept].cpu(), bins.accuracy[kept].cpu()
-    return None
+    try:
+        least = least_level(answer, y).cpu().reshape(-1, 1)
+    except PyroDropoutError:
+        return None
+    return _LEVELS, (least <= _LEVELS).double().mean(0)
 
 
 def draw_calibration(ax: Axes, comparison: Findings) -> None:
     """Draw coverage against level, or accuracy against confidence, with the band of calibrated intervals."""
     answers, y = comparison.answers, comparison.test[1]
-    regression = any(is_normal(answer.target_distribution) for answer in answers.values())
+    regression = not any(is_class(answer.target_distribution) for answer in answers.values())
     if regression:
         draw_coverage_band(ax, y.numel())
     ax.plot([0, 1], [0, 1], "--", color="#888888", linewidth=1, label="calibrated")
@@ -153,8 +155,8 @@ def draw_rejection(ax: Axes, comparison: Findings) -> None:
         few = len(curve.kept) // 20  # the mean of one or two points is mere noise and would set the scale
         at = torch.linspace(few, len(curve.kept) - 1, min(_CURVE, len(curve.kept) - few)).round().long()
         colour, style = looks(comparison)[name]
-        kept, score, error = (part.cpu()[at] for part in (curve.kept, curve.score, curve.error))
-        ax.fill_between(kept, score - error, score + error, color=colour, alpha=0.12, linewidth=0)
+        kept, score, *band = (part.cpu()[at] for part in (curve.kept, curve.score, *curve.band(1)))
+        ax.fill_between(kept, *band, color=colour, alpha=0.12, linewidth=0)
         ax.plot(kept, score, color=colour, linestyle=style, label=short(name))
     ax.set_xlim(0, 1)
     ax.set_xlabel("share of points kept, most certain first")

@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from pyro_dropout.generative.inputs import AnyInputs
@@ -76,19 +77,20 @@ _W1 = "1-Wasserstein distance of the predictive distribution from the reference'
 _OTHERS: dict[str, Column] = {
     "between": Column("in-between", _BETWEEN),
     "outside": Column("outside", "The same at three times the data's distance from their centre."),
-    "elbo": Column(
-        "ELBO", f"Evidence lower bound with the exact KL, in nats over the training data.{_AT_ONE}", "more", 1
-    ),
-    "objective": Column("large-K objective", _OBJECTIVE, digits=1),
-    "gap": Column("gap", "What the large-K form leaves out of the KL, E[H(z|w)], in nats."),
-    "khat": Column("k̂", f"Pareto shape of the importance ratios to the true posterior: usable below 0.7.{_AT_ONE}"),
     "d_mean": Column("mean off", _MEAN, "less", 3),
     "d_std": Column("std. off", _STD, "less", 3),
     "d_w1": Column("W₁", _W1, "less", 3),
     "parameters": Column("parameters", "Number of trained parameters.", digits=0),
     "us": Column("µs a step", "Time of one training step of one network, without compilation.", "less", 0),
     "seconds": Column("seconds", "Time of all training and compilation, all seeds together.", "less", 1),
+    "elbo": Column(
+        "ELBO", f"Evidence lower bound with the exact KL, in nats over the training data.{_AT_ONE}", "more", 1
+    ),
+    "objective": Column("large-K objective", _OBJECTIVE, digits=1),
+    "gap": Column("gap", "What the large-K form leaves out of the KL, E[H(z|w)], in nats."),
+    "khat": Column("k̂", f"Pareto shape of the importance ratios to the true posterior: usable below 0.7.{_AT_ONE}"),
 }
+PAPER = ("elbo", "objective", "gap", "khat")  # for those who compare q(w) with p(w|y); predictions do not need them
 
 
 def columns() -> dict[str, Column]:
@@ -103,10 +105,24 @@ _LARGE = 1e7  # from here on, numbers are printed with an exponent
 
 @dataclass
 class Score:
-    """One cell: a mean over seeds with its standard error, or the reason why it is missing."""
+    """One cell: a mean over seeds with its standard error, or the reason why it is missing.
+
+    Attributes:
+        values: one for each seed.
+        note: why there is none.
+        points: of each seed whose value is a mean over held-back points, these numbers, (N,).
+    """
 
     values: list[float] = field(default_factory=list)
     note: str = ""
+    points: list[Tensor] = field(default_factory=list)
+
+    def add(self, value: float | Tensor) -> None:
+        """Add the value of a seed, or its values at the held-back points."""
+        each = torch.as_tensor(value).detach().double().cpu().flatten()
+        self.values.append(each.mean().item())
+        if len(each) > 1:
+            self.points.append(each)
 
     @property
     def mean(self) -> float:
@@ -120,6 +136,25 @@ class Score:
             return None
         mean = self.mean
         return math.sqrt(sum((v - mean) ** 2 for v in self.values) / (len(self.values) - 1) / len(self.values))
+
+    def within_error(self, other: "Score", column: Column) -> bool:
+        """Whether two means differ by less than two standard errors of their difference.
+
+        The error is that over seeds and, where both are means over the same held-back points, that over points.
+        """
+        variance = []
+        if self.error is not None and other.error is not None:
+            variance.append(self.error**2 + other.error**2)
+        if self.points and other.points and len(self.points[0]) == len(other.points[0]):
+            apart = torch.stack(self.points).mean(0) - torch.stack(other.points).mean(0)
+            variance.append(apart.var().item() / len(apart))
+        lead = abs(column.badness(self.mean) - column.badness(other.mean))
+        return bool(variance) and lead <= 2 * math.sqrt(math.fsum(variance))
+
+    @property
+    def has_error(self) -> bool:
+        """Whether it can be said if another score is within error of this one."""
+        return self.error is not None or bool(self.points)
 
     def text(self, digits: int, tiny: bool = False) -> str:
         """Return the cell as it is printed; ``tiny`` says whether a small number is more than none."""
@@ -240,16 +275,21 @@ class Findings:
         """Return the name of the best guide in a column, without the reference."""
         return best(columns()[key], self._cells(key))
 
-    def clearly_best(self, key: str) -> str | None:
-        """Return the name of the best guide if it leads every other by more than a standard error of the difference.
+    def leaders(self, key: str) -> list[str]:
+        """Return the best guide in a column, and then those that are within error of it.
 
-        With one seed there is no standard error, and so no clear lead.
+        A score that is no mean over held-back points has no error with one seed, and so no leader.
         """
         name, cells, column = self.best(key), self._cells(key), columns()[key]
-        if name is None:
-            return None
+        if name is None or not cells[name].has_error:
+            return []
         first = cells.pop(name)
-        return name if all(_apart(first, other, column) for other in cells.values()) else None
+        return [name, *(other for other, cell in cells.items() if first.within_error(cell, column))]
+
+    def clearly_best(self, key: str) -> str | None:
+        """Return the name of the best guide if no other is within error of it."""
+        found = self.leaders(key)
+        return found[0] if len(found) == 1 else None
 
     def _cells(self, key: str) -> dict[str, Score]:
         """Return the cells of a column that have a value, by guide."""
@@ -272,11 +312,3 @@ class Findings:
         text = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
         notes = [f"{row.name}: {row.note}" for row in self.rows if row.note]
         return "\n".join([*text, *notes])
-
-
-def _apart(one: Score, other: Score, column: Column) -> bool:
-    """Whether one mean is better or worse by more than a standard error of the difference."""
-    if one.error is None or other.error is None:
-        return False
-    lead = abs(column.badness(one.mean) - column.badness(other.mean))
-    return bool(lead > (one.error**2 + other.error**2) ** 0.5)

@@ -156,6 +156,8 @@ def _write_posteriors(comparison: Comparison, folder: Path, samples: int, seed: 
         if not row.trained:
             continue
         model, posterior = row.trained[0]
+        if hasattr(posterior, "sample_functions"):
+            continue  # a process has no weights to draw
         try:
             call = comparison.call or ModelCall(model, comparison.train)
             draws = to_arviz(model, posterior, *call.args, samples=samples, seed=seed, **call.kwargs)

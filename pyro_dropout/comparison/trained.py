@@ -194,6 +194,7 @@ class WholeBar:
 
     def __init__(self, guides: int, steps: int, shown: bool) -> None:
         self._steps, self._name, self._end, self.done = steps, "", 0.0, 0.0
+        self.total = steps  # what a choice of recipes counts as its own
         self.disable = not shown
         form = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
         self._bar: Any = tqdm(
@@ -216,6 +217,10 @@ class WholeBar:
     def update(self, steps: int) -> None:
         """Advance by some steps, at most to the end of the guide; its scores are computed after that."""
         self._to(min(self._end, self.done + steps / self._steps))
+
+    def set_description(self, said: str) -> None:
+        """Show which training of a choice is running."""
+        self._bar.set_postfix_str(f"{self._name}, {said}")
 
     def set_postfix(self, loss: str, refresh: bool = True) -> None:
         """Show the loss behind the name."""

@@ -90,11 +90,15 @@ class RejectionCurve:
         possible = (self.oracle - self.random).mean()
         return ((self.score - self.random).mean() / possible).item()
 
+    def band(self, errors: float) -> tuple[Tensor, Tensor]:
+        """Return the score less and plus some standard errors, (N,) each; no mean is better than the best score."""
+        low, high, best = self.score - errors * self.error, self.score + errors * self.error, self.oracle[0]
+        return (low, high.clamp_max(best)) if best >= self.random[0] else (low.clamp_min(best), high)
+
     def plot(self, ax: Axes = None, *, ylabel: str = "mean score of those kept") -> Axes:
         """Plot the curve with those of chance and of the oracle; return matplotlib's axes."""
         ax = axes_or_new(ax)
-        kept, score, oracle, error = (part.cpu() for part in (self.kept, self.score, self.oracle, self.error))
-        band = (score - 2 * error, score + 2 * error)
+        kept, score, oracle, *band = (part.cpu() for part in (self.kept, self.score, self.oracle, *self.band(2)))
         ax.fill_between(kept, *band, color="#0072B2", alpha=0.2, linewidth=0, label="± 2 standard errors")
         ax.plot(kept, oracle, color="#009E73", linestyle="--", label="best possible order")
         ax.plot(kept, score, color="#0072B2", label="by uncertainty")

@@ -28,8 +28,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from pyro_dropout.engines.choose import Compile
 from pyro_dropout.errors import DivergedError, PyroDropoutError, ShapeError
 from pyro_dropout.generative.random_state import forked
+from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.mathematics.checks import check_choice
 from pyro_dropout.prediction.predict import predict
 from pyro_dropout.prediction.prediction import Prediction
@@ -37,6 +39,7 @@ from pyro_dropout.registry import guide_names, resolve_guide
 from pyro_dropout.tabular.recipe import Data, Noise, Recipe, Scale
 from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint
 from pyro_dropout.training.fit import fit
+from pyro_dropout.training.history import History
 from pyro_dropout.training.loop import progress_bar, sharing_bar
 
 STEPS, LEARNING_RATE = 1200, 0.05  # of the final training; the rate falls to zero
@@ -64,12 +67,16 @@ class Choice:
         said: the choice in one line.
         prediction: what the chosen recipe, trained without them, says about the held-back rows: for conformal
             intervals.
+        trained: the model and the guide that say so.
+        history: of their training.
     """
 
     recipe: Recipe
     scores: dict[str, float]
     said: str
     prediction: Prediction
+    trained: tuple[Standardised, nn.Module]
+    history: History
 
 
 def choose_recipe(
@@ -87,6 +94,7 @@ def choose_recipe(
     batch_size: int | None = None,
     seed: int = 0,
     device: torch.device | str | None = None,
+    compile: Compile = "auto",
     progress: bool = False,
     checkpoint: Path | None = None,
 ) -> Choice:
@@ -106,6 +114,7 @@ def choose_recipe(
         batch_size: rows per step; by default all, up to 2,048, and otherwise 1,024.
         seed: of everything random.
         device: where to compute.
+        compile: as in ``fit``.
         progress: whether to show a bar for all candidates.
         checkpoint: a folder for the checkpoints of all trainings, so that the same call continues after an
             interruption. It belongs to these arguments alone.
@@ -128,7 +137,7 @@ def choose_recipe(
         raise PyroDropoutError(f"classes have no scale and no noise; got scale={scale!r} and noise={noise!r}.")
     rows = batch_for(len(train[0]), batch_size)
     few = max(1, steps // 4)
-    training = {"steps": few, "lr": lr, "batch_size": rows, "progress": False}
+    training = {"steps": few, "lr": lr, "batch_size": rows, "compile": compile, "progress": False}
     search = _Search(train, held, classes, seed, device, training, checkpoint)
     width = width_for(train[0].shape[1], width)
     targets = torch.cat([train[1], held[1]])
@@ -203,7 +212,7 @@ class _Search:
         self.device = device
         self.tried: list[_Candidate] = []
         self.best: _Candidate
-        self.answer: Prediction | None = None  # of the best, trained with all steps
+        self.longer: _Candidate | None = None  # the best, trained with all steps
         self.lost: list[tuple[Recipe, DivergedError]] = []
 
     def attempt(self, recipe: Recipe, least: float = 0.0) -> None:
@@ -232,7 +241,7 @@ class _Search:
             others = [each for each in self.tried if each is not self.best]
             other = max(others, key=lambda each: each.log_prob.mean().item(), default=None)
             if other is None or (other.log_prob - mine.log_prob).mean().item() <= _NOISY:
-                self.answer = mine.found
+                self.longer = mine
                 return
             self.lost.append((self.best.recipe, DivergedError(_REMEDY)))
             self.tried, self.best = others, other
@@ -253,7 +262,7 @@ class _Search:
         with forked():
             torch.manual_seed(self.seed)
             model, posterior = recipe.build(self.train, self.classes)
-            fit(model, posterior, *self.train, **recipe.how(how["steps"]), **how)
+            history = fit(model, posterior, *self.train, **recipe.how(how["steps"]), **how)
             if isinstance(posterior, nn.Module) and not _finite(posterior):
                 raise DivergedError(_REMEDY)
             ask = {"samples": _SAMPLES, "shared": method == "mc", "seed": self.seed, "keep_samples": True}
@@ -264,7 +273,7 @@ class _Search:
             except ValueError:  # what distributions say of parameters that are not finite
                 raise DivergedError(_REMEDY) from None
         log_prob = found.log_prob(self.y).double().cpu().nan_to_num(nan=-_WORST, neginf=-_WORST)
-        return _Candidate(recipe, log_prob, found)
+        return _Candidate(recipe, log_prob, found, (model, posterior), history)
 
     def choice(self) -> Choice:
         """Return the best candidate, and what is to be said about it."""
@@ -279,7 +288,8 @@ class _Search:
         others += [f"{self._apart(recipe)} diverged" for recipe, _ in self.lost]
         said = f"{self._named(best.recipe)}: chosen on {share:.0%} held back".replace("%", " %")
         said += f"; {', '.join(others)}" if others else ""
-        return Choice(best.recipe, scores, f"{said}.", best.found if self.answer is None else self.answer)
+        last = self.longer or best
+        return Choice(best.recipe, scores, f"{said}.", last.found, last.trained, last.history)
 
     def _named(self, recipe: Recipe) -> str:
         parts = [_GUIDE[recipe.prior].format(recipe.guide) + (" (cold)" if recipe.temperature < 1 else "")]
@@ -314,6 +324,8 @@ class _Candidate:
     recipe: Recipe
     log_prob: Tensor
     found: Prediction
+    trained: tuple[Standardised, nn.Module]
+    history: History
 
 
 def _finite(module: nn.Module) -> bool:

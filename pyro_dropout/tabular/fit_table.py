@@ -155,23 +155,13 @@ def plan_table(
         progress: whether to show bars.
         checkpoint: a folder in which the trainings that choose are kept, so that the same call continues.
     """
+    wanted, training = suited(data, wanted, training)
     assert data.encoding is not None
-    x = data.rows[0]
-    training = replace(training, batch_size=batch_for(len(x), training.batch_size))
-    encoding = data.encoding.seen(x)
-    if encoding.target_centre:
-        if wanted.scale not in ("auto", "plain"):
-            raise PyroDropoutError(
-                f"scale={wanted.scale!r} cannot be used: the values of {encoding.target!r} differ too little for their"
-                f" size, and are counted from {encoding.target_centre}. Use scale='plain'."
-            )
-        wanted = replace(wanted, scale="plain")
-    wanted = replace(wanted, width=width_for(x.shape[1], wanted.width))
+    encoding = data.encoding.seen(data.rows[0])
     if not len(data.test[0]):
         first = first_recipe(data.train[1], bool(data.classes), **asdict(wanted))
         return Run.of(file, digest, reading, encoding, first, training), "", None
-    how = {"steps": training.steps, "lr": training.lr, "batch_size": training.batch_size, "seed": training.seed}
-    settings: Any = asdict(wanted) | how | {"device": device, "progress": progress}
+    settings: Any = asdict(wanted) | training.options() | {"device": device, "progress": progress}
     if checkpoint is not None:  # what was kept of another table, command or version is of no use
         bound = [version("pyro-dropout"), digest, asdict(reading), asdict(training), asdict(wanted)]
         settings["checkpoint"] = checkpoint / hashlib.sha256(repr(bound).encode()).hexdigest()[:16]
@@ -179,6 +169,20 @@ def plan_table(
     held = _held_back(choice.prediction, data, training)
     run = Run.of(file, digest, reading, encoding, choice.recipe, training, held)
     return run, choice.said, choice.prediction
+
+
+def suited(data: Dataset, wanted: Wanted, training: Training) -> tuple[Wanted, Training]:
+    """Return what to train on a table, and how, with the scale, the width and the batches that suit its rows."""
+    x, encoding = data.rows[0], data.encoding
+    if encoding is not None and encoding.target_centre:
+        if wanted.scale not in ("auto", "plain"):
+            raise PyroDropoutError(
+                f"scale={wanted.scale!r} cannot be used: the values of {encoding.target!r} differ too little for their"
+                f" size, and are counted from {encoding.target_centre}. Use scale='plain'."
+            )
+        wanted = replace(wanted, scale="plain")
+    wanted = replace(wanted, width=width_for(x.shape[1], wanted.width))
+    return wanted, replace(training, batch_size=batch_for(len(x), training.batch_size))
 
 
 def held_back_after(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.errors import PyroDropoutError, ShapeError
+from pyro_dropout.judging.scores.calibration import least_level
 from pyro_dropout.judging.scores.class_calibration import reliability
 from pyro_dropout.mathematics.checks import check_level
 from pyro_dropout.mathematics.shapes import Bool, Float
@@ -166,8 +167,7 @@ def _covered(
     ax: Axes, prediction: Prediction, ends: Interval, y: Tensor, level: float, changed: bool, rows: str
 ) -> None:
     """Draw the coverage of the posterior's central intervals at all levels, and that of the intervals in use."""
-    below, above = prediction.log_tails(prediction.checked_targets(y))
-    least = (1 - 2 * torch.minimum(below, above).exp()).clamp_min(0).flatten().cpu()  # the level that reaches y
+    least = least_level(prediction, y).flatten().cpu()
     levels = torch.linspace(0.02, 0.98, 49, dtype=torch.float64)
     shares = [(least <= each).double().mean().item() for each in levels.tolist()]
     _diagonal_band(ax, len(least))

@@ -117,16 +117,3 @@ class Recipe:
             return None if self.temperature == 1 else ELBO(per_example="auto", temperature=self.temperature)
         rise, highest = warm_up(max(1, steps // 2)), self.temperature
         return ELBO(per_example="auto", temperature=lambda done: highest * rise(done))
-
-
-def table_model(
-    train: Data, classes: tuple[str, ...], width: int, scale: Scale = "plain", noise: Noise = "constant"
-) -> Standardised:
-    """Return the network that guides are compared on: one hidden layer of ReLU, in the units of a table.
-
-    Example:
-        >>> import torch
-        >>> table_model((torch.randn(9, 2), torch.arange(9) % 3), ("a", "b", "c"), 20).model.net[-1].out_features
-        3
-    """
-    return Recipe("dropout", width, noise=noise, scale=scale, prior="default").build(train, classes)[0]

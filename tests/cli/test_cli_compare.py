@@ -17,6 +17,10 @@ import xarray
 import pyro_dropout as pd
 from pyro_dropout.comparison import compare as comparison
 from pyro_dropout.comparison import folder as folder_module
+from pyro_dropout.comparison.comparison import Comparison
+from pyro_dropout.comparison.findings import Row, Score
+from pyro_dropout.tabular import choice
+from pyro_dropout.tabular import compare_table as table_module
 from pyro_dropout.training.checkpoints.folder_claim import claimed
 from tests.cli.command import FEW, contents, houses, run, table_of, trees, written
 
@@ -29,14 +33,13 @@ def test_a_table_of_ones_own_is_compared(tmp_path: Path) -> None:
     done = run("compare", data, "--target", "price", *options)
     assert done.exit_code == 0, done.stderr
     (errors,) = [line.split()[1:] for line in done.stdout.splitlines() if line.strip().startswith("RMSE")]
-    assert len(errors) == 6  # a mean, ± and an error for each of the two
+    assert len(errors) == 9  # a mean, ± and an error for each of the three
     assert "table.csv: 24 training rows and 6 test rows, chosen at random; one-hot encoded: town (2)" in done.stdout
     assert str(out / "report.html")[-20:] in done.stdout
     (again,) = [line for line in done.stdout.splitlines() if line.startswith("To predict with")]
-    best = again.split()[3].rstrip(":")
-    assert best in ("dropout", "mean-field")
+    assert f"{again.split(': ')[0].removeprefix('To predict with ')} scored best on the held-back rows" in done.stdout
     words = shlex.split(again.split(": pyro-dropout ", 1)[1])
-    assert words[:6] == ["fit", str(data), "--target", "price", "--guide", best]
+    assert words[:4] == ["fit", str(data), "--target", "price"]
     assert run(*words[:-1], tmp_path / "again", *FEW).exit_code == 0
     assert sorted(contents(tmp_path / "deep")) == [
         "down",
@@ -46,14 +49,15 @@ def test_a_table_of_ones_own_is_compared(tmp_path: Path) -> None:
         "down/posteriors",
         "down/posteriors/dropout.nc",
         "down/posteriors/mean-field.nc",
+        "down/posteriors/what-fit-would-do.nc",
         "down/report.html",
         "down/table.csv",
     ]
     rows = {row["posterior"]: row for row in table_of(out / "table.csv")}
-    assert set(rows) == {"dropout", "mean-field"}
+    assert set(rows) == {"what fit would do", "dropout", "mean-field"}
     assert rows["dropout"]["elbo"] == ""
     assert float(rows["mean-field"]["elbo"]) < 0
-    assert f"{float(rows['dropout']['rmse']):.3f}" == errors[0]
+    assert f"{float(rows['dropout']['rmse']):.3f}" == errors[3]
     page = (out / "report.html").read_text("utf-8")
     assert page.startswith("<!doctype html>")
     assert "one-hot encoded: town (2)" in page
@@ -108,10 +112,10 @@ def test_classes_are_compared_for_machines_and_an_older_comparison_makes_room(
 
 
 def test_where_nothing_can_be_computed_the_code_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def diverge(*args: Any) -> None:
+    def diverge(*args: Any, **options: Any) -> None:
         raise pd.errors.DivergedError("the loss is nan at step 1")
 
-    monkeypatch.setattr(comparison, "as_a_fleet", diverge)
+    monkeypatch.setattr(choice, "fit", diverge)
     done = run("compare", written(tmp_path, houses()), "--guides", "dropout", "--out", tmp_path / "out", *FEW)
     assert done.exit_code == 1
     assert done.stderr.strip() == "pyro-dropout: no guide could be trained; the notes in the table say why."
@@ -183,37 +187,64 @@ def test_the_command_to_fit_has_the_options_given_and_a_new_folder(tmp_path: Pat
     (again,) = [line for line in done.stdout.splitlines() if line.startswith("To predict with")]
     words = shlex.split(again.split(": pyro-dropout ", 1)[1])
     given = dict(zip(words[2::2], words[3::2], strict=True))
+    if "ensemble:" in again:
+        assert given.pop("--guide") == "ensemble"
     assert given == {
-        "--target": "price", "--missing": "mean", "--drop": "town", "--guide": "ensemble", "--width": "5",
-        "--members": "2", "--steps": "3", "--scale": "plain", "--noise": "constant", "--held-back": "0.3",
-        "--out": "run-2",
+        "--target": "price", "--missing": "mean", "--drop": "town", "--width": "5", "--members": "2", "--steps": "3",
+        "--held-back": "0.3", "--out": "run-2",
     }  # fmt: skip
     fitted = run(*words, "--no-compile", "--quiet")
     assert fitted.exit_code == 0, fitted.stderr
 
 
-def test_guides_are_compared_on_the_scale_and_with_the_noise_asked_for(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.chdir(tmp_path)
-    rows = ["area,price,kind", *(f"{k},{math.exp(k / 10) + k % 3},{'ab'[k % 2]}" for k in range(1, 41))]
+@pytest.mark.parametrize("target", ["price", "kind"])
+def test_a_row_has_the_score_that_fit_prints_with_the_same_options(tmp_path: Path, target: str) -> None:
+    """One name is one recipe; and the row of what fit would do is that of plain fit."""
+    rows = ["area,price,kind", *(f"{k},{math.exp(k / 10) + k % 3},{'ab'[k % 7 > 2]}" for k in range(1, 41))]
     data = written(tmp_path, "\n".join(rows))
-    few = ["--guides", "dropout", "--seeds", 1, "--samples", 20, *FEW]
-    done = run("compare", data, "--target", "price", "--scale", "auto", "--noise", "by-input", *few)
+    few = ["--target", target, "--steps", 12, "--width", 5, "--seed", 3, "--no-compile", "--quiet", "--json"]
+    names = ["mean-field", "laplace"] if target == "price" else ["mean-field"]
+    done = run("compare", data, "--guides", ",".join(names), "--seeds", 2, *few, "--out", tmp_path / "out")
     assert done.exit_code == 0, done.stderr
-    assert "--scale log --noise by-input" in done.stdout
-    with monkeypatch.context() as patch:
-        scored = []
-        patch.setattr(comparison, "compare", lambda model, *args, **how: scored.append(model) or 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            run("compare", data, "--target", "price", "--scale", "log", *few)
-    assert type(scored[0].likelihood).__name__ == "Transformed"
+    scores = json.loads(done.stdout)["scores"]
+    for row, own in {"what fit would do": [], **{name: ["--guide", name] for name in names}}.items():
+        fitted = run("fit", data, *own, *few, "--out", tmp_path / row)
+        assert fitted.exit_code == 0, fitted.stderr
+        alone = json.loads(fitted.stdout)["scores"]["log_lik"]
+        assert scores[row]["log_lik"]["values"][0] == pytest.approx(alone, rel=1e-5), row
+        assert len(scores[row]["log_lik"]["values"]) == 2
+
+
+def test_what_scored_best_is_recommended_and_ties_are_named(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = written(tmp_path, houses())
+    scores = {"what fit would do": [-3.0, -3.0], "dropout": [-2.0, -2.2], "mean-field": [-2.0, -2.4]}
+
+    def made(found: Any, *args: Any, **options: Any) -> Comparison:
+        rows = [Row(name, {"log_lik": Score(values)}) for name, values in scores.items()]
+        return Comparison(rows, found.train, found.test, {"seeds": 2}, 1.0)
+
+    monkeypatch.setattr(table_module, "compare_table", made)
+    done = run("compare", data, "--target", "price", "--scale", "plain")
+    assert done.exit_code == 0, done.stderr
+    assert "dropout scored best on the held-back rows; within error of it: mean-field." in done.stdout
+    assert "--target price --guide dropout --scale plain --held-back 0.2 --out run" in done.stdout
+    scores["what fit would do"] = [-1.0, -1.0]
+    done = run("compare", data, "--target", "price")
+    assert "what fit would do scored best on the held-back rows." in done.stdout
+    assert "To predict with what fit would do: pyro-dropout fit" in done.stdout
+    assert "--guide" not in done.stdout
+
+
+def test_classes_and_series_have_no_scale_to_choose(tmp_path: Path) -> None:
+    data = written(tmp_path, trees())
     for options, complaint in {
-        ("--target", "kind", "--scale", "log"): "'--scale': classes have no scale and no noise. Got 'log'",
-        ("--target", "kind", "--noise", "by-input"): "'--noise': classes have no scale and no noise. Got 'by-input'",
+        (data, "--target", "kind", "--scale", "log"): "'--scale': classes have no scale and no noise. Got 'log'",
+        (data, "--target", "kind", "--noise", "by-input"): "'--noise': classes have no scale and no noise",
+        ("co2", "--noise", "by-input"): "has a model of its own",
     }.items():
-        done = run("compare", data, *options, *few)
+        done = run("compare", *options, "--guides", "dropout", *FEW, "--out", tmp_path / "out")
         assert (done.exit_code, complaint in done.stderr) == (2, True), done.stderr
-    done = run("compare", "co2", "--noise", "by-input", *few)
-    assert (done.exit_code, "has a model of its own" in done.stderr) == (2, True)
 
 
 @pytest.mark.deep

@@ -142,10 +142,13 @@ def test_the_same_comparison_makes_the_same_page_and_leaves_no_mark(found: Compa
 
 
 def test_every_score_is_in_the_table_as_text_and_as_a_number(found: Comparison, text: str) -> None:
-    body = text[text.index('<table class="scores') : text.index("</table>")]
+    first, calibration, paper = (part.split("</table>")[0] for part in text.split('<table class="scores')[1:])
+    body = first + paper
     numbers = [float(value) for value in re.findall(r'data-value="([^"]+)"', body)]
     expected = [row.scores[key].mean for row in found.rows for key in found.columns if key in row.scores]
     assert sorted(numbers) == sorted(value for value in expected if math.isfinite(value))
+    assert not re.search("ELBO|large-K|>gap<|k̂", first + calibration)
+    assert all(f">{heading}<" in calibration for heading in ("95 % coverage", "interval score", "CRPS"))
     plain = re.sub(r"<[^>]+>", "", body).replace("−", "-").replace(" (best)", "")
     for row in found.rows:
         for key, column in found.columns.items():
@@ -159,7 +162,7 @@ def test_what_cannot_be_shown_is_left_out() -> None:
     assert "No guide could be scored." in text
     assert "<img" not in text
     assert Reader(text).open == []
-    assert 'id="kl"' not in text
+    assert 'id="paper"' not in text
 
 
 def test_a_page_needs_a_place(tmp_path: Path) -> None:
@@ -176,23 +179,33 @@ def test_a_page_needs_a_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "one", "other", "winner"),
+    ("key", "one", "other", "leaders"),
     [
         ("rmse", [1.0, 1.2], [2.0, 2.2], "a"),  # 1.0 apart, errors of 0.1
-        ("rmse", [1.0, 1.2], [1.1, 1.3], None),  # 0.1 apart, 0.14 the error of that
+        ("rmse", [1.0, 1.2], [1.2, 1.4], "ab"),  # 0.2 apart, 0.14 the error of that
         ("log_lik", [1.0, 1.2], [2.0, 2.2], "b"),
-        ("rmse", [1.0], [2.0], None),  # one seed has no error
-        ("coverage", [0.92, 0.93], [0.97, 0.98], None),  # equally far from 0.95
+        ("rmse", [1.0], [2.0], ""),  # one seed has no error
+        ("coverage", [0.92, 0.93], [0.97, 0.98], "ab"),  # equally far from 0.95
         ("coverage", [0.94, 0.95], [0.99, 1.0], "a"),
-        ("gap", [1.0, 1.1], [2.0, 2.1], None),  # neither way is better
+        ("gap", [1.0, 1.1], [2.0, 2.1], ""),  # neither way is better
     ],
 )
-def test_a_lead_is_marked_if_it_is_more_than_an_error(
-    key: str, one: list[float], other: list[float], winner: str | None
-) -> None:
+def test_the_best_mark_is_shared_within_error(key: str, one: list[float], other: list[float], leaders: str) -> None:
     pair = made(Row("a", {key: Score(one)}), Row("b", {key: Score(other)}), Row("reference", {key: Score([0.0, 0.0])}))
-    assert pair.clearly_best(key) == winner
-    assert page(pair).count(" (best)</span>") == (winner is not None)
+    assert sorted(pair.leaders(key)) == list(leaders)
+    assert pair.clearly_best(key) == (leaders if len(leaders) == 1 else None)
+    tables = 2 if key == "coverage" else 1  # with that of calibration
+    assert page(pair).count(" (best)</span>") == tables * len(leaders)
+
+
+def test_the_error_of_a_difference_is_over_the_same_held_back_points() -> None:
+    """With one seed too; what all rows share, such as an outlier, is no error of their difference."""
+    hard, tilt = 100 * torch.randn(50), torch.linspace(-0.1, 0.1, 50)
+    scores = {name: Score() for name in "abc"}
+    for name, own in {"a": tilt, "b": tilt - 1, "c": -tilt}.items():
+        scores[name].add(hard.double() + own)
+    found = made(*(Row(name, {"log_lik": score}) for name, score in scores.items()))
+    assert sorted(found.leaders("log_lik")) == ["a", "c"]
 
 
 # --- the KL by layer --------------------------------------------------------------------------------------------------
@@ -241,8 +254,11 @@ def test_other_targets_have_their_own_curves(kind: str) -> None:
     text = page(compared)
     alts = [str(each["alt"]) for each in Reader(text).all("img")]
     assert 'id="predictions"' not in text  # two inputs
+    asked = {"95 % coverage", "interval score", "CRPS"} if kind == "counts" else {"calibration error", "Brier"}
+    assert asked <= set(re.findall(r'title="[^"]*">([^<]+)</th>', text.split('id="doubt"')[1]))
     if kind == "counts":
-        assert [alt.split(" of ")[0] for alt in alts] == ["Mean absolute error"]
+        assert [alt.split(" of ")[0] for alt in alts] == ["Coverage", "Mean absolute error"]
+        assert "Intervals of whole numbers hold more than their level" in text
     else:
         assert alts[0].startswith("Accuracy against confidence: mean field ")
         assert alts[1].startswith("Accuracy of the points kept")

@@ -22,7 +22,7 @@ OUTER = """<iframe id="page" style="border: 0; width: {width}px; height: 900px">
 addEventListener("message", (event) => document.documentElement.dataset.found = event.data);
 document.getElementById("page").srcdoc = {page};
 </script>"""
-NAMES = "[...document.querySelectorAll('.scores tbody th')].map(cell => cell.textContent.trim())"
+NAMES = "[...document.querySelector('.scores').querySelectorAll('tbody th')].map(cell => cell.textContent.trim())"
 SORTED = "[...document.querySelectorAll('[aria-sort]')].map(each => [each.textContent, each.getAttribute('aria-sort')])"
 
 

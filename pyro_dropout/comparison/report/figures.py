@@ -20,7 +20,8 @@ from pyro_dropout.comparison.figure import (
 )
 from pyro_dropout.comparison.findings import Findings
 from pyro_dropout.comparison.large_k import LayerGap, draw_layer_gaps
-from pyro_dropout.generative.likelihoods.moments import is_class, is_normal
+from pyro_dropout.generative.likelihoods.moments import is_class
+from pyro_dropout.prediction.tails import is_whole
 from pyro_dropout.protocols import Axes, Figure
 
 _FONT = "system-ui, -apple-system, 'Segoe UI', 'Noto Sans', 'DejaVu Sans', sans-serif"  # inside a quoted attribute
@@ -89,7 +90,8 @@ def calibration_picture(comparison: Findings) -> Picture | None:
     curves = {name: curve for name, curve in found.items() if curve is not None}
     if not curves:
         return None
-    regression = any(is_normal(answer.target_distribution) for answer in answers.values())
+    kinds = [answer.target_distribution for answer in answers.values()]
+    regression = not any(map(is_class, kinds))
     svg = _drawn(4.8, 4.4, lambda ax: draw_calibration(ax, comparison))
     ends = {name: [100 * float(part[-1]) for part in curve] for name, curve in curves.items() if len(curve[0])}
     parts = ", ".join(f"{name} {happened:.0f} % at {said:.0f} %" for name, (said, happened) in ends.items())
@@ -97,6 +99,8 @@ def calibration_picture(comparison: Findings) -> Picture | None:
         caption = (
             "Below the diagonal, intervals are too narrow; above it, too wide. The grey band shows what may be chance."
         )
+        if any(map(is_whole, kinds)):
+            caption += " Intervals of whole numbers hold more than their level, and lie above it."
         return Picture(svg, f"Coverage of central intervals against their level: {parts}.", caption)
     caption = "Below the diagonal, predictions are overconfident; above it, underconfident."
     return Picture(svg, f"Accuracy against confidence: {parts}.", caption)

@@ -8,6 +8,7 @@ import hashlib
 import math
 import platform
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -19,7 +20,7 @@ from markupsafe import Markup
 
 from pyro_dropout.comparison.exams import off_level
 from pyro_dropout.comparison.figure import COLOURS, GREY
-from pyro_dropout.comparison.findings import REFERENCE, Findings, Row, Score
+from pyro_dropout.comparison.findings import PAPER, REFERENCE, Findings, Row, Score
 from pyro_dropout.comparison.large_k import MUCH, NEGLIGIBLE, SHORT, WORDS, LayerGap, layer_gaps, overall
 from pyro_dropout.comparison.report.figures import (
     band_pictures,
@@ -28,6 +29,7 @@ from pyro_dropout.comparison.report.figures import (
     minus,
     rejection_picture,
 )
+from pyro_dropout.prediction.tails import is_whole
 from pyro_dropout.protocols import Record
 from pyro_dropout.registry import scores
 
@@ -64,9 +66,9 @@ def verbatim(name: str) -> Markup:
 _GROUPS: dict[str, tuple[str, ...]] = {
     "Uncertainty away from the data": ("between", "outside"),
     "Distance to the reference": ("d_mean", "d_std", "d_w1"),
-    "As an approximation of p(w|y)": ("elbo", "objective", "gap", "khat"),
     "Cost": ("parameters", "us", "seconds"),
 }
+_CALIBRATION = ("coverage", "interval", "crps", "ece", "brier")
 
 
 @dataclass(frozen=True)
@@ -79,9 +81,9 @@ class Cell:
     number: float | None = None
 
 
-def score_table(comparison: Findings) -> dict[str, object]:
-    """Return what the template of the table needs: the columns by group, and the cells by posterior."""
-    groups = _grouped(comparison)
+def score_table(comparison: Findings, groups: list[tuple[str, list[str]]]) -> dict[str, object]:
+    """Return what the template of a table needs: the columns by group, and the cells by posterior."""
+    groups = [(title, keys) for title, keys in groups if keys]
     return {
         "seeds": comparison.settings.get("seeds", 1),
         "groups": [(title, [comparison.columns[key] for key in keys]) for title, keys in groups],
@@ -99,13 +101,18 @@ def swatches(comparison: Findings) -> dict[str, str]:
 
 
 def _grouped(comparison: Findings) -> list[tuple[str, list[str]]]:
-    """Return the non-empty columns by group; columns without a group come last."""
-    left = list(comparison.columns)
+    """Return the columns by group, but for those of the paper; columns without a group come last."""
+    left = [key for key in comparison.columns if key not in PAPER]
     found = []
     for title, keys in {"Predictions of held-back data": tuple(scores()), **_GROUPS}.items():
         found.append((title, [key for key in keys if key in left]))
         left = [key for key in left if key not in keys]
-    return [(title, keys) for title, keys in [*found, ("Other", left)] if keys]
+    return [*found, ("Other", left)]
+
+
+def _some(comparison: Findings, title: str, keys: Sequence[str]) -> dict[str, object]:
+    """Return what the template needs for a table of some columns."""
+    return score_table(comparison, [(title, [key for key in comparison.columns if key in keys])])
 
 
 def _cell(comparison: Findings, row: Row, key: str, first: bool) -> Cell:
@@ -113,7 +120,7 @@ def _cell(comparison: Findings, row: Row, key: str, first: bool) -> Cell:
     kinds = ["first"] if first else []
     if score is None or not score.values:
         return Cell(comparison.cell(row, key), [*kinds, "none"])
-    if comparison.clearly_best(key) == row.name:
+    if row.name in comparison.leaders(key):
         kinds.append("best")
     value, _, error = comparison.cell(row, key).partition(" ± ")
     return Cell(minus(value), kinds, error, score.mean if math.isfinite(score.mean) else None)
@@ -130,8 +137,7 @@ def findings(comparison: Findings) -> list[Markup]:
         name = comparison.best(key)
         if name is not None:
             row = next(row for row in comparison.rows if row.name == name)
-            others = [other for other in comparison.rows if other is not row and key in other.scores]
-            near = [other.name for other in others if _close(row.scores[key], other.scores[key])]
+            near = comparison.leaders(key)[1:]
             value = minus(comparison.cell(row, key))
             found.append(sentence("leader", name=name, praise=praise, value=value, near=near))
     if any("d_w1" in row.scores for row in comparison.rows):
@@ -141,9 +147,6 @@ def findings(comparison: Findings) -> list[Markup]:
     sure = [(name, f"{ratio:.2f}") for name, ratio in ratios.items() if ratio < 1]
     if sure:
         found.append(sentence("sure_in_gaps", ratios=sure))
-    undefined = [row.name for row in comparison.rows if "elbo" in row.scores and _undefined(row.scores["elbo"])]
-    if undefined:
-        found.append(sentence("no_density", names=undefined))
     return found + [sentence("failed", name=row.name, note=row.note) for row in comparison.rows if row.note]
 
 
@@ -161,6 +164,8 @@ def _coverage(comparison: Findings) -> list[Markup]:
         cover, ece = row.scores.get("coverage", Score()), row.scores.get("ece", Score())
         if cover.values:
             off = off_level(cover.mean, count)
+            if off == "wide" and row.answer is not None and is_whole(row.answer.target_distribution):
+                off = ""  # intervals of whole numbers hold at least their level
             points = f"{100 * ece.mean:.0f}" if not off and ece.mean > drift else ""
             found.append(sentence("coverage", name=row.name, percent=f"{100 * cover.mean:.0f}", off=off, points=points))
     return found
@@ -168,13 +173,6 @@ def _coverage(comparison: Findings) -> list[Markup]:
 
 def _undefined(score: Score) -> bool:
     return score.note.startswith("undefined")
-
-
-def _close(one: Score, other: Score) -> bool:
-    """Whether two scores differ by less than twice the error of their difference."""
-    if one.error is None or other.error is None:
-        return False
-    return bool(abs(one.mean - other.mean) < 2 * (one.error**2 + other.error**2) ** 0.5)
 
 
 # --- may it be trusted? -----------------------------------------------------------------------------------------------
@@ -223,6 +221,7 @@ def facts(comparison: Findings) -> dict[str, str]:
     """Return the settings of the run by name."""
     s = comparison.settings
     found = {"data": f"{len(comparison.train[0])} training points, {len(comparison.test[0])} held back"}
+    found |= {f"recipe of {name}": told for name, told in s.get("recipes", {}).items()}
     if "steps" in s:
         falling = f" with the schedule {s['schedule']}" if s.get("schedule") else ""
         batch = "all points" if s["batch_size"] is None else f"{s['batch_size']} points"
@@ -231,8 +230,11 @@ def facts(comparison: Findings) -> dict[str, str]:
             "objective": "ELBO(), with the large-K form and the temperature of the prior"
             if s["loss"] is None
             else repr(s["loss"]),
+        }
+    if "samples" in s:
+        found |= {
             "seeds": ", ".join(str(seed) for seed in s.get("which_seeds", range(s["seeds"]))),
-            "predictions": f"{s['samples']} draws of the weights for each, from seed 0"
+            "predictions": f"{s['samples']} draws of the weights for each"
             + (f"; linearised: {', '.join(s['method'])}" if s.get("method") else ""),
             "reference": str(s["reference"]),
         }
@@ -279,14 +281,16 @@ _TITLE = "Posterior approximations compared"
 def page(comparison: Findings) -> str:
     """Return the whole page, which is self-contained."""
     settings = comparison.settings
-    doubt = {"Calibration": calibration_picture(comparison), "Rejection": rejection_picture(comparison)}
+    drawn = {"Reliability": calibration_picture(comparison), "Rejection": rejection_picture(comparison)}
+    pictures = {name: picture for name, picture in drawn.items() if picture is not None}
+    keys = _CALIBRATION if "accuracy" not in comparison.columns else ("log_lik", *_CALIBRATION)
+    calibration = _some(comparison, "At the held-back points", keys)
     content = {  # by section; a section without content is left out
         "found": findings(comparison),
-        "scores": score_table(comparison),
+        "scores": score_table(comparison, _grouped(comparison)),
         "predictions": band_pictures(comparison),
-        "doubt": {name: picture for name, picture in doubt.items() if picture is not None},
-        "kl": _kl(comparison),
-        "khat": khat_lines(comparison),
+        "doubt": {"table": calibration, "pictures": pictures} if pictures or calibration["groups"] else {},
+        "paper": _paper(comparison),
         "run": {"facts": facts(comparison), "again": again(comparison), "model": str(settings.get("model", ""))},
     }
     return render(
@@ -298,6 +302,22 @@ def page(comparison: Findings) -> str:
         swatches=swatches(comparison),
         content=content,
     )
+
+
+def _paper(comparison: Findings) -> dict[str, object]:
+    """Return what only those need who compare q(w) with p(w|y); {} if there is nothing of it."""
+    scored = {row.name: row.scores["elbo"] for row in comparison.rows if "elbo" in row.scores}
+    undefined = [name for name, score in scored.items() if _undefined(score)]
+    kl, khat = _kl(comparison), khat_lines(comparison)
+    if not scored and not kl and not khat:
+        return {}
+    return {
+        "table": _some(comparison, "As an approximation of p(w|y)", PAPER),
+        "undefined": [sentence("no_density", names=undefined)] if undefined else [],
+        "own_models": "recipes" in comparison.settings,
+        "kl": kl,
+        "khat": khat,
+    }
 
 
 def _kl(comparison: Findings) -> dict[str, object]:

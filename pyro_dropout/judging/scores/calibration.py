@@ -31,7 +31,6 @@ from pyro_dropout.mathematics.checks import (
 from pyro_dropout.mathematics.shapes import Float
 from pyro_dropout.prediction.plot_style import axes_or_new
 from pyro_dropout.prediction.prediction import Prediction
-from pyro_dropout.prediction.tails import is_whole
 from pyro_dropout.protocols import Axes
 from pyro_dropout.registry import score
 
@@ -118,7 +117,7 @@ def pit(prediction: Prediction, y: Tensor) -> Float[Tensor, "*N"]:
     heading="95 % coverage",
     meaning="Share of held-out targets inside the central 95 % interval: 0.95 is right.",
     better="level",
-    of=("normal",),
+    of=("numbers",),
     order=6,
 )
 def coverage(prediction: Prediction, y: Tensor, level: float = 0.95) -> float:
@@ -138,10 +137,14 @@ def coverage(prediction: Prediction, y: Tensor, level: float = 0.95) -> float:
     """
     check_level("level", level)
     check_numbers(prediction, "coverage")
-    if is_whole(prediction.target_distribution):
-        y, (low, high) = checked_targets(prediction, y), prediction.interval(level)
-        return ((low <= y) & (y <= high)).to(_F64).mean().item()
-    return _inside(_pit(prediction, y, "coverage"), level)
+    y, (low, high) = checked_targets(prediction, y), prediction.interval(level)
+    return ((low <= y) & (y <= high)).to(_F64).mean().item()
+
+
+def least_level(prediction: Prediction, y: Tensor) -> Tensor:
+    """Return the least level whose central interval holds each target, (N, D), in float64; 0 at the median."""
+    below, above = prediction.log_tails(checked_targets(prediction, y))
+    return (1 - 2 * torch.minimum(below, above).exp()).clamp_min(0)
 
 
 def coverage_curve(prediction: Prediction, y: Tensor, levels: Sequence[float] | Tensor | None = None) -> CoverageCurve:

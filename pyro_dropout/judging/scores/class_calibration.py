@@ -104,19 +104,19 @@ def reliability(prediction: Prediction, y: Tensor, bins: int = 15) -> Reliabilit
     heading="calibration error",
     meaning="Mean distance of coverage from its level; for classes, of accuracy from confidence.",
     better="less",
-    of=("classes", "normal"),
+    of=("classes", "numbers"),
     order=7,
 )
 def ece(prediction: Prediction, y: Tensor, bins: int = 15) -> float:
     """Return the expected calibration error: the mean distance of observed from predicted frequencies.
 
     For classes it is the distance of accuracy from confidence, of the most probable class, in bins of its probability,
-    averaged over points. For regression with Gaussian noise it is the distance of coverage from its level, averaged
+    averaged over points. For continuous numbers it is the distance of coverage from its level, averaged
     over central intervals of the levels 0.05, 0.1, ... 0.95. It is biased upwards with few points: with n of them in
     a bin, by about 1/√n.
 
     Args:
-        prediction: of classes; or with a Gaussian likelihood, with its samples kept.
+        prediction: of classes; or of continuous numbers, with its samples kept.
         y: class indices, (N,), or targets, (N, D).
         bins: for classes, number of bins of equal width for the confidences; not used for regression.
 

@@ -26,14 +26,6 @@ _PAIRS = 2**22  # pairs of draws processed at once
 _REACH = 8.3  # beyond this many standard deviations F(1 - F) adds less than 1e-17
 
 
-@score(
-    "crps",
-    heading="CRPS",
-    meaning="Continuous ranked probability score, in the units of y: an error of whole distributions.",
-    better="less",
-    of=("normal",),
-    order=4,
-)
 def crps(
     prediction: Prediction,
     y: Tensor,
@@ -80,6 +72,20 @@ def crps(
         pieces = _normal_pieces(prediction)
         found = _together(gaussian_distance(m - y[n], s).mean(0) - half_distance(m, s) for n, m, s in pieces)
     return found.to(prediction.mean)
+
+
+@score(
+    "crps",
+    heading="CRPS",
+    meaning="Continuous ranked probability score, in the units of y: an error of whole distributions.",
+    better="less",
+    of=("numbers",),
+    order=4,
+)
+def crps_of_any_noise(prediction: Prediction, y: Tensor) -> Tensor:
+    """Return the CRPS of each target: exact for Gaussian noise, and otherwise from draws of the target."""
+    normal = is_normal(prediction.target_distribution)
+    return crps(prediction, y) if normal else crps(prediction, y, "sample", seed=0)
 
 
 def gaussian_distance(mean: Tensor, scale: Tensor) -> Tensor:

@@ -51,6 +51,20 @@ def accuracy(prediction: Prediction, y: Tensor) -> float:
     return float((best == y.to(best.dtype))[prediction.counted(y)].double().mean())
 
 
+@score(
+    "interval",
+    heading="interval score",
+    meaning="Width of the central 95 % interval, plus 40 times how far it misses its target, in the units of y.",
+    better="less",
+    of=("numbers",),
+    order=5,
+)
+def central_interval_score(prediction: Prediction, y: Tensor) -> Tensor:
+    """Return the score of the central 95 % interval of each target."""
+    low, high = prediction.interval(0.95)
+    return interval_score(low, high, y.to(low).reshape(low.shape))
+
+
 def interval_score(low: Tensor, high: Tensor, y: Tensor, level: float = 0.95) -> Float[Tensor, "*N"]:
     """Score the central interval of each target, in the units of y (Gneiting and Raftery, 2007); lower is better.
 

@@ -1,0 +1,145 @@
+"""Posteriors of a table side by side: what ``fit`` trains with each guide, and what it chooses by itself.
+
+A row takes the recipe, the steps and the seed of ``fit``, is trained without the held-back rows, and scored on them.
+Its first seed has the scores that ``fit`` prints; the other seeds say how much they vary.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, replace
+from functools import partial
+
+import torch
+from torch import nn
+
+from pyro_dropout.comparison.compare import examined, reference_row
+from pyro_dropout.comparison.comparison import Comparison
+from pyro_dropout.comparison.exams import Exam
+from pyro_dropout.comparison.findings import Row
+from pyro_dropout.comparison.trained import Trained, WholeBar, one_by_one
+from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.generative.random_state import forked
+from pyro_dropout.generative.standardised import Standardised
+from pyro_dropout.protocols import Record
+from pyro_dropout.registry import resolve_guide
+from pyro_dropout.tables.encoding import Dataset
+from pyro_dropout.tabular.choice import batch_for, choose_recipe, first_recipe
+from pyro_dropout.tabular.fit_table import Wanted, suited
+from pyro_dropout.tabular.recipe import Recipe
+from pyro_dropout.tabular.run_record import Training
+
+AUTOMATIC = "what fit would do"
+_NO_REFERENCE = (
+    "none: guides learn their noise or are trained at the temperature of their prior, and NUTS samples at a given noise"
+    " and T = 1; --reference nuts adds it all the same"
+)
+
+
+@forked()
+def compare_table(
+    data: Dataset,
+    wanted: Mapping[str, Wanted],
+    trainings: Mapping[str, Training],
+    *,
+    seeds: Sequence[int],
+    samples: int = 200,
+    linearised: Sequence[str] = (),
+    reference: str | None = None,
+    device: torch.device | str = "cpu",
+    progress: bool = True,
+    labels: Mapping[str, str] | None = None,
+) -> Comparison:
+    """Train several posteriors on a table as ``fit`` does, and score all of them on its held-back rows.
+
+    Args:
+        data: the table, with its held-back rows.
+        wanted: what to train, by the name of the row.
+        trainings: how, by the same names.
+        seeds: of each row; scale, noise and all that is "auto" are chosen with the first.
+        samples: draws of the weights for every prediction; ``fit`` takes 200.
+        linearised: rows that predict with a network that is linear in its weights, besides those that always do.
+        reference: "nuts", or None.
+        device: where to compute.
+        progress: whether to show a bar.
+        labels: as in ``compare``.
+
+    Example:
+        >>> import pandas
+        >>> from pyro_dropout.tables.reading import Reading
+        >>> from pyro_dropout.tables.table import table_of
+        >>> frame = pandas.DataFrame({"a": range(40), "y": [0.1 * k + k % 3 for k in range(40)]})
+        >>> wanted = {AUTOMATIC: Wanted(), "dropout": Wanted("dropout")}
+        >>> trainings = {name: each.training(8, None, None, 0, False, False) for name, each in wanted.items()}
+        >>> data = Reading("y").read(table_of(frame))
+        >>> found = compare_table(data, wanted, trainings, seeds=[0], progress=False)
+        >>> [row.name for row in found.rows], len(found.rows[0].scores["log_lik"].values)
+        (['what fit would do', 'dropout'], 1)
+    """
+    start = time.perf_counter()
+    place = torch.device(device)
+    train, test = ((x.to(place), y.to(place)) for x, y in (data.train, data.test))
+    exam = Exam(train, test, samples, seed=seeds[0])
+    rows: list[Row] = []
+    recipes: dict[str, str] = {}
+    suit = {name: suited(data, wanted[name], trainings[name]) for name in wanted}
+    if reference is not None:
+        rows.append(_reference(reference, data, next(iter(suit.values()))[0], exam, progress))
+        exam = replace(exam, reference=rows[0].answer)
+    longest = max(how.steps for _, how in suit.values())
+    with closing(WholeBar(len(suit), (len(seeds) + 1) * longest, progress)) as bar:
+        for name, (what, how) in suit.items():
+            straight = name in linearised or (what.guide != "auto" and resolve_guide(what.guide).method == "linearised")
+            own = replace(exam, method="linearised" if straight else "mc")
+            with bar.part(name):
+                rows.append(examined(name, partial(_trained, data, what, how, seeds, place, recipes, name), own))
+    settings: Record = {
+        "seeds": len(seeds), "which_seeds": list(seeds), "samples": samples, "recipes": recipes,
+        "reference": reference or _NO_REFERENCE, "device": str(place), "when": time.strftime("%Y-%m-%d %H:%M %z"),
+        **(labels or {}),
+    }  # fmt: skip
+    return Comparison(rows, data.train, data.test, settings, time.perf_counter() - start)
+
+
+def _reference(name: str, data: Dataset, wanted: Wanted, exam: Exam, progress: bool) -> Row:
+    """Return the row of the reference: of the network of a guide that is given, on the first scale."""
+    facts = asdict(wanted) | {"guide": "mean-field", "members": None}
+    recipe = first_recipe(data.train[1], bool(data.classes), **facts)
+    model, _ = recipe.build(data.train, data.classes)
+    return reference_row(name, model.to(exam.train[1].device), exam, progress)
+
+
+def _trained(
+    data: Dataset,
+    wanted: Wanted,
+    training: Training,
+    seeds: Sequence[int],
+    device: torch.device,
+    recipes: dict[str, str],
+    name: str,
+) -> Trained:
+    """Choose what is not given with the first seed, as ``fit`` does, and train the recipe from the others."""
+    options = training.options() | {"device": device}
+    choice = choose_recipe(data.train, data.test, data.classes, **asdict(wanted), **options | {"seed": seeds[0]})
+    recipe, history = choice.recipe, choice.history
+    recipes[name] = f"{choice.said} {_told(recipe, training)}"
+    batch = batch_for(len(data.train[0]), training.batch_size)
+
+    def build(seed: int) -> tuple[Standardised, nn.Module]:
+        torch.manual_seed(seed)
+        return recipe.build(data.train, data.classes)
+
+    options |= recipe.how(training.steps) | {"batch_size": batch}
+    options.pop("seed")
+    more, each, lost = one_by_one(build, list(seeds[1:]), ModelCall(None, data.train), options)
+    own = 1e6 * history.seconds / history.steps
+    return [choice.trained, *more], (own + len(more) * each) / (1 + len(more)) if more else own, lost
+
+
+def _told(recipe: Recipe, training: Training) -> str:
+    """Return how a recipe was trained, in one line."""
+    units = f"{recipe.width} {recipe.activation.replace('relu', 'ReLU').replace('silu', 'SiLU')} units"
+    rows = f"{training.batch_size} rows" if training.batch_size else "all rows"
+    rate = f"{training.lr:g}" + (", falling to zero" if recipe.decay else "")
+    members = f", {recipe.members} members" if recipe.members else ""
+    return f"{units}, {recipe.prior} prior{members}; {training.steps} steps of {rows}, learning rate {rate}."
