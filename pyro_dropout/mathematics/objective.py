@@ -71,7 +71,7 @@ def implied_tau(
 
     Example:
         >>> import pyro_dropout as pdrop
-        >>> round(pdrop.implied_tau(keep=0.9, weight_decay=1e-6, num_data=272), 1)
+        >>> round(pdrop.paper.implied_tau(keep=0.9, weight_decay=1e-6, num_data=272), 1)
         1654.4
     """
     _check(keep=keep, weight_decay=weight_decay, num_data=num_data, length_scale=length_scale)
@@ -159,7 +159,7 @@ def standardised_tau(tau: Result | float, target_std: Result | float) -> Result:
 
     Example:
         >>> import pyro_dropout as pdrop
-        >>> pdrop.standardised_tau(tau=0.25, target_std=8.0)
+        >>> pdrop.paper.standardised_tau(tau=0.25, target_std=8.0)
         16.0
     """
     _check(tau=tau, target_std=target_std)

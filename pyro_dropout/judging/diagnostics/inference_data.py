@@ -216,7 +216,7 @@ class LOOResult(loo_results()):  # type: ignore[misc]
 
     Example:
         >>> import torch, pyro_dropout as pdrop
-        >>> pdrop.LOOResult(-12.0, 1.5, 2.1, torch.full((3,), -4.0), torch.tensor([0.1, 0.9, 0.2]), True)
+        >>> pdrop.judging.LOOResult(-12.0, 1.5, 2.1, torch.full((3,), -4.0), torch.tensor([0.1, 0.9, 0.2]), True)
         LOOResult(elpd=-12.00 ± 1.50, p_loo=2.10, 3 points, 1 with k̂ > 0.7)
     """
 

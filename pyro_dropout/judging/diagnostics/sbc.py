@@ -109,7 +109,7 @@ class SBCResult:
 
     Example:
         >>> import torch, pyro_dropout as pdrop
-        >>> found = pdrop.SBCResult({"even": torch.arange(100), "low": torch.arange(100) // 2}, samples=99)
+        >>> found = pdrop.judging.SBCResult({"even": torch.arange(100), "low": torch.arange(100) // 2}, samples=99)
         >>> found.inside_band(0.99)
         {'even': True, 'low': False}
         >>> {name: p < 0.001 for name, p in found.pvalues().items()}
