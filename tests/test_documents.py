@@ -23,8 +23,8 @@ LONG = ("comparison.md", "ensembles.md", "first_hour.md", "interop.md", "lineari
 LONG += ("pyro_models.md", "training.md", "trust.md")
 # Names whose examples take seconds.
 SLOW = {"AutoLaplace", "Comparison", "DropoutClassifier", "DropoutRegressor", "Ensemble", "FittedTable", "Fleet"}
-SLOW |= {"Evidence", "compare", "fit_table", "nuts", "swag"}
-LONGEST = ("laplace.md",)  # whose blocks all take seconds
+SLOW |= {"AutoLowRank", "Checkpoint", "Evidence", "compare", "fit_table", "maximise_evidence", "nuts", "swag"}
+LONGEST = ("automatic.md", "laplace.md")  # whose blocks all take seconds
 EQUATION_LINE = re.compile(r"^\s*Equation: (\S+)\.\s*$", re.MULTILINE)
 HEADING = re.compile(r"^## `(?P<id>[^`\s]+)` — \S.*$", re.MULTILINE)
 PUBLIC = [name for name in getattr(pyro_dropout, "__all__", []) if not name.startswith("__")]
