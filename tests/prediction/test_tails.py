@@ -82,6 +82,7 @@ def test_the_probability_above_a_threshold_is_that_of_scipy(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", LIKELIHOODS)
 @pytest.mark.parametrize("level", [0.003, 0.3, 0.8, 0.9999])
+@pytest.mark.thinned(2)
 def test_quantiles_are_those_of_the_mixture(kind: str, level: float) -> None:
     f = torch.randn(7, 3, 1, dtype=F64)
     found = made(f, LIKELIHOODS[kind]).quantile(level)

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -94,14 +95,20 @@ def short(folder: Any, **options: Any) -> Any:
     return guide.mean()["weight"], history
 
 
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[torch.Tensor, Path]:
+    """What a training that nothing stopped finds, and its checkpoints."""
+    folder = tmp_path_factory.mktemp("done")
+    return short(folder)[0], folder
+
+
 @pytest.mark.parametrize(
     ("number", "ending", "code"), [(signal.SIGTERM, SystemExit, 143), (signal.SIGINT, KeyboardInterrupt, None)]
 )
 def test_a_signal_is_answered_with_a_checkpoint(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], number: int, ending: Any, code: int | None
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], done: Any, number: int, ending: Any, code: int | None
 ) -> None:
     handler = signal.getsignal(number)
-    whole, _ = short(tmp_path / "whole")
     real = resumption.TrainingRun.advance
 
     def advance(self: Any, steps: int) -> Any:
@@ -117,14 +124,13 @@ def test_a_signal_is_answered_with_a_checkpoint(
         capsys.readouterr().err
     )
     assert signal.getsignal(number) is handler
-    assert torch.equal(short(tmp_path / "part")[0], whole)
+    assert torch.equal(short(tmp_path / "part")[0], done[0])
 
 
-def test_a_full_disk_costs_a_checkpoint_and_not_the_training(tmp_path: Path) -> None:
-    whole, _ = short(tmp_path / "whole")
+def test_a_full_disk_costs_a_checkpoint_and_not_the_training(tmp_path: Path, done: Any) -> None:
     full = mock.patch.object(resumption, "write_tensors", side_effect=OSError(errno.ENOSPC, "No space left on device"))
     with full, pytest.warns(UserWarning, match="cannot be written: No space left on device. Training continues"):
-        assert torch.equal(short(pd.training.Checkpoint(tmp_path / "part", every=20))[0], whole)
+        assert torch.equal(short(pd.training.Checkpoint(tmp_path / "part", every=20))[0], done[0])
     assert list((tmp_path / "part").iterdir()) == []
 
 
@@ -175,8 +181,8 @@ OTHER = {
 
 @pytest.mark.parametrize("name", OTHER)
 @pytest.mark.thinned(2)
-def test_another_training_is_refused(tmp_path: Path, name: str) -> None:
-    short(tmp_path)
+def test_another_training_is_refused(tmp_path: Path, done: Any, name: str) -> None:
+    shutil.copytree(done[1], tmp_path, dirs_exist_ok=True)
     options, words = OTHER[name]
     before = sorted(path.read_bytes() for path in tmp_path.iterdir())
     with pytest.raises(pd.errors.PyroDropoutError, match=words):
