@@ -79,7 +79,7 @@ def plain() -> tuple[Callable[[int], float], int]:
 
 
 def ours(way: str, guide: str) -> tuple[Callable[[int], float], int]:
-    """Return what takes eager steps of ``pd.fit``, and how many numbers are trained."""
+    """Return what takes eager steps of ``fit``, and how many numbers are trained."""
     model = WAYS[way]()
     posterior = GUIDES[guide](model)
     x, y = data()

@@ -1,6 +1,6 @@
 """Steps of small networks in CUDA C: ``python -m tests.benchmarks.cuda_c [--alone]``, on a GPU.
 
-Steps of 13-50-1 as ``pd.fit`` takes them, in CUDA C and by torch's compiler, beside JAX by hand, in one process and in
+Steps of 13-50-1 as ``fit`` takes them, in CUDA C and by torch's compiler, beside JAX by hand, in one process and in
 turns; then fleets of 80 and of 1,600 such networks, both ways. ``--alone`` leaves torch's compiler out.
 """
 
@@ -33,14 +33,14 @@ def otherwise() -> Iterator[None]:
 
 
 def ours(size: Size, device: str, kernel: bool, batches: int = 1) -> Contestant:
-    """Return the steps of ``pd.fit``, in CUDA C or not."""
+    """Return the steps of ``fit``, in CUDA C or not."""
 
     def build() -> tuple[Advance, int]:
         with contextlib.nullcontext() if kernel else otherwise():
             return fitting(size, device, dropout, per_example=True, compile=True, batches=batches)
 
     how = "CUDA C" if kernel else "inductor"
-    return Contestant(f"pd.fit, {how}{', shuffled mini-batches' if batches > 1 else ''}", build)
+    return Contestant(f"fit, {how}{', shuffled mini-batches' if batches > 1 else ''}", build)
 
 
 def steps(size: Size, device: str, precision: str, rounds: int, alone: bool) -> None:

@@ -1,6 +1,6 @@
 """What an ensemble costs beside one network: ``python -m tests.benchmarks.ensembles``, on a GPU if there is one.
 
-Times are those of compiled steps of ``pd.fit``, the median of several trainings that take turns.
+Times are those of compiled steps of ``fit``, the median of several trainings that take turns.
 """
 
 import itertools

@@ -46,7 +46,7 @@ def section(settings: Settings) -> tuple[Section, Iterator[Task]]:
     """Return the times of a process with an empty cache, and of another with what that one has left."""
     made = Section(
         "First step",
-        "Seconds from the start of Python to the end of the first compiled step of `pd.fit` (13-50-1, AutoDropout),"
+        "Seconds from the start of Python to the end of the first compiled step of `fit` (13-50-1, AutoDropout),"
         " imports and exit included.",
         COLUMNS,
     )

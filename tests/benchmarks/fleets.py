@@ -62,7 +62,7 @@ def section(settings: Settings) -> tuple[Section, Iterator[Task]]:
     torch.set_float32_matmul_precision(settings.precisions[0])
     made = Section(
         "Fleets",
-        f"One step of all networks of a `pd.Fleet` of {SMALL.name}, each with mini-batches of {SMALL.batch} of its own,"
+        f"One step of all networks of a `Fleet` of {SMALL.name}, each with mini-batches of {SMALL.batch} of its own,"
         " as `fit` reports it, the best of a few rounds. The ratio is to plain eager PyTorch steps of as many networks,"
         " one after another.",
         COLUMNS,

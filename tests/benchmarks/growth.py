@@ -44,7 +44,7 @@ def section(settings: Settings) -> tuple[Section, Iterator[Task]]:
     torch.set_float32_matmul_precision(settings.precisions[0])
     made = Section(
         "Growth",
-        "A compiled step of `pd.fit`, the best of the rounds in µs. The slope is that of log time against log size over"
+        "A compiled step of `fit`, the best of the rounds in µs. The slope is that of log time against log size over"
         " the upper half of each curve: 1 is linear, 2 is quadratic, below 1 is not yet limited by arithmetic.",
     )
 
@@ -69,7 +69,7 @@ def long_run(settings: Settings) -> tuple[Section, Iterator[Task]]:
     torch.set_float32_matmul_precision(settings.precisions[0])
     made = Section(
         "The long run",
-        f"One call of `pd.fit`: AutoDropout, {DEEP.name}, a wave with a trend in {DEEP.batch} points, all of them in"
+        f"One call of `fit`: AutoDropout, {DEEP.name}, a wave with a trend in {DEEP.batch} points, all of them in"
         " every step, SGD with momentum 0.9 and the schedule `inverse_decay()`.",
         LONG_COLUMNS,
     )

@@ -1,6 +1,6 @@
 """Where the time of a step goes: ``python -m tests.benchmarks.kernels [CASE ...] [--device cuda]``.
 
-Takes steps as ``pd.fit`` does, and prints for each case the time of a step, the most memory that torch held, and what
+Takes steps as ``fit`` does, and prints for each case the time of a step, the most memory that torch held, and what
 ran: kernels on a GPU, operations on a CPU, with their time and number in a step. With ``TORCH_LOGS=output_code`` torch
 also prints the programs that inductor made.
 """

@@ -1,4 +1,4 @@
-"""A language model of GPT-2's size: ``pd.fit`` beside plain torch.compile: ``python -m tests.benchmarks.language``.
+"""A language model of GPT-2's size: ``fit`` beside plain torch.compile: ``python -m tests.benchmarks.language``.
 
 124 million weights that start at random, words at random, sequences of 256, 8 in a batch. Dropout is before each of the
 four linear layers of a block; adapters (LoRA) are on the same layers. One process; plain torch before and after.
@@ -108,7 +108,7 @@ def plain(net: nn.Module, ids: Tensor) -> Runner:
 
 
 def ours(net: Language, ids: Tensor, make: Callable[[Any], Any]) -> Runner:
-    """Return what takes compiled steps of ``pd.fit``, and says how many seconds they took."""
+    """Return what takes compiled steps of ``fit``, and says how many seconds they took."""
 
     def hidden(name: str, module: nn.Module) -> bool:
         return not isinstance(module, nn.Linear)
@@ -160,10 +160,10 @@ def main() -> None:
         with low:
             if "dropout" in given.kinds:
                 dropout = ours(net(), ids, lambda m: pd.AutoDropout(m, keep=KEEP))
-                names = "torch.compile, dropout", "pd.fit, AutoDropout"
+                names = "torch.compile, dropout", "fit, AutoDropout"
                 compare(label, plain(net(drop=1 - KEEP), ids), dropout, given.steps, names)
             if "lora" in given.kinds:
-                names = "torch.compile, LoRA of rank 8", "pd.fit, LoRA and AutoMeanField"
+                names = "torch.compile, LoRA of rank 8", "fit, LoRA and AutoMeanField"
                 adapted = ours(net(rank=8), ids, pd.AutoMeanField)
                 compare(label, plain(net(rank=8), ids), adapted, given.steps, names)
 

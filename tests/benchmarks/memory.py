@@ -1,6 +1,6 @@
 """What a training holds in memory beside plain dropout in torch: ``python -m tests.benchmarks.memory [--device cuda]``.
 
-Plain torch (nn.Dropout, autograd and torch.optim.Adam, eager) and ``pd.fit`` with eager, recorded and compiled steps,
+Plain torch (nn.Dropout, autograd and torch.optim.Adam, eager) and ``fit`` with eager, recorded and compiled steps,
 each in a process of its own. Two numbers for each: the most bytes that torch's allocator held, and on a CPU the most
 memory that the process had, beyond what it had after a training of a tiny network. Both count the network itself.
 """
@@ -24,7 +24,7 @@ from tests.oracles.memory import peak_allocated
 KEEP, LAYERS, BATCH, STEPS = 0.9, 4, 64, 3
 LIMIT = 1.25  # of what plain torch holds
 PLAIN = "plain torch"
-KINDS = {PLAIN: None, "pd.fit eager": False, "pd.fit recorded": "traced", "pd.fit compiled": True}
+KINDS = {PLAIN: None, "fit eager": False, "fit recorded": "traced", "fit compiled": True}
 
 
 def layers(width: int, *, dropout: bool) -> nn.Sequential:

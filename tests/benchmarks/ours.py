@@ -1,4 +1,4 @@
-"""This library's steps, as ``pd.fit`` and ``pd.SVI`` take them."""
+"""This library's steps, as ``fit`` and ``SVI`` take them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -47,7 +47,7 @@ def fitting(
     batches: int = 1,
     products: Precision = "float32",
 ) -> tuple[Advance, int]:
-    """Return the steps of a training that was set up as ``pd.fit`` sets it up, with Adam."""
+    """Return the steps of a training that was set up as ``fit`` sets it up, with Adam."""
     x, y = size.data(device, batches * size.batch)
     model = size.model(device)
     posterior = guide(model).to(device)
@@ -64,7 +64,7 @@ def fitting(
 
 
 def stepping(size: Size, device: str, *, compile: bool) -> tuple[Advance, int]:
-    """Return the steps of ``pd.SVI``, called one by one from Python."""
+    """Return the steps of ``SVI``, called one by one from Python."""
     x, y = size.data(device)
     model = size.model(device)
     svi = pd.SVI(model, dropout(model).to(device), pyro.optim.Adam({"lr": LEARNING_RATE}), compile=compile)
@@ -83,8 +83,8 @@ def contestants(size: Size, device: str, *, compile: bool = True) -> list[Contes
         return lambda: fitting(size, device, guide, per_example=per_example, compile=compile, batches=batches)
 
     return [
-        *(Contestant(f"pd.fit, {name}", fit(guide, own)) for name, guide, own in GUIDES),
-        Contestant("pd.fit, AutoDropout, shuffled mini-batches", fit(dropout, True, EPOCH)),
-        *([Contestant("pd.SVI, AutoDropout", lambda: stepping(size, device, compile=True))] if compile else []),
-        Contestant("pd.SVI(compile=False), AutoDropout", lambda: stepping(size, device, compile=False)),
+        *(Contestant(f"fit, {name}", fit(guide, own)) for name, guide, own in GUIDES),
+        Contestant("fit, AutoDropout, shuffled mini-batches", fit(dropout, True, EPOCH)),
+        *([Contestant("SVI, AutoDropout", lambda: stepping(size, device, compile=True))] if compile else []),
+        Contestant("SVI(compile=False), AutoDropout", lambda: stepping(size, device, compile=False)),
     ]

@@ -1,6 +1,6 @@
 """Products in bfloat16: ``python -m tests.benchmarks.precision [--device cuda] [--accuracy [--sets ...]]``.
 
-Steps of AutoDropout as ``pd.fit`` takes them, in TF32 and in bf16, beside the same steps written by hand in JAX, in one
+Steps of AutoDropout as ``fit`` takes them, in TF32 and in bf16, beside the same steps written by hand in JAX, in one
 process and in turns; and predictions of 10,000 points with 1,000 draws. With ``--accuracy``, test log-likelihoods of a
 network that was trained and read in float32 and in bf16, on MNIST and on three regression sets.
 """
@@ -33,7 +33,7 @@ def steps(size: Size, device: str, rounds: int) -> None:
         def build() -> object:
             return fitting(size, device, dropout, per_example=True, compile=True, products=products)  # type: ignore
 
-        return Contestant(f"pd.fit, {products}", build)  # type: ignore[arg-type]
+        return Contestant(f"fit, {products}", build)  # type: ignore[arg-type]
 
     def jax(precision: str) -> Contestant:
         return Contestant(f"JAX by hand, {precision}", lambda: jax_peers.dropout(size, device, precision))

@@ -32,7 +32,7 @@ def peak_bytes(action: Callable[[], Any], device: str) -> int:
 
 
 def against_draws(settings: Settings) -> list[Row]:
-    """Return time and peak memory of ``pd.predict`` for ever more draws of a small network."""
+    """Return time and peak memory of ``predict`` for ever more draws of a small network."""
     # Powers of two, so that all blocks are full: of the same size, however many they are.
     points = 8192 if settings.device == "cuda" else 128
     draws = [128, 1024] if settings.quick else [128, 1024, 8192]
@@ -57,7 +57,7 @@ def against_draws(settings: Settings) -> list[Row]:
 def walked(
     size: Size, settings: Settings, samples: int, points: int, compile: bool
 ) -> tuple[Callable[[], Any], list[int]]:
-    """Return one prediction as ``pd.predict`` makes it, compiled once for all calls, and the rows of its blocks."""
+    """Return one prediction as ``predict`` makes it, compiled once for all calls, and the rows of its blocks."""
     model = size.model(settings.device)
     x = size.data(settings.device, points)[0]
     posterior = dropout(model).to(settings.device)
@@ -96,9 +96,9 @@ def section(settings: Settings) -> tuple[Section, Iterator[Task]]:
     made = Section(
         "Prediction",
         f"T = {samples} draws of {WIDE.name} at {points} points, a draw for each pair, reduced to moments and class"
-        " probabilities as `pd.predict` does; compilation is left out. Each ratio is to products timed beside that row."
+        " probabilities as `predict` does; compilation is left out. Each ratio is to products timed beside that row."
         " The bare products are the matrix products of the same blocks of rows."
-        " The curves are whole calls of `pd.predict`, uncompiled, with samples not kept; a slope"
+        " The curves are whole calls of `predict`, uncompiled, with samples not kept; a slope"
         " of 0 is memory that does not grow.",
         COLUMNS,
     )
@@ -112,7 +112,7 @@ def section(settings: Settings) -> tuple[Section, Iterator[Task]]:
             base, own = (seconds(action, settings.device, min(2, settings.rounds)) for action in (multiply, predict))
             if not found:
                 found.append({"what": "bare products", "precision": label, "seconds": base, "ratio": 1.0})
-            name = f"pd.predict{'' if compile else ', uncompiled'}"
+            name = f"predict{'' if compile else ', uncompiled'}"
             found.append({"what": name, "precision": label, "seconds": own, "ratio": own / base})
         return found
 

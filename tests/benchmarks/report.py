@@ -52,9 +52,16 @@ class Section:
     def markdown(self) -> str:
         """Return the section as Markdown."""
         parts = [f"### {self.title}", self.note]
-        for columns, curved in ((self.columns, False), (CURVE_COLUMNS, True)):
-            rows = [row for row in self.rows if ("x" in row) == curved]
-            parts += [table(columns, rows)] if rows else []
+        rows, curves = ([row for row in self.rows if ("x" in row) == curved] for curved in (False, True))
+        of = [key for key in ("size", "precision") if "size" in self.columns and key in self.columns]
+        for group in dict.fromkeys(tuple(row[key] for key in of) for row in rows):  # one table for each network
+            own = [row for row in rows if tuple(row[key] for key in of) == group]
+            parts += [f"**{', '.join(group)}**"] if group else []
+            parts.append(table({key: title for key, title in self.columns.items() if key not in of}, own))
+        shown = [[row[key] for row in rows] for key in self.columns]
+        parts += [f"{row['quantity']}: slope {cell(row['slope'])}." for row in curves if row["y"] in shown]
+        curves = [row for row in curves if row["y"] not in shown]  # the table has the others' values
+        parts += [table(CURVE_COLUMNS, curves)] if curves else []
         if self.absent:
             by_reason: dict[str, list[str]] = {}
             for who, why in self.absent.items():
@@ -109,8 +116,9 @@ class Report:
 
     def markdown(self) -> str:
         """Return the page; it is included into another one, so it starts with a heading of the second rank."""
-        parts = [f"## {self.machine.get('gpu') or self.machine.get('cpu', self.name)}"]
-        parts.append("\n".join(f"- {key}: {value}" for key, value in self.machine.items()))
+        title = self.machine.get("gpu") or self.machine.get("cpu", self.name)
+        about = ", ".join(f"{key} {value}" for key, value in self.machine.items() if value != title)
+        parts = [f"## {title}", f"{about}."]
         parts += [section.markdown() for section in self.sections.values()]
         if any(self.curves):
             parts.append(f"![Time and memory against size, one panel for each quantity]({self.name}_growth.png)")

@@ -121,7 +121,7 @@ def extrapolated(folder: Path) -> list[dict[str, Any]]:
             row["us"]
             for row in steps
             if row["size"].startswith(size.name)
-            and row["contestant"] == "pd.fit, AutoDropout"
+            and row["contestant"] == "fit, AutoDropout"
             and row["precision"] == "TF32"
         )
         row = {"network": size.name, "parameters": size.weights, "step": step}
@@ -166,7 +166,7 @@ def page(rows: list[dict[str, Any]], folder: Path, taken: str) -> str:
             table(MEASURED, rows),
             f"Taken {taken}.",
             f"### Computed, not measured: the messages of {RANKS} GPUs",
-            "The step is the row `pd.fit, AutoDropout`, TF32, of the benchmarks' page. The messages are the formula of"
+            "The step is the row `fit, AutoDropout`, TF32, of the benchmarks' page. The messages are the formula of"
             " that page with round numbers for bandwidth and latency (a hop: "
             + ", ".join(f"{name} {1e6 * latency:.0f} µs" for name, (_, latency) in LINKS.items())
             + ").",

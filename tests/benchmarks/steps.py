@@ -12,7 +12,7 @@ from tests.benchmarks.report import Row, Section, Task
 from tests.benchmarks.sizes import Size
 from tests.benchmarks.timing import Contestant, Settings, interleave, median_ratio, ready
 
-IN_FP32 = {peers.BASELINE, "pd.fit, AutoDropout", "pd.fit, AutoMeanField, one draw a step"}
+IN_FP32 = {peers.BASELINE, "fit, AutoDropout", "fit, AutoMeanField, one draw a step"}
 COLUMNS = {
     "size": "network",
     "precision": "products",

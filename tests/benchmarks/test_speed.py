@@ -17,7 +17,7 @@ def test_steps_are_compared_with_the_baseline() -> None:
     assert rows[0]["contestant"] == peers.BASELINE
     assert rows[0]["ratio"] == rows[0]["median_ratio"] == 1
     assert all(row["us"] > 0 and row["ratio"] > 0 and row["median_ratio"] > 0 for row in rows)
-    assert {f"pd.fit, {name}" for name, *_ in GUIDES} <= {row["contestant"] for row in rows}
+    assert {f"fit, {name}" for name, *_ in GUIDES} <= {row["contestant"] for row in rows}
     assert set(section.absent.values()) <= {"not installed"}
     names = [each.name for each in steps.lined_up(SMALL, replace(SETTINGS, who="AutoDropout$"), "highest")]
     assert names[0] == peers.BASELINE

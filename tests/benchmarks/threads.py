@@ -1,6 +1,6 @@
-"""Steps of ``pd.fit`` where torch has one thread and where it has two: ``python -m tests.benchmarks.threads``.
+"""Steps of ``fit`` where torch has one thread and where it has two: ``python -m tests.benchmarks.threads``.
 
-Run it without OMP_NUM_THREADS. ``pd.fit`` uses as many threads as a step has work for; ``--all-threads`` shows what
+Run it without OMP_NUM_THREADS. ``fit`` uses as many threads as a step has work for; ``--all-threads`` shows what
 steps would take if it used all of them. Both take turns in one process, and the best round of each counts.
 """
 
