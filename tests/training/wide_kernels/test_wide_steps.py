@@ -72,16 +72,16 @@ LONG = ("more units than a tile", "1-40-70-1", "classes, silu", "tanh, four laye
 
 def assert_same_steps(model: Any, guide: Any, x: Tensor, y: Tensor, batch: int, update: Any = None) -> None:
     run = one_run(model, guide, x, y, batch, update, True, "bf16")
-    assert isinstance(run._loop.fused, WideSteps)
+    assert isinstance(run._loop, WideSteps)
     other = one_run(model, guide, x, y, batch, update, compile=False)
     order, steps = None, 3
     if run._batches is not None:
         order = run._batches.take(steps)
         other._batches.take = lambda count: order[:count].cpu()
     masks = masks_of(run, steps, batch)
-    starts = (0, *accumulate(run._loop.fused._network.widths[:-1]))
+    starts = (0, *accumulate(run._loop._network.widths[:-1]))
     expected = with_masks(other, masks[:, 0], list(pairwise(starts)))
-    assert_alike(run._loop.fused.advance(steps, order, masks), expected)
+    assert_alike(run._loop.advance(steps, order, masks), expected)
     for mine, theirs in zip(run.leaves, other.leaves, strict=True):
         assert_alike(mine, theirs)
     assert run.t.item() == other.t.item() == steps + 1
@@ -168,7 +168,7 @@ def test_masks_are_drawn_anew_at_every_step_unit_and_point() -> None:
     seen = []
     for _ in range(4):
         run.advance(1)
-        seen.append([run._loop.fused._layers[k].a[:100, :width].float().cpu() != 0 for k, width in ((1, 64), (2, 32))])
+        seen.append([run._loop._layers[k].a[:100, :width].float().cpu() != 0 for k, width in ((1, 64), (2, 32))])
     for each in zip(*seen, strict=True):
         kept = torch.stack(each).float()
         error = (0.16 / kept.numel()) ** 0.5
