@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.comparison.findings import REFERENCE, Findings, columns
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.likelihoods.moments import is_class
 from pyro_dropout.judging.decisions import RejectionCurve, rejection_curve
 from pyro_dropout.judging.scores.calibration import draw_band as draw_coverage_band
 from pyro_dropout.judging.scores.calibration import least_level
 from pyro_dropout.judging.scores.class_calibration import reliability
-from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.plot_style import literal_text
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.protocols import Axes, Figure

@@ -60,6 +60,9 @@ class WaveKernel(Kernel):
     waves are slow and half fast, and the bias after them adds 1.
     """
 
+    def __init__(self, input_dim: int) -> None:
+        super().__init__(input_dim)
+
     def forward(self, X: Tensor, Z: Tensor | None = None, diag: bool = False) -> Tensor:
         """Return the covariances of the rows of X and Z, (N, M), or the variances of those of X, (N,)."""
         x, z = X.unsqueeze(1), (X if Z is None else Z).unsqueeze(0)
@@ -81,10 +84,10 @@ class WaveProcess:
         whole_functions: True, because each draw is one function at all points.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import torch, pyro_dropout as pdrop
         >>> x = torch.linspace(1960, 1980, 30).unsqueeze(-1)
         >>> model = wave_model((x, 3 * x))
-        >>> answer = pd.predict(model, WaveProcess(model, (x, 3 * x)), x, samples=300, seed=0)
+        >>> answer = pdrop.predict(model, WaveProcess(model, (x, 3 * x)), x, samples=300, seed=0)
         >>> bool(((answer.mean - 3 * x).abs() < 3).all())
         True
     """

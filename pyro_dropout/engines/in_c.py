@@ -21,8 +21,7 @@ from torch import Tensor, fx
 from pyro_dropout.engines import kernel_folder
 from pyro_dropout.engines.engine import CannotError, Loop, Row, Step, Taken
 from pyro_dropout.engines.generated import library
-from pyro_dropout.engines.generated.operations import DRAWS, PRODUCTS
-from pyro_dropout.engines.generated.statement import NotPlainError
+from pyro_dropout.engines.generated.formulas import DRAWS, PRODUCTS
 from pyro_dropout.engines.program import Program, apart_in_memory
 from pyro_dropout.engines.simplify_graph import is_mutable, owner
 
@@ -77,10 +76,7 @@ def in_c(program: Program, inputs: Sequence[Tensor]) -> Callable[[], list[Tensor
         CannotError: the program cannot be written as C, or there is no compiler.
     """
     kept = KeptKernels(program.graph, list(inputs))
-    found = kept.read() or kept.compile()
-    if found is None:
-        raise CannotError(kept.why)
-    calls, results = found
+    calls, results = kept.read() or kept.compile()
 
     def run() -> list[Tensor]:
         with torch.no_grad():
@@ -100,9 +96,6 @@ class KeptKernels:
     Args:
         graph: the program.
         inputs: its inputs, which are the same tensors at every call.
-
-    Attributes:
-        why: why there are none, after ``compile`` has returned None.
     """
 
     def __init__(self, graph: fx.GraphModule, inputs: Sequence[Tensor]) -> None:
@@ -110,7 +103,6 @@ class KeptKernels:
         self._graph, self._inputs = graph, list(inputs)
         self._given = [*inputs, *(getattr(graph, name) for name in names)]
         self._key = _key(graph, self._given) if self._possible() else ""
-        self.why = ""
 
     def _possible(self) -> bool:
         """Whether a program can be kept: it is on the CPU, and writes into nothing but its inputs."""
@@ -171,29 +163,30 @@ class KeptKernels:
         place = [node for node in self._graph.graph.nodes if node.op == "placeholder"][number]
         return any(node.target is torch.ops.aten.copy_.default and node.args[0] is place for node in place.users)
 
-    def compile(self) -> Fixed | None:
-        """Return kernels in plain C for these inputs, and keep them; None if there are none, and ``why`` says why."""
-        from pyro_dropout.engines.generated import program  # not needed where kernels are kept
+    def compile(self) -> Fixed:
+        """Return kernels in plain C for these inputs, and keep them.
+
+        Raises:
+            CannotError: there are none, and the message says why.
+        """
+        from pyro_dropout.engines.generated.source import plain  # not needed where kernels are kept
 
         if not self._key:
-            self.why = "the step writes into a tensor that it holds, or has tensors that are not on the CPU"
-            return None
+            raise CannotError("the step writes into a tensor that it holds, or has tensors that are not on the CPU")
         try:
-            facts, source = program.plain(self._graph, self._given)
+            facts, source = plain(self._graph, self._given)
             code = library.compiled(source)
             if code is None:
-                self.why = "the C compiler failed" if library.compiler() else "there is no C compiler"
-                return None
+                raise CannotError("the C compiler failed" if library.compiler() else "there is no C compiler")
             libraries = {library.LIBRARY: code}
             if not self._right(facts, libraries):
-                self.why = "the step in C does not compute what the recorded one does"
-                warnings.warn(f"{self.why}; it is not used. Please report this with your model.", stacklevel=2)
-                return None
+                why = "the step in C does not compute what the recorded one does"
+                warnings.warn(f"{why}; it is not used. Please report this with your model.", stacklevel=2)
+                raise CannotError(why)
             kernel_folder.write(self._key, facts, libraries)
             return _filled(facts, libraries, self._given)
-        except (NotPlainError, OSError) as cause:
-            self.why = str(cause)
-            return None
+        except OSError as cause:
+            raise CannotError(str(cause)) from cause
 
 
 def _key(graph: fx.GraphModule, given: Sequence[Tensor]) -> str:

@@ -17,16 +17,9 @@ from pyro_dropout.engines.torch_internals import tree_leaves
 
 
 class Replayed:
-    """Records a step and replays it.
-
-    Args:
-        tapes: whether steps on a CPU may be on a tape.
-    """
+    """Records a step and replays it."""
 
     name = "recorded"
-
-    def __init__(self, *, tapes: bool = True) -> None:
-        self._tapes = tapes
 
     def loop(self, step: Step) -> Loop:
         """Return what takes the steps."""
@@ -54,7 +47,7 @@ class Replayed:
         inputs = [*changed, *fixed, *own]
         changing = [*range(len(changed)), *range(len(inputs) - len(own), len(inputs))]
         try:
-            return (Tape(program.graph, inputs, changing), own) if self._tapes else None
+            return Tape(program.graph, inputs, changing), own
         except NoTapeError:
             return None
 

@@ -324,7 +324,7 @@ def test_classes_do_not_become_numbers_without_a_word(outputs: int, y: Tensor, s
         lambda: pd.nuts(model, x, y, samples=1, warmup=0, progress=False),
     ]
     for door in doors:  # warnings are errors here
-        with pytest.raises((UserWarning, pd.PyroDropoutError), match=said):
+        with pytest.raises((UserWarning, pd.errors.PyroDropoutError), match=said):
             door()
     chosen, guide = pd.from_dropout(net, tau=1.0)  # Gaussian noise was asked for
     if y.dim() == 2:

@@ -95,7 +95,7 @@ def steps_compiled(source: StepsSource, _: torch.device) -> Callable[..., None]:
 
 
 def compiled(source: Source, _: torch.device) -> Callable[..., None]:
-    """Return a function of the kernel's tensors and numbers, as ``launch.compiled`` does for a GPU."""
+    """Return a function of the kernel's tensors and numbers, as ``compiled_kernel`` does for a GPU."""
     after = _AFTER.format(words=source.memory // 8, threads=source.threads)
     function = _library(_BEFORE + source.text + after).chains
 

@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from torch.utils import cpp_extension
 
 import pyro_dropout as pd
-from pyro_dropout.engines.cuda.launch import any_headers
+from pyro_dropout.engines.cuda.recorded import any_headers
 from pyro_dropout.engines.cuda.values import UnsupportedError
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.references.nuts.adaptation import Plan

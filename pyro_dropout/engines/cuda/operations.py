@@ -28,8 +28,7 @@ from pyro_dropout.engines.cuda.values import (
     shifted,
     within,
 )
-from pyro_dropout.engines.generated.formulas import formula_of
-from pyro_dropout.engines.generated.operations import DRAWS, PRODUCTS, filled_with, name_of
+from pyro_dropout.engines.generated.formulas import DRAWS, PRODUCTS, filled_with, formula_of, name_of
 from pyro_dropout.engines.torch_internals import OpOverload
 
 _DEAR = 8  # about how many short operations a function takes

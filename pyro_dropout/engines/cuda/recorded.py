@@ -1,6 +1,8 @@
-"""From a recorded function of tensors to the loops of a kernel."""
+"""From a recorded function of tensors to the loops of a kernel, and from its source to the kernel."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +14,7 @@ from pyro_dropout.engines.cuda.loops import Loops
 from pyro_dropout.engines.cuda.operations import Lowering
 from pyro_dropout.engines.cuda.values import UnsupportedError, Value, c_type, flat_index
 from pyro_dropout.engines.program import traced
-from pyro_dropout.engines.torch_internals import decompositions
+from pyro_dropout.engines.torch_internals import compile_cuda, decompositions
 
 LANES = 32  # threads that can exchange numbers
 WORD = 8  # bytes
@@ -103,3 +105,41 @@ def packed(tensors: Sequence[Tensor]) -> tuple[Tensor, list[str]]:
         parts += [flat, flat.new_zeros(more)]
         offset += len(flat) + more
     return torch.cat(parts) if parts else torch.zeros(WORD, dtype=torch.uint8), lines
+
+
+# --- compiling --------------------------------------------------------------------------------------------------------
+
+
+def near_memory(device: torch.device) -> int:
+    """Return how many bytes the threads of a block can share."""
+    gpu: Any = torch.cuda.get_device_properties(device)
+    return int(gpu.shared_memory_per_block_optin)
+
+
+def compiled_kernel(text: str, name: str, device: torch.device, shared: int = 0) -> Any:
+    """Return a kernel: a function of the sizes of its grid and of its blocks, a list of arguments, and ``shared_mem``.
+
+    Args:
+        text: its source.
+        name: of the function.
+        device: for which it is compiled.
+        shared: bytes that the threads of a block share.
+    """
+    with torch.cuda.device(device), any_headers():
+        kernel = compile_cuda(text, name)
+        if shared:
+            kernel.set_shared_memory_config(shared)
+    return kernel
+
+
+@contextmanager
+def any_headers() -> Iterator[None]:
+    """Within this context torch does not ask where CUDA's headers are: many machines have none, and none is needed."""
+    from torch.utils import cpp_extension
+
+    before = cpp_extension.CUDA_HOME
+    cpp_extension.CUDA_HOME = before or str(Path(torch.__file__).parent)
+    try:
+        yield
+    finally:
+        cpp_extension.CUDA_HOME = before

@@ -12,11 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from pyro_dropout.engines.cuda import launch
 from pyro_dropout.engines.cuda.calls import Constants, Draws
 from pyro_dropout.engines.cuda.loops import Loops
 from pyro_dropout.engines.cuda.operations import Lowering
-from pyro_dropout.engines.cuda.recorded import LANES, PREAMBLE, WORD, outside, shaped, simpler
+from pyro_dropout.engines.cuda.recorded import (
+    LANES,
+    PREAMBLE,
+    WORD,
+    compiled_kernel,
+    near_memory,
+    outside,
+    shaped,
+    simpler,
+)
 from pyro_dropout.engines.cuda.values import UnsupportedError, Value, c_type
 
 THREADS = 512
@@ -216,7 +224,7 @@ class StepsOnGpu:
             raise UnsupportedError("a parameter of the step is not contiguous, or an input lies elsewhere")
         self._copied: list[tuple[Tensor, Tensor]] = []  # tensors that are not contiguous, and their copies
         tensors = [*changed, *(self._contiguous(value) for value in tensors[recorded.writes :])]
-        near = launch.near_memory(self._device) if compile is None else 2**16
+        near = near_memory(self._device) if compile is None else 2**16
         self._recorded = replace(recorded, graph=shaped(recorded.graph, recorded.inputs))
         try:
             source = steps_source(self._recorded, near, threads, lanes)
@@ -372,7 +380,7 @@ def _alike(left: Tensor, right: Tensor) -> bool:
 
 
 def _compiled(source: Source, device: torch.device) -> Callable[..., None]:
-    kernel = launch.compiled(source.text, "steps", device, source.memory)
+    kernel = compiled_kernel(source.text, "steps", device, source.memory)
 
     def run(copies: int, far: Tensor, addresses: Tensor, first: int, count: int) -> None:
         with torch.cuda.device(device):

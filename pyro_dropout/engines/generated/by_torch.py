@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from pyro_dropout.engines.generated.operations import VIEWS, name_of
+from pyro_dropout.engines.generated.formulas import VIEWS, name_of
 from pyro_dropout.engines.simplify_graph import shares_memory
 from pyro_dropout.engines.torch_internals import OpOverload
 

@@ -6,11 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
+from pyro_dropout.engines.engine import CannotError
 from pyro_dropout.engines.generated.functions import C_TYPES, typed, written
-
-
-class NotPlainError(RuntimeError):
-    """An operation has no form in plain C here."""
 
 
 @dataclass(eq=False)
@@ -124,4 +121,4 @@ def number(value: object, c_type: str) -> str:
         return typed(value, c_type)
     if c_type in ("int", "long long") and isinstance(value, int):
         return f"({c_type}){int(value)}LL"
-    raise NotPlainError(f"{value!r} as {c_type or 'a number'}")
+    raise CannotError(f"{value!r} as {c_type or 'a number'}")

@@ -12,14 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from pyro_dropout.engines.engine import CannotError
 from pyro_dropout.engines.generated.by_torch import MOST, can_be_called, elsewhere, told
-from pyro_dropout.engines.generated.formulas import COPIES, formula_of
+from pyro_dropout.engines.generated.formulas import COPIES, DRAWS, PRODUCTS, VIEWS, filled_with, formula_of
 from pyro_dropout.engines.generated.functions import C_TYPES, FUNCTIONS, is_slow, typed
-from pyro_dropout.engines.generated.operations import DRAWS, PRODUCTS, VIEWS, filled_with
 from pyro_dropout.engines.generated.statement import (
     Call,
     Memory,
-    NotPlainError,
     Place,
     Statement,
     expanded,
@@ -43,7 +42,7 @@ class Translation:
         given: its inputs and its constants, in this order.
 
     Raises:
-        NotPlainError: an operation, a type or a size has no plain form.
+        CannotError: an operation, a type or a size has no plain form.
     """
 
     def __init__(self, graph: fx.GraphModule, given: Sequence[Tensor]) -> None:
@@ -78,7 +77,7 @@ class Translation:
     ) -> Tensor:
         """Return a tensor without values that stands for new memory."""
         if dtype not in C_TYPES or (given is None and math.prod(size) > _MOST):
-            raise NotPlainError(f"a tensor of shape {tuple(size)} and {dtype} is too large, or not of a type of C")
+            raise CannotError(f"a tensor of shape {tuple(size)} and {dtype} is too large, or not of a type of C")
         made = torch.empty(size, dtype=dtype, device="meta")
         made = made if stride is None else torch.empty_strided(size, stride, dtype=dtype, device="meta")
         self._memories[made.untyped_storage()._cdata] = Memory(made, given)
@@ -91,13 +90,13 @@ class Translation:
         view = self._view(node)
         memory = self._memory(view)
         if memory.given in self._over:
-            raise NotPlainError("an input is read after it was written over")
+            raise CannotError("an input is read after it was written over")
         return Place(memory, tuple(view.shape), view.stride(), int(view.storage_offset()))
 
     def _view(self, node: object) -> Tensor:
         view = self._views.get(node) if isinstance(node, fx.Node) else None
         if not isinstance(view, Tensor):
-            raise NotPlainError(f"{node} is no tensor")
+            raise CannotError(f"{node} is no tensor")
         return view
 
     def _realised(self, node: object) -> Place:
@@ -119,7 +118,7 @@ class Translation:
             views = [self._view(each) for each in node.args]
             size, dtype = together(*(tuple(each.shape) for each in views)), torch.result_type(*views)
         else:
-            raise NotPlainError(f"{node} without a shape")
+            raise CannotError(f"{node} without a shape")
         self._views[node] = made = self._new(size, None, dtype)
         return made
 
@@ -129,7 +128,7 @@ class Translation:
             self._views[node] = self._views[node.args[0]][node.args[1]]  # type: ignore[index]
             return
         if not isinstance(operation, OpOverload):
-            raise NotPlainError(str(operation))
+            raise CannotError(str(operation))
         operation = elsewhere(node, operation)
         name = operation._schema.name.removeprefix("aten::")
         value = filled_with(name, node.args)
@@ -154,7 +153,7 @@ class Translation:
                 _SPECIAL[name](self, node)
             else:
                 self._compute(node, name)
-        except NotPlainError:
+        except CannotError:
             if len(self.order) > before:
                 raise
             self._by_torch(node, operation)
@@ -165,10 +164,10 @@ class Translation:
         try:
             made = operation(source, *node.args[1:], **node.kwargs)
         except RuntimeError as cause:  # torch's own result lies in memory in another order
-            raise NotPlainError(str(node.target)) from cause
+            raise CannotError(str(node.target)) from cause
         for each in made if isinstance(made, list | tuple) else [made]:
             if each.dtype != source.dtype or each.untyped_storage()._cdata != source.untyped_storage()._cdata:
-                raise NotPlainError(str(node.target))
+                raise CannotError(str(node.target))
         self._views[node] = made
 
     def _state(self, formula: str, operands: Sequence[object], target: Tensor, **how: Any) -> None:
@@ -188,7 +187,7 @@ class Translation:
         if is_slow(formula, statement.c_type):
             self._slow += math.prod(write.size)
             if self._slow > _SLOW_ELEMENTS:
-                raise NotPlainError("too many elements for functions without a vector form")
+                raise CannotError("too many elements for functions without a vector form")
         self._append(statement)
 
     def _append(self, made: "Statement | Call") -> None:
@@ -203,15 +202,15 @@ class Translation:
         result = self._result(node)
         formula = formula_of(name, node.args, node.kwargs, result.dtype, self._view)
         if formula is None or not here or not formula.functions <= FUNCTIONS:
-            raise NotPlainError(f"{name} of {result.dtype}")
+            raise CannotError(f"{name} of {result.dtype}")
         operands, casts = [], []
         for each, kind in zip(formula.operands, formula.types, strict=True):
             own = self._view(each).dtype if isinstance(each, fx.Node) else kind
             if own is None:
-                raise NotPlainError(f"{name} of {each!r}")
+                raise CannotError(f"{name} of {each!r}")
             to = own if kind is None else kind
             if name in COPIES and own.is_floating_point and not to.is_floating_point:
-                raise NotPlainError(name)  # C leaves open what becomes of a number that is too large
+                raise CannotError(name)  # C leaves open what becomes of a number that is too large
             operands.append(each if isinstance(each, fx.Node) else number(each, C_TYPES.get(own, "")))
             casts.append("" if to == own else C_TYPES[to])
         self._state(formula.text, operands, result, casts=casts)
@@ -219,18 +218,18 @@ class Translation:
     def _sum(self, node: fx.Node) -> None:
         source, *rest = list[Any](node.args)
         if set(node.kwargs) - {"dtype"} or node.kwargs.get("dtype") is not None or len(rest) > 2:
-            raise NotPlainError(str(node.target))
+            raise CannotError(str(node.target))
         view = self._view(source)
         dims = list(rest[0]) if rest and rest[0] else list(range(view.dim()))
         dims = [dim % max(view.dim(), 1) for dim in dims]
         result = self._result(node)
         counts = view.dtype == torch.bool and result.dtype == torch.int64
         if not counts and (not result.dtype.is_floating_point or view.dtype != result.dtype):
-            raise NotPlainError(f"a sum of {view.dtype}")
+            raise CannotError(f"a sum of {view.dtype}")
         kept = [1 if dim in dims else size for dim, size in enumerate(view.shape)]
         terms = math.prod(view.shape[dim] for dim in dims)
         if view.numel() == 0 or terms > _TERMS:
-            raise NotPlainError("a sum of so many terms")
+            raise CannotError("a sum of so many terms")
         mean = node.target in (aten.mean.default, aten.mean.dim)
         total = self._new(result.shape, None, result.dtype) if mean else result
         self._state("{0}", [source], expanded(total, kept, view.shape), adds=True)
@@ -245,7 +244,7 @@ class Translation:
         dims = range(view.dim()) if not rest else [rest[0]] if isinstance(rest[0], int) else rest[0]
         dims = [dim % max(view.dim(), 1) for dim in dims]
         if view.dtype != torch.bool or node.kwargs or view.numel() == 0:
-            raise NotPlainError(str(node.target))
+            raise CannotError(str(node.target))
         result = self._result(node)
         count = self._new(result.shape, None, torch.int32)
         kept = [1 if dim in dims else size for dim, size in enumerate(view.shape)]
@@ -259,7 +258,7 @@ class Translation:
         parts = [part for part in parts if node.target is aten.stack.default or self._view(part).shape != (0,)]
         result = self._result(node)
         if any(self._view(part).dtype != result.dtype for part in parts) or not isinstance(dim, int):
-            raise NotPlainError(str(node.target))
+            raise CannotError(str(node.target))
         if node.target is aten.stack.default:
             targets = list(result.unbind(dim))
         else:
@@ -280,7 +279,7 @@ class Translation:
         source, pads, *value = list[Any](node.args)
         result, view = self._result(node), self._view(source)
         if min(pads) < 0 or not result.dtype.is_floating_point:
-            raise NotPlainError(str(node.target))
+            raise CannotError(str(node.target))
         inner = result
         for k, start in enumerate(pads[::2]):
             inner = inner.narrow(-1 - k, start, view.shape[-1 - k])
@@ -292,7 +291,7 @@ class Translation:
         result = self._result(node)
         made = node.target is aten.eye.default
         if len(node.args) > 1 or result.dim() < 2:
-            raise NotPlainError(str(node.target))
+            raise CannotError(str(node.target))
         c_type = C_TYPES[result.dtype]
         self._state("{0}", [typed(0.0, c_type)], result)
         self._state("{0}", [typed(1.0, c_type) if made else node.args[0]], result.diagonal(0, -2, -1))
@@ -302,10 +301,10 @@ class Translation:
         source, index = node.args
         chosen = list(index)  # type: ignore[arg-type]
         if len(chosen) != 1 or self._view(chosen[0]).dtype != torch.int64 or self._view(chosen[0]).dim() != 1:
-            raise NotPlainError(str(node.target))
+            raise CannotError(str(node.target))
         result, whole, rows = self._result(node), self._place(source), self._place(chosen[0])
         if rows.memory.given is None or whole.memory.constant is not None or result.dim() != len(whole.size):
-            raise NotPlainError(str(node.target))
+            raise CannotError(str(node.target))
         aside = (0,) * (result.dim() - 1)
         rows = Place(rows.memory, tuple(result.shape), (rows.stride[0], *aside), rows.offset)
         stride = (0, *whole.stride[1:])
@@ -319,13 +318,13 @@ class Translation:
         result = self._result(node)
         val = node.meta.get("val")
         if not isinstance(val, Tensor) or not val.is_contiguous() or node.kwargs.get("generator") is not None:
-            raise NotPlainError(str(node.target))
+            raise CannotError(str(node.target))
         whole = Place(self._memory(result), tuple(result.shape), result.stride(), 0)
         self._append(Call("draw", DRAWS[name], [], whole))
 
     def _multiply(self, node: fx.Node, name: str) -> None:
         if set(node.kwargs) - {"alpha", "beta"}:
-            raise NotPlainError(str(node.target))
+            raise CannotError(str(node.target))
         reads = [self._realised(each) for each in node.args]
         result = self._result(node)
         whole = Place(self._memory(result), tuple(result.shape), result.stride(), 0)
@@ -341,13 +340,13 @@ class Translation:
 
         self._torch += 1
         if not can_be_called(operation):
-            raise NotPlainError(f"{operation} changes a tensor, draws random numbers or returns a view")
+            raise CannotError(f"{operation} changes a tensor, draws random numbers or returns a view")
         if self._torch > MOST:
-            raise NotPlainError(f"more than {MOST} operations have no form in C, of which the last is {operation}")
+            raise CannotError(f"more than {MOST} operations have no form in C, of which the last is {operation}")
         try:
             args = {"args": told(node.args, number), "named": told(node.kwargs, number)}
         except TypeError as cause:
-            raise NotPlainError(f"{operation}: {cause}") from cause
+            raise CannotError(f"{operation}: {cause}") from cause
         if isinstance(node.meta.get("val"), Tensor):
             results = {0: self._result(node)}
         else:
@@ -356,7 +355,7 @@ class Translation:
             self._views[node] = results
         more = [(k, Place(self._memory(each), tuple(each.shape), each.stride(), 0)) for k, each in results.items()]
         if not more:
-            raise NotPlainError(f"{node.target} for nothing")
+            raise CannotError(f"{node.target} for nothing")
         self._append(Call("torch", str(operation), reads, more[0][1], args, more))
 
     def _write_over(self, node: fx.Node) -> None:
@@ -365,7 +364,7 @@ class Translation:
         number = place.memory.given
         view = self._view(node.args[0])
         if number is None or view is not place.memory.shape or not self._single[number] or len(node.args) > 2:
-            raise NotPlainError("something else than a whole input is written over")
+            raise CannotError("something else than a whole input is written over")
         value = self._view(node.args[1])
         casts = ["" if value.dtype == view.dtype else place.memory.c_type]
         self._state("{0}", [node.args[1]], view, last=True, casts=casts)

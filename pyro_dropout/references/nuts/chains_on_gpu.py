@@ -15,10 +15,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pyro_dropout.engines.cuda import launch
 from pyro_dropout.engines.cuda.calls import Constants
 from pyro_dropout.engines.cuda.loops import Loops
-from pyro_dropout.engines.cuda.recorded import LANES, PREAMBLE, WORD, lowered, outside, packed
+from pyro_dropout.engines.cuda.recorded import (
+    LANES,
+    PREAMBLE,
+    WORD,
+    compiled_kernel,
+    lowered,
+    near_memory,
+    outside,
+    packed,
+)
 from pyro_dropout.engines.cuda.values import UnsupportedError, Value, c_type
 from pyro_dropout.references.nuts.adaptation import Plan, Tuning
 from pyro_dropout.references.nuts.no_u_turn import HALF, LEAF, Array, Randoms, Tree
@@ -194,9 +202,9 @@ def compiled(source: Source, device: torch.device) -> Launch:
     """Return a function that runs a kernel on a GPU, without waiting for it."""
     if source.memory > _MOST:
         raise UnsupportedError(f"a chain of this model needs {source.memory} bytes, and may have {_MOST}")
-    near = source.memory <= launch.near_memory(device)
+    near = source.memory <= near_memory(device)
     shared = source.memory if near else 0
-    kernel = launch.compiled(source.text if near else "#define FAR\n" + source.text, "chains", device, shared)
+    kernel = compiled_kernel(source.text if near else "#define FAR\n" + source.text, "chains", device, shared)
     far: list[Tensor] = []
 
     def run(states: Tensor, *others: Tensor | int) -> None:

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from pyro_dropout.training.wide_kernels.head import bent
-from pyro_dropout.training.wide_kernels.moves import adam, one_less, store
+from pyro_dropout.training.wide_kernels.layers import adam, one_less, store
 
 
 @triton.jit

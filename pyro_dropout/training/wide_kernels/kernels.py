@@ -1,5 +1,6 @@
 """Kernels of this package as an engine: they take many steps of a wide network with dropout at a time, on a GPU."""
 
+import functools
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
@@ -7,16 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_dropout.engines.engine import CHAIN, CannotError, Engine, Loop, Step
+from pyro_dropout.engines.engine import Engine, Loop, Step
 from pyro_dropout.generative.model_call import ModelCall
-from pyro_dropout.generative.precision import precision_now
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.training.batches import Batches
 from pyro_dropout.training.compile.functional import Buffers, Parameters
 from pyro_dropout.training.optimisers import Update
-from pyro_dropout.training.wide_kernels.dropout_network import DropoutNetwork
-from pyro_dropout.training.wide_kernels.kernel_steps import KernelSteps
-from pyro_dropout.training.wide_kernels.wide_network import wide_network
+from pyro_dropout.training.wide_kernels.wide_network import DropoutNetwork, wide_network
 from pyro_dropout.training.wide_kernels.wide_steps import WideSteps
 
 
@@ -25,49 +23,17 @@ class Kernels:
 
     Args:
         look: returns what the kernels have to know of a training; raises ``CannotError`` if it is not one for them.
-        data: returns all inputs and all targets, as they are now.
-        buffers: settings of model and guide.
-        sizes: ``batch`` and ``num_data``.
+        more: the other arguments of ``WideSteps``.
     """
 
-    name = "kernels"
+    name = WideSteps.name
 
-    def __init__(
-        self,
-        look: Callable[[], DropoutNetwork],
-        data: Callable[[], tuple[Tensor, Tensor]],
-        buffers: list[Tensor],
-        **sizes: Any,
-    ) -> None:
-        self._look, self._data, self._buffers, self._sizes = look, data, buffers, sizes
+    def __init__(self, look: Callable[[], DropoutNetwork], *more: Any) -> None:
+        self._look, self._more = look, more
 
     def loop(self, step: Step) -> Loop:
         """Return what takes the steps, on copies of its tensors."""
-        given = (step.values, step.state, step.t, step.lr, self._data, self._buffers)
-        return KernelLoop(step, WideSteps(self._look(), *given, **self._sizes, ordered=bool(step.row)))
-
-
-class KernelLoop(Loop):
-    """Steps that kernels take, many at a time."""
-
-    name = Kernels.name
-
-    def __init__(self, step: Step, fused: KernelSteps) -> None:
-        super().__init__(step)
-        self.fused, self.changed = fused, fused.everything
-        self.kept = {"stream": fused.stream}  # the random numbers of the kernel
-
-    def ready(self) -> None:
-        """Draw the key of the random numbers."""
-        self.fused.stream[0] = torch.randint(2**62, ())
-
-    def at_once(self, steps: int) -> int:
-        """Return how many of some steps a launch takes."""
-        return min(steps, CHAIN)
-
-    def many(self, steps: int, rows: Tensor | None) -> Tensor:
-        """Take steps, each with one of the rows, and return the losses."""
-        return self.fused.advance(steps, rows)
+        return WideSteps(step, self._look(), *self._more)
 
 
 def is_possible(device: torch.device) -> bool:
@@ -102,13 +68,9 @@ def kernels_for(
     if not isinstance(batches, Batches | None) or not plain:
         return []
 
-    def look() -> DropoutNetwork:
-        if precision_now() == "float32":
-            raise CannotError("products are not in bfloat16")
-        return wide_network(model, guide, loss, update, parameters, x, y, batch)
-
+    look = functools.partial(wide_network, model, guide, loss, update, parameters, x, y, batch)
     data = _standard(model, x, y) if isinstance(model, Standardised) else lambda: (x, y)
-    return [Kernels(look, data, Buffers(model, guide).values, batch=batch, num_data=num_data)]
+    return [Kernels(look, data, Buffers(model, guide).values, batch, num_data)]
 
 
 def _standard(model: Standardised, x: Tensor, y: Tensor) -> Callable[[], tuple[Tensor, Tensor]]:

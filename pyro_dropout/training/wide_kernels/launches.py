@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.engines.engine import CHAIN
-from pyro_dropout.training.wide_kernels.dropout_network import DropoutNetwork
 from pyro_dropout.training.wide_kernels.layer import Layer, rounded_up
 from pyro_dropout.training.wide_kernels.tiles import AHEAD, BACK, LAST, MOVE, TURN, TURN_THIN, Tiles, padded
+from pyro_dropout.training.wide_kernels.wide_network import DropoutNetwork
 
 _FEW, _MANY = 32, 128  # columns and points of sums in float32
 _FULL = "ieee"  # how Triton multiplies float32, where that is asked for instead of bfloat16

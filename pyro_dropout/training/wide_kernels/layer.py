@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.generative.precision import is_thin
-from pyro_dropout.training.wide_kernels.dropout_network import DropoutNetwork
 from pyro_dropout.training.wide_kernels.tiles import padded
+from pyro_dropout.training.wide_kernels.wide_network import DropoutNetwork
 
 _EDGE = 128  # a side of an activation or of weights in half precision is a multiple of this
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pyro_dropout.engines.generated import program
+from pyro_dropout.engines.engine import CannotError
 from pyro_dropout.engines.generated.library import compiled, compiler
-from pyro_dropout.engines.generated.statement import NotPlainError
+from pyro_dropout.engines.generated.source import plain
 from pyro_dropout.engines.in_c import KeptKernels
 from pyro_dropout.engines.recorder import record
 
@@ -29,7 +29,7 @@ def ran(function: Callable[..., list[Tensor]], *inputs: Tensor, seed: int = 0) -
     assert graph is not None
     mine, theirs = [each.clone() for each in inputs], [each.clone() for each in inputs]
     constants = {str(n.target): getattr(graph, str(n.target)) for n in graph.graph.nodes if n.op == "get_attr"}
-    made = program.plain(graph, [*mine, *constants.values()])
+    made = plain(graph, [*mine, *constants.values()])
     assert made
     kept = KeptKernels(graph, mine)
     kept._right = lambda *_: True  # type: ignore[method-assign]  # what is wrong is to be seen here
@@ -203,6 +203,10 @@ def test_inputs_are_written_over_after_all_reads() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
+def test_a_truth_value_that_c_does_not_write_is_left_to_torch() -> None:
+    agrees(lambda x: [torch.ne(x > 0, True).float()], torch.randn(6))
+
+
 def test_rows_are_chosen_by_their_numbers() -> None:
     x, y, index = torch.randn(6, 3), torch.randn(6), torch.tensor([5, 0, -1, 2, -6])
     agrees(lambda x, y, index: [x[index] * 2, y[index] + 1, x[1:][index[1:3]]], x, y, index)
@@ -278,8 +282,8 @@ def test_whatever_makes_new_tensors_is_computed_or_called(
 def test_what_has_no_plain_form_is_refused(function: Callable[..., list[Tensor]], inputs: Sequence[Tensor]) -> None:
     graph = record(function, [each.clone() for each in inputs])
     assert graph is not None
-    with pytest.raises(NotPlainError):
-        program.plain(graph, inputs)
+    with pytest.raises(CannotError):
+        plain(graph, inputs)
 
 
 def test_what_shares_memory_is_not_written_over() -> None:
@@ -290,9 +294,9 @@ def test_what_shares_memory_is_not_written_over() -> None:
     graph = record(step, [torch.ones(3), torch.ones(3)])
     assert graph is not None
     whole = torch.ones(3)
-    assert program.plain(graph, [whole, torch.ones(3)])
-    with pytest.raises(NotPlainError, match="written over"):
-        program.plain(graph, [whole, whole])
+    assert plain(graph, [whole, torch.ones(3)])
+    with pytest.raises(CannotError, match="written over"):
+        plain(graph, [whole, whole])
 
 
 def test_an_error_of_the_compiler_is_told_by_no_library() -> None:

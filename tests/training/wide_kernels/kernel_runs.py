@@ -84,6 +84,6 @@ def with_masks(run: Any, masks: Tensor, sites: list[tuple[int, int]]) -> Tensor:
 
 def masks_of(run: Any, steps: int, points: int, keep: float = 0.7, networks: int = 1) -> Tensor:
     """Return masks for all layers of a run's networks, (steps, networks, points, units)."""
-    units = sum(run._loop.fused._network.widths[:-1])
+    units = sum(run._loop._network.widths[:-1])
     generator = torch.Generator().manual_seed(3)
     return (torch.rand(steps, networks, points, units, generator=generator) < keep).float().to(PLACE)

@@ -25,7 +25,7 @@ def gradients(
 ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
     """Return the loss, and the gradient of each parameter beside the size of what it is summed from, in float64."""
     keep = rounded if rounds else Tensor.double
-    widths = run._loop.fused._network.widths
+    widths = run._loop._network.widths
     values = [value.double() for value in run.leaves[: 2 * len(widths) - 2]]
     last = len(widths) - 2
     masked = list(masks.double().split(list(widths[:-1]), 1))
@@ -68,11 +68,11 @@ def test_numbers_are_rounded_in_products_and_nowhere_else(widths: tuple[int, ...
         scale = model.get_buffer(f"prior_scale/{name.replace('.', '/')}").double()
         pulls.append((0.9 if value.dim() == 2 else 1.0) / scale**2 * value.double())
     exact = [gradients(run, x.to(PLACE), y.to(PLACE), masks[0, 0], rounds) for rounds in (True, False)]
-    constant = run._loop.fused._current_settings()[3].double()
+    constant = run._loop._current_settings()[3].double()
     kl = constant + sum(0.5 * (pull * value).sum() for pull, value in zip(pulls, run.values, strict=True))
-    found = run._loop.fused.advance(1, None, masks)
+    found = run._loop.advance(1, None, masks)
     for (loss, slopes), tight, loose in zip(exact, (1e-5, 1e-3), (2e-4, 2e-2), strict=True):
         torch.testing.assert_close(found.double(), (loss + kl).reshape(1), rtol=tight, atol=tight)
-        for (first, _), (slope, size), pull in zip(run._loop.fused.state, slopes, pulls, strict=True):
+        for (first, _), (slope, size), pull in zip(run._loop.state, slopes, pulls, strict=True):
             error = (10 * first.double() - slope - pull).norm() / size.norm()  # after one step, m = 0.1 g
             assert error.item() < loose

@@ -72,16 +72,16 @@ LONG = ("more units than a tile", "1-40-70-1", "classes, silu", "tanh, four laye
 
 def assert_same_steps(model: Any, guide: Any, x: Tensor, y: Tensor, batch: int, update: Any = None) -> None:
     run = one_run(model, guide, x, y, batch, update, True, "bf16")
-    assert isinstance(run._loop.fused, WideSteps)
+    assert isinstance(run._loop, WideSteps)
     other = one_run(model, guide, x, y, batch, update, compile=False)
     order, steps = None, 3
     if run._batches is not None:
         order = run._batches.take(steps)
         other._batches.take = lambda count: order[:count].cpu()
     masks = masks_of(run, steps, batch)
-    starts = (0, *accumulate(run._loop.fused._network.widths[:-1]))
+    starts = (0, *accumulate(run._loop._network.widths[:-1]))
     expected = with_masks(other, masks[:, 0], list(pairwise(starts)))
-    assert_alike(run._loop.fused.advance(steps, order, masks), expected)
+    assert_alike(run._loop.advance(steps, order, masks), expected)
     for mine, theirs in zip(run.leaves, other.leaves, strict=True):
         assert_alike(mine, theirs)
     assert run.t.item() == other.t.item() == steps + 1
@@ -143,6 +143,32 @@ def test_a_setting_that_changes_between_steps_is_seen() -> None:
         mine.copy_(theirs)
     ones = torch.ones(MANY, len(x), 36)
     assert_alike(run.advance(MANY), with_masks(other, ones, [(0, 3), (3, 36)]), scale=10)
+
+
+@pytest.mark.deep
+def test_masks_are_drawn_anew_at_every_step_unit_and_point() -> None:
+    """The masked activations of layers whose units are all on show what was kept: 0.8, up to five standard errors."""
+    model = pd.BayesianNet(net(9, 64, 32, 1), likelihood=pd.Gaussian(1.0))
+    guide = pd.AutoDropout(model, keep=0.8)
+    x, y = data(100, 9, 1)
+    for name, value in guide.named_parameters():
+        value.data.fill_(0.0 if name.count("weight") else 1.0)
+    run = one_run(model, guide, x, y, len(x), adam(1e-9), True, "bf16")
+    seen = []
+    for _ in range(4):
+        run.advance(1)
+        seen.append([run._loop._layers[k].a[:100, :width].float().cpu() != 0 for k, width in ((1, 64), (2, 32))])
+    for each in zip(*seen, strict=True):
+        kept = torch.stack(each).float()
+        error = (0.16 / kept.numel()) ** 0.5
+        assert abs(kept.mean().item() - 0.8) < 5 * error
+        assert (kept.mean((0, 1)) - 0.8).abs().max().item() < 5 * (0.16 / (4 * 100)) ** 0.5
+        assert (kept.mean((0, 2)) - 0.8).abs().max().item() < 5 * (0.16 / (4 * kept.shape[2])) ** 0.5
+        flat = (kept - 0.8).flatten(1)
+        together = flat @ flat.T / (0.16 * flat.shape[1])
+        assert (together - torch.eye(4)).abs().max().item() < 0.2
+    both = [torch.stack(each).float()[:, :, :32].flatten() - 0.8 for each in zip(*seen, strict=True)]
+    assert abs((both[0] * both[1]).mean().item() / 0.16) < 5 / len(both[0]) ** 0.5
 
 
 @pytest.mark.skipif(PLACE == "cpu", reason="needs a GPU")
