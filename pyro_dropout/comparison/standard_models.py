@@ -61,7 +61,7 @@ class WaveKernel(Kernel):
     """
 
     def __init__(self, input_dim: int) -> None:
-        super().__init__(input_dim)
+        super().__init__(input_dim)  # type: ignore[no-untyped-call]
 
     def forward(self, X: Tensor, Z: Tensor | None = None, diag: bool = False) -> Tensor:
         """Return the covariances of the rows of X and Z, (N, M), or the variances of those of X, (N,)."""

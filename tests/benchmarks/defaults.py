@@ -3,6 +3,7 @@
     python -m tests.benchmarks.defaults --device cuda --workers 14 --minutes 30
     python -m tests.benchmarks.defaults --guides dropout --tables wine --widths 50 200 --steps 2000
     python -m tests.benchmarks.defaults --tables new --depths 1 --widths 50 200 --steps 2000
+    python -m tests.benchmarks.defaults --guides estimator-auto fit_table --depths 1 --widths 50 --steps 2000
     python -m tests.benchmarks.defaults --page           # write docs/results/defaults.md anew from what was measured
 
 Networks of 1 to 3 hidden layers of 50 to 1,024 units are trained on six tables for 2,000 and 20,000 steps, with three
@@ -164,7 +165,7 @@ def main() -> None:
     parser.add_argument("--tables", nargs="*", default=[*CHOSEN_ON, *REPORTED], help=tables)
     parser.add_argument("--depths", nargs="*", type=int, default=list(DEPTHS))
     parser.add_argument("--widths", nargs="*", type=int, default=list(WIDTHS))
-    parser.add_argument("--guides", nargs="*", help="names, fit_table, estimator; all guides, or some on new tables")
+    parser.add_argument("--guides", nargs="*", help="names, or fit_table, estimator-auto, estimator; all guides")
     parser.add_argument("--priors", nargs="*", default=["default"], help="default, paper")
     parser.add_argument("--steps", nargs="*", type=int, default=list(STEPS))
     parser.add_argument("--device", default="cpu")

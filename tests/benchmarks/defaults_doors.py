@@ -1,9 +1,12 @@
 """The defaults of ``fit_table`` and of the estimators, called as a person calls them, for the map of defaults.
 
+``estimator-auto`` is an estimator as it comes; ``estimator`` has the guide that was the default before.
+
 Both learn the noise of numbers, so plain torch beside them has a Gaussian with the variance of its training residuals.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,9 +18,9 @@ from tests.benchmarks.defaults_tables import SEEDS, Rows
 _SAMPLES = 100
 
 
-def _estimator(rows: Rows, depth: int, width: int, seed: int) -> Tensor:
+def _estimator(rows: Rows, depth: int, width: int, seed: int, **how: str) -> Tensor:
     kind = pd.DropoutClassifier if rows.classes else pd.DropoutRegressor
-    found = kind((width,) * depth, guide="dropout-ensemble", random_state=seed)
+    found = kind((width,) * depth, random_state=seed, **how)
     found.fit(rows.train[0].numpy(), rows.train[1].reshape(-1).numpy())
     x, y = rows.test
     answer = pd.predict(*found.model_and_guide(), x.double(), samples=_SAMPLES, shared=True, seed=0)
@@ -42,7 +45,11 @@ def _fit_table(rows: Rows, depth: int, width: int, seed: int) -> Tensor:
     return found.prediction(x, Question(samples=_SAMPLES, seed=0)).log_prob(y)
 
 
-DOORS: dict[str, Callable[[Rows, int, int, int], Tensor]] = {"fit_table": _fit_table, "estimator": _estimator}
+DOORS: dict[str, Callable[[Rows, int, int, int], Tensor]] = {
+    "fit_table": _fit_table,
+    "estimator-auto": _estimator,
+    "estimator": partial(_estimator, guide="dropout-ensemble"),
+}
 
 
 def log_prob_of(door: str, rows: Rows, depth: int, width: int) -> Tensor:

@@ -182,6 +182,27 @@ def test_intervals_are_calibrated_on_the_held_back_rows(chosen: Any) -> None:
         assert np.array_equal(chosen.interval(X, 0.9)[0], found[0])
 
 
+TARGETS: Any = {
+    "heavy tails": lambda f, noise: f + noise / abs(noise[::-1]) ** 0.5,
+    "far from zero": lambda f, noise: 1e6 + f + noise,
+    "positive": lambda f, noise: np.exp(f + noise),
+    "positive and far from zero": lambda f, noise: 1e6 + np.exp(f + noise),
+}
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("made", TARGETS.values(), ids=TARGETS)
+def test_intervals_hold_their_level_on_fresh_rows(made: Any) -> None:
+    # Given 80 held-back rows, the share of fresh rows inside is Beta(73, 8): outside of these limits in 0.1 % of cases.
+    draw = np.random.default_rng(0)
+    X, noise = draw.normal(size=(2400, 2)), 0.5 * draw.normal(size=2400)
+    y = made(X[:, 0], noise)
+    regressor = DropoutRegressor(**AUTO).fit(X[:400], y[:400])
+    lower, upper = regressor.predict_interval(X[400:], 0.9)
+    assert 0.77 < ((y[400:] >= lower) & (y[400:] <= upper)).mean() < 0.985
+    assert np.median(upper - lower) < 1.5 * (np.quantile(y, 0.95) - np.quantile(y, 0.05))
+
+
 def test_a_sparse_matrix_is_its_dense_one() -> None:
     X = OneHotEncoder().fit_transform(np.arange(40)[:, None] % 3)
     y = np.arange(40) % 3 == 1
