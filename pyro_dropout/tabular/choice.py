@@ -37,7 +37,7 @@ from pyro_dropout.mathematics.checks import check_choice
 from pyro_dropout.prediction.predict import predict
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.registry import guide_names, resolve_guide
-from pyro_dropout.tabular.recipe import Data, Noise, Recipe, Scale
+from pyro_dropout.tabular.recipe import Data, Noise, Recipe, Scale, natural_scale
 from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint
 from pyro_dropout.training.fit import fit
 from pyro_dropout.training.history import History
@@ -45,9 +45,6 @@ from pyro_dropout.training.loop import progress_bar, sharing_bar
 
 STEPS, LEARNING_RATE = 1200, 0.05  # of the final training; the rate falls to zero
 _MEMBERS, _COLD = 8, 0.3
-_LARGEST_MEAN = 200.0  # of counts; larger ones are as good as continuous
-_SKEWED = 0.5
-_STRAIGHT = 1e-6  # 1 minus the correlation of values with their logarithms, if these differ in their unit only
 _NOISY = 0.2  # nats that noise by input must gain, and that more steps may lose
 _WHOLE_BATCH, _BATCH = 2048, 1024
 _WIDEST, _NARROWEST, _WEIGHTS = 50, 10, 25_000  # hidden units, and weights of the first layer that are enough
@@ -377,33 +374,3 @@ def batch_for(rows: int, given: int | None = None) -> int | None:
         (None, 1024, 64)
     """
     return given if given is not None or rows <= _WHOLE_BATCH else _BATCH
-
-
-def natural_scale(y: Tensor) -> Scale:
-    """Return the scale that a target of numbers, (N, D), asks for by its values.
-
-    Example:
-        >>> import torch
-        >>> targets = [0.1, 0.5, 0.9], [0.0, 3.0, 7.0], [1.5, 2.0, 90.0], [1e6, 1e6 + 1, 1e6 + 9]
-        >>> [natural_scale(torch.tensor(y).unsqueeze(-1)) for y in targets]
-        ['logit', 'count', 'log', 'plain']
-    """
-    y = y.double()
-    low, high = float(y.min()), float(y.max())
-    if low > 0 and high < 1:
-        return "logit" if _bends(y, y.logit()) else "plain"
-    if 0 <= low <= 1 < high and bool((y == y.floor()).all()) and float(y.mean(0).max()) <= _LARGEST_MEAN:
-        return "count"
-    apart = y - y.mean(0)
-    skewness = apart.pow(3).mean(0) / apart.square().mean(0).pow(1.5)
-    return "log" if low > 0 and bool((skewness > _SKEWED).any()) and _bends(y, y.log()) else "plain"
-
-
-def _bends(y: Tensor, changed: Tensor) -> bool:
-    """Whether values on another scale, both (N, D), are more than the same values in another unit.
-
-    If they are not, the other scale gains nothing, and single precision would merge logarithms of numbers around 1e6.
-    """
-    a, b = y - y.mean(0), changed - changed.mean(0)
-    correlation = (a * b).sum(0) / (a.square().sum(0) * b.square().sum(0)).sqrt()
-    return bool((correlation < 1 - _STRAIGHT).any())

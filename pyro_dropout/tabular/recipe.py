@@ -28,6 +28,9 @@ from pyro_dropout.training.optimisers import cosine_decay
 Data = tuple[Tensor, Tensor]
 Noise = Literal["constant", "by-input"]
 Scale = Literal["plain", "log", "logit", "count"]
+_LARGEST_MEAN = 200.0  # of counts; larger ones are as good as continuous
+_SKEWED = 0.5
+_STRAIGHT = 1e-6  # 1 minus the correlation of values with their logarithms, if these differ in their unit only
 Activation = Literal["relu", "silu"]
 Widths = Literal["default", "fixed", "learned"]
 
@@ -117,3 +120,33 @@ class Recipe:
             return None if self.temperature == 1 else ELBO(per_example="auto", temperature=self.temperature)
         rise, highest = warm_up(max(1, steps // 2)), self.temperature
         return ELBO(per_example="auto", temperature=lambda done: highest * rise(done))
+
+
+def natural_scale(y: Tensor) -> Scale:
+    """Return the scale that a target of numbers, (N, D), asks for by its values.
+
+    Example:
+        >>> import torch
+        >>> targets = [0.1, 0.5, 0.9], [0.0, 3.0, 7.0], [1.5, 2.0, 90.0], [1e6, 1e6 + 1, 1e6 + 9]
+        >>> [natural_scale(torch.tensor(y).unsqueeze(-1)) for y in targets]
+        ['logit', 'count', 'log', 'plain']
+    """
+    y = y.double()
+    low, high = float(y.min()), float(y.max())
+    if low > 0 and high < 1:
+        return "logit" if _bends(y, y.logit()) else "plain"
+    if 0 <= low <= 1 < high and bool((y == y.floor()).all()) and float(y.mean(0).max()) <= _LARGEST_MEAN:
+        return "count"
+    apart = y - y.mean(0)
+    skewness = apart.pow(3).mean(0) / apart.square().mean(0).pow(1.5)
+    return "log" if low > 0 and bool((skewness > _SKEWED).any()) and _bends(y, y.log()) else "plain"
+
+
+def _bends(y: Tensor, changed: Tensor) -> bool:
+    """Whether values on another scale, both (N, D), are more than the same values in another unit.
+
+    If they are not, the other scale gains nothing, and single precision would merge logarithms of numbers around 1e6.
+    """
+    a, b = y - y.mean(0), changed - changed.mean(0)
+    correlation = (a * b).sum(0) / (a.square().sum(0) * b.square().sum(0)).sqrt()
+    return bool((correlation < 1 - _STRAIGHT).any())

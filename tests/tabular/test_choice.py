@@ -9,8 +9,8 @@ from torch import Tensor
 
 import pyro_dropout as pd
 from pyro_dropout.tabular import choice
-from pyro_dropout.tabular.choice import _Candidate, _Search, choose_recipe, natural_scale
-from pyro_dropout.tabular.recipe import Recipe
+from pyro_dropout.tabular.choice import _Candidate, _Search, choose_recipe
+from pyro_dropout.tabular.recipe import Recipe, natural_scale
 
 X = torch.linspace(-1, 1, 60).unsqueeze(-1)
 ROUGH = torch.sin(157 * X)  # stands for noise
