@@ -26,6 +26,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -115,15 +116,15 @@ def measured(cell: list[Any], device: str, steps: list[int]) -> list[dict[str, A
     start, call = time.perf_counter(), pd.generative.model_call.ModelCall(None, rows.train)
     for count, pairs in trained(rows, depth, width, guide, prior, steps):
         spent = time.perf_counter() - start
-        for model, own in pairs:
-            note_learned(model, own, call)
+        learned = [note_learned(model, own, call)[0] for model, own in pairs]  # from which to choose the check's limits
         told = [ignored_inputs(own) for _, own in pairs]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", pd.errors.IgnoredInputsWarning)
             how: Any = {"samples": SAMPLES, "method": guides()[guide].method, "seed": 0}
             answers = [pd.predict(model, own, rows.test[0], **how) for model, own in pairs]
         each = torch.stack([answer.log_prob(rows.test[1]).double().cpu() for answer in answers])
-        found.append(_kept(cell, rows, count, each, [bool(sentence) for sentence in told], spent))
+        row = _kept(cell, rows, count, each, [bool(sentence) for sentence in told], spent)
+        found.append(row | {"learned": [None if one is None else asdict(one) for one in learned]})
         start = time.perf_counter()
     return found
 

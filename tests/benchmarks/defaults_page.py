@@ -80,6 +80,7 @@ def text(known: list[dict[str, Any]]) -> str:
             " priors.",
             "",
         ]
+    lines += _beside_mean_field(cells)
     doors = [cell for key, cell in cells.items() if key[3] in _AS_THEY_COME]
     if doors:
         share = sum(cell["level"] for cell in doors) / len(doors)
@@ -88,6 +89,20 @@ def text(known: list[dict[str, Any]]) -> str:
     failed = [row for row in known if "failed" in row]
     lines += [f"Failed: {' '.join(map(str, row['cell']))}: {row['failed']}" for row in failed]
     return "\n".join(lines)
+
+
+def _beside_mean_field(cells: Cells) -> list[str]:
+    """Say how guides with widths do in the cells of mean field: they were measured in different samples of the map."""
+    early = {key[:4]: cell for key, cell in cells.items() if key[4:] == ("default", 2_000)}
+    lines = []
+    for guide in ("low-rank", "multiplicative", "mixture", "smooth-dropout"):
+        both = [(cell, early.get((*key[:3], "mean-field"))) for key, cell in early.items() if key[3] == guide]
+        pairs = [(cell, other) for cell, other in both if other is not None]
+        if pairs:
+            mine, others = (_share([pair[k] for pair in pairs], "level") for k in (0, 1))
+            apart = sum(cell["gain"] - other["gain"] for cell, other in pairs) / len(pairs)
+            lines.append(f"- {guide}: level in {mine}, mean field in {others}; mean difference {apart:+.3f} nats")
+    return ["In the cells that both have, after 2,000 steps:", "", *lines, ""] if lines else []
 
 
 def write(known: list[dict[str, Any]]) -> None:
