@@ -205,7 +205,7 @@ def _flatten(x: Inputs) -> tuple[list[Tensor], Any]:
     return [leaf for leaf in leaves if isinstance(leaf, Tensor)], (spec, others)
 
 
-def _unflatten(tensors: Iterable[Tensor], context: Any) -> Inputs:
+def _unflatten(tensors: Iterable[Any], context: Any) -> Inputs:
     spec, others = context
     leaves = list(tensors)
     for k, leaf in others:

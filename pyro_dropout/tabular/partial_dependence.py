@@ -31,7 +31,8 @@ class Dependence:
     Attributes:
         column: the column.
         values: in the units of the table; of categories, 0, 1, ...
-        names: of the categories; () for numbers.
+        names: of the categories, the ten most common; () for numbers.
+        categories: how many there are in the rows; 0 for numbers.
         mean: E[y], or the probabilities of the classes, (V, D).
         doubt: the mean epistemic standard deviation, (V, D): the average itself is at least as certain.
         low: the mean lower end of the intervals, (V, D); for classes NaN.
@@ -42,6 +43,7 @@ class Dependence:
     column: Column
     values: tuple[float, ...]
     names: tuple[str, ...]
+    categories: int
     mean: Float[Tensor, "V D"]
     doubt: Float[Tensor, "V D"]
     low: Float[Tensor, "V D"]
@@ -92,7 +94,8 @@ def dependence(
     ends = interval(prediction) if interval is not None else (prediction.mean * torch.nan,) * 2
     parts = (prediction.mean, prediction.epistemic.sqrt(), *ends)
     averages = [part.detach().cpu().reshape(len(grid), len(some), -1).mean(1) for part in parts]
-    return Dependence(column, values, names, averages[0], averages[1], averages[2], averages[3], len(some))
+    several = int((own.sum(0) > 0).sum()) if names else 0
+    return Dependence(column, values, names, several, averages[0], averages[1], averages[2], averages[3], len(some))
 
 
 def _numbers(column: Column, own: Tensor) -> tuple[tuple[float, ...], Tensor]:

@@ -212,14 +212,15 @@ def _confusion(ax: Axes, prediction: Prediction, y: Tensor, encoding: Encoding, 
     shares = shown / shown.sum(1, keepdim=True).clamp_min(1)
     ax.imshow(shares.numpy(), cmap="Blues", vmin=0, vmax=1)
     for row, column in ((a, b) for a in range(len(shown)) for b in range(len(shown))):
-        style = {"ha": "center", "va": "center", "color": "w" if shares[row, column] > 0.5 else "k", "fontsize": 9}
-        ax.text(column, row, str(shown[row, column].item()), **style)
+        style = {"ha": "center", "va": "center", "color": "w" if shares[row, column] > 0.5 else "k"}
+        told = f"{shown[row, column].item():,}\n{100 * shares[row, column]:.0f} %"  # the colour is the share
+        ax.text(column, row, told, fontsize=9 if len(shown) <= _CLASSES else 6, **style)
     names = [encoding.classes[k] for k in common.tolist()]
     categories_below(ax, range(len(names)), names)
     ax.set_yticks(range(len(names)), names)
     ax.set(xlabel=f"most probable {encoding.target}", ylabel=f"actual {encoding.target}")
     more = "" if len(names) == count else f", the {len(names)} most common classes"
-    ax.set_title(f"{percent(right, 0)} of {len(y)} {rows} right{more}", fontsize=10)
+    ax.set_title(f"{percent(right, 0)} of {len(y)} {rows} right{more}\ncolour: share of the actual class", fontsize=10)
 
 
 def _sure(ax: Axes, prediction: Prediction, encoding: Encoding, far: Tensor) -> None:
@@ -241,7 +242,9 @@ def _sure(ax: Axes, prediction: Prediction, encoding: Encoding, far: Tensor) -> 
     ax.set(
         xlabel="rows, in the order of this probability", ylabel="probability of the most probable class", ylim=(0, 1.02)
     )
-    ax.set_title(f"How sure the predicted classes of {len(far)} rows are{_rows(len(far), len(order))}", fontsize=10)
+    cut = "" if len(kept) == len(encoding.classes) else f", {len(kept)} most common classes"
+    shown = _rows(len(far), len(order)) + cut
+    ax.set_title(f"How sure the predicted classes of {len(far)} rows are{shown}", fontsize=10)
     ax.legend(frameon=False, fontsize=8, loc="lower right", title=encoding.target)
 
 
@@ -275,9 +278,15 @@ def _depends(
             mean, doubt = found.mean[:, k], found.doubt[:, k]
             bounds = (mean - 2 * doubt).clamp_min(0), (mean + 2 * doubt).clamp_max(1)
             _band(ax, at, *bounds, named, _colour(k), 0.15, None)
-            ax.plot(at, mean, "o-" if named else "-", color=_colour(k), ms=4, label=encoding.classes[k])
+            line = ("-", "--", ":")[k // len(PALETTE) % 3]  # from the eighth class on, colours are there twice
+            ax.plot(at, mean, f"o{line}" if named else line, color=_colour(k), ms=4, label=encoding.classes[k])
         _band(ax, [at[0]], found.mean[:1, 0], found.mean[:1, 0], named, "k", 0.15, "±2 epistemic std")
-        ax.set(ylabel=f"probability of each {encoding.target}", ylim=(0, 1.02))
+        cut = (
+            "each"
+            if len(common) == len(encoding.classes)
+            else f"the {len(common)} likeliest of {len(encoding.classes)}"
+        )
+        ax.set(ylabel=f"probability of {cut} {encoding.target}", ylim=(0, 1.02))
     else:
         mean, low, high = (part[:, 0].double() + centre for part in (found.mean, found.low, found.high))
         doubt = 2 * found.doubt[:, 0].double()
@@ -301,9 +310,11 @@ def _depends(
     ax.set_xlabel(f"{found.column.name}{unit}")
     _ticks(ax, found)
     averaged = "" if found.rows == 1 else f", averaged over {found.rows} rows"
-    ax.set_title(f"Prediction by {found.column.name}{averaged}", fontsize=10)
-    below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.14), "ncols": 4 if classes else 2}
-    ax.legend(frameon=False, fontsize=8, **below)
+    cut = f", the {len(found.names)} most common of {found.categories}" if found.categories > len(found.names) else ""
+    # Between axes and title: below the axes, names at an angle would push the label into the legend.
+    shown = ax.legend(frameon=False, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=4 if classes else 2)
+    lines = -(-len(shown.get_texts()) // (4 if classes else 2))
+    ax.set_title(f"Prediction by {found.column.name}{cut}{averaged}", fontsize=10, pad=8 + 13 * lines)
 
 
 def _ticks(ax: Axes, found: Dependence) -> None:

@@ -86,11 +86,27 @@ def test_classes_have_a_confusion_and_no_intervals() -> None:
     y[:15] = (y[:15] + 1) % 3
     figure = picture(classes, CLASSES, x, y)
     titles = drawn(figure)
-    assert titles[0] == "75 % of 60 held-back rows right"
+    assert titles[0] == "75 % of 60 held-back rows right\ncolour: share of the actual class"
     assert titles[1] == "How often the most probable class is right, 60 held-back rows"
-    assert sum(int(text.get_text()) for text in figure.axes[0].texts) == 60
+    assert sum(int(text.get_text().split()[0]) for text in figure.axes[0].texts) == 60
     assert "interval" not in " ".join(titles)
     assert drawn(picture(classes, CLASSES, x))[0] == "How sure the predicted classes of 60 rows are"
+
+
+def test_no_category_is_left_out_without_a_word_and_no_legend_lies_over_a_label() -> None:
+    names = tuple(f"a long name {k}" for k in range(22))
+    encoding = Encoding((Column("model", names), Column("size")), "price", ())
+    x = torch.cat([torch.eye(22).repeat(3, 1), torch.randn(66, 1)], 1)
+
+    def predict(rows: Tensor) -> pd.Prediction:
+        return made(rows[None, :, :22] @ torch.arange(22.0).unsqueeze(-1), pd.Gaussian(4.0))
+
+    figure = picture(predict, encoding, x, predict(x).mean)
+    assert "Prediction by model, the 10 most common of 22, averaged over 60 rows" in drawn(figure)
+    (ax,) = [ax for ax in figure.axes if ax.get_xlabel() == "model"]
+    box = ax.get_legend().get_window_extent()
+    assert not box.overlaps(ax.xaxis.get_tightbbox())
+    assert not box.overlaps(ax.title.get_window_extent())
 
 
 def test_partial_dependence_is_that_of_a_sum() -> None:

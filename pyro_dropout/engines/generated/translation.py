@@ -297,21 +297,23 @@ class Translation:
         self._state("{0}", [typed(1.0, c_type) if made else node.args[0]], result.diagonal(0, -2, -1))
 
     def _rows(self, node: fx.Node) -> None:
-        """Add the choice of rows by their numbers."""
+        """Add the choice of rows by their numbers, (n,), or by those of each network of a fleet, (E, n)."""
         source, index = node.args
         chosen = list(index)  # type: ignore[arg-type]
-        if len(chosen) != 1 or self._view(chosen[0]).dtype != torch.int64 or self._view(chosen[0]).dim() != 1:
+        numbers = self._view(chosen[0]) if len(chosen) == 1 else None
+        if numbers is None or numbers.dtype != torch.int64 or (numbers.dim() != 1 and not numbers.is_contiguous()):
             raise CannotError(str(node.target))
         result, whole, rows = self._result(node), self._place(source), self._place(chosen[0])
-        if rows.memory.given is None or whole.memory.constant is not None or result.dim() != len(whole.size):
+        known = rows.memory.given is not None and whole.memory.constant is None
+        if not known or result.dim() != numbers.dim() + len(whole.size) - 1:
             raise CannotError(str(node.target))
-        aside = (0,) * (result.dim() - 1)
-        rows = Place(rows.memory, tuple(result.shape), (rows.stride[0], *aside), rows.offset)
-        stride = (0, *whole.stride[1:])
+        self.bounds.append((Place(rows.memory, (numbers.numel(),), rows.stride[-1:], rows.offset), whole.size[0]))
+        aside = (0,) * (len(whole.size) - 1)
+        rows = Place(rows.memory, tuple(result.shape), (*rows.stride, *aside), rows.offset)
+        stride = ((0,) * numbers.dim()) + tuple(whole.stride[1:])
         chosen_place = Place(
             whole.memory, tuple(result.shape), stride, whole.offset, rows, whole.stride[0], whole.size[0]
         )
-        self.bounds.append((rows, whole.size[0]))
         self._state("{0}", [chosen_place], result)
 
     def _draw(self, node: fx.Node, name: str) -> None:
