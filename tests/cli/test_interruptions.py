@@ -75,7 +75,6 @@ def limited(size: int, *words: object) -> tuple[int, str]:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), " ".join(said.split())
 
 
-@pytest.mark.thinned(2)
 def test_files_that_grow_too_large(whole: Path, tmp_path: Path) -> None:
     data, out = whole / "table.csv", tmp_path / "run"
     code, said = limited(500, "fit", data, "--out", out, *FIT)  # not even the record
