@@ -109,7 +109,8 @@ def escape_shapes(app: Sphinx, what: str, name: str, obj: object, options: objec
 
 def link_copies(app: Sphinx, page: str, source: list[str]) -> None:
     """Fit links that are right on GitHub: notebooks are the copies that Sphinx reads, and included tables are below."""
-    source[0] = source[0].replace("](../notebooks/", "](notebooks/")
+    written = {copy.stem: copy.name for copy in (Path(__file__).parent / "notebooks").iterdir()}
+    source[0] = re.sub(r"\]\(\.\./notebooks/(\w+)\.py\)", lambda found: f"](notebooks/{written[found[1]]})", source[0])
     source[0] = re.sub(r"\[(\w+\.md)\]\((?:results|benchmarks)/\w+\.md\)", r"`\1`", source[0])
 
 
