@@ -109,8 +109,7 @@ def escape_shapes(app: Sphinx, what: str, name: str, obj: object, options: objec
 
 def link_copies(app: Sphinx, page: str, source: list[str]) -> None:
     """Fit links that are right on GitHub: notebooks are the copies that Sphinx reads, and included tables are below."""
-    written = {copy.stem: copy.name for copy in (Path(__file__).parent / "notebooks").iterdir()}
-    source[0] = re.sub(r"\]\(\.\./notebooks/(\w+)\.py\)", lambda found: f"](notebooks/{written[found[1]]})", source[0])
+    source[0] = source[0].replace("](../notebooks/", "](notebooks/")
     source[0] = re.sub(r"\[(\w+\.md)\]\((?:results|benchmarks)/\w+\.md\)", r"`\1`", source[0])
 
 
@@ -120,8 +119,15 @@ def include_tables(app: Sphinx, page: str, source: list[str]) -> None:
     source[0] = alone.sub(r"```{include} \1\n:relative-images:\n```", source[0])
 
 
+def link_written(app: Sphinx, page: str, source: list[str]) -> None:
+    """Link the notebooks that ``make notebooks`` wrote: their scripts are not among the copies."""
+    for copy in (Path(__file__).parent / "notebooks").glob("*.ipynb"):
+        source[0] = source[0].replace(f"](../notebooks/{copy.stem}.py)", f"](notebooks/{copy.name})")
+
+
 def setup(app: Sphinx) -> None:
     """Hook the functions above into autodoc and into the reading of pages."""
     app.connect("autodoc-process-docstring", escape_shapes)
     app.connect("source-read", include_tables)
+    app.connect("source-read", link_written)
     app.connect("source-read", link_copies)
