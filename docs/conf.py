@@ -127,9 +127,16 @@ def include_tables(app: Sphinx, page: str, source: list[str]) -> None:
     source[0] = alone.sub(r"```{include} \1\n:relative-images:\n```", source[0])
 
 
+def link_written(app: Sphinx, page: str, source: list[str]) -> None:
+    """Link the notebooks that ``make notebooks`` wrote: their scripts are not among the copies."""
+    for copy in (Path(__file__).parent / "notebooks").glob("*.ipynb"):
+        source[0] = source[0].replace(f"](../notebooks/{copy.stem}.py)", f"](notebooks/{copy.name})")
+
+
 def setup(app: Sphinx) -> None:
     """Hook the functions above into autodoc and into the reading of pages."""
     app.connect("autodoc-process-docstring", escape_shapes)
     app.connect("source-read", include_tables)
+    app.connect("source-read", link_written)
     app.connect("source-read", link_copies)
     app.connect("source-read", add_contents)
