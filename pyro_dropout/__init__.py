@@ -17,7 +17,6 @@ _NEED_SKLEARN = ("DropoutClassifier", "DropoutRegressor")
 _SUBMODULES = (*_FLOORS, "errors", "paper", "protocols", "registry")
 __all__ = [name for name in _listed if name not in _SUBMODULES]
 # Names that were here, by the submodule that has them now. All of this goes in the version after this one.
-_GONE_IN = "0.2"
 _MOVED = {
     "paper": """
         ArcCosine ArcSine BernoulliMixture DeepGP dropout_objective finite_rank_features
@@ -96,9 +95,11 @@ def _moved(name: str) -> _Any:
     from importlib import import_module
     from warnings import warn
 
+    from pyro_dropout.mathematics.argument_names import GONE_IN
+
     place, new = _PLACES[name].split(".")
     instead = f"use {__name__}.{place}.{new}"
-    warn(f"{__name__}.{name} will be removed in version {_GONE_IN}; {instead}.", DeprecationWarning, stacklevel=3)
+    warn(f"{__name__}.{name} will be removed in version {GONE_IN}; {instead}.", DeprecationWarning, stacklevel=3)
     return getattr(import_module(f"{__name__}.{place}"), new)
 
 

@@ -7,6 +7,7 @@ __all__ = [
     "EmptyModelError",
     "IgnoredInputsWarning",
     "NoWeightWarning",
+    "NotAvailableError",
     "NotFollowedError",
     "OutOfMemoryError",
     "PyroDropoutError",
@@ -91,6 +92,18 @@ class NoWeightWarning(UserWarning):
         ...     warnings.simplefilter("ignore", pdrop.errors.NoWeightWarning)
         ...     print(list(guide()))
         ['z']
+    """
+
+
+class NotAvailableError(PyroDropoutError, AttributeError):
+    """A prediction does not have the attribute that was asked for; ``hasattr`` is then False.
+
+    Example:
+        >>> import torch, pyro_dropout as pdrop
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(1, 1))
+        >>> answer = pdrop.predict(model, pdrop.AutoDropout(model), torch.ones(2, 1), samples=5)
+        >>> hasattr(answer, "mean"), hasattr(answer, "probs")
+        (True, False)
     """
 
 

@@ -26,6 +26,7 @@ from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.guides.summary import ignored_inputs
+from pyro_dropout.mathematics.argument_names import also
 from pyro_dropout.mathematics.checks import (
     check_choice,
     check_count,
@@ -43,6 +44,7 @@ Data = tuple[AnyInputs, Tensor]
 MakeGuide = Callable[..., PyroModel]  # a function of the model
 
 
+@also(num_samples="samples")
 @one_at_a_time
 @forked()
 def compare(

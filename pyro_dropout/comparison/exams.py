@@ -151,10 +151,10 @@ def bounds_of(call: ModelCall, guide: object, samples: int, seed: int) -> tuple[
     report = elbo_report(call.model, guide, *call.args, samples=min(100, samples), seed=seed, **call.kwargs)
     scores = {"objective": report.objective}
     notes = {}
-    if report.elbo is None or report.gap is None:
+    if report.elbo is None or report.kl_gap is None:
         notes = dict.fromkeys(("elbo", "gap", "khat"), _UNDEFINED)
     else:
-        scores |= {"elbo": report.elbo, "gap": report.gap}
+        scores |= {"elbo": report.elbo, "gap": report.kl_gap}
         try:
             scores["khat"] = khat(call.model, guide, *call.args, samples=max(_TAIL, samples), seed=seed, **call.kwargs)
         except SingularError:

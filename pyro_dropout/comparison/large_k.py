@@ -14,6 +14,7 @@ import torch
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.trial_run import evaluating
+from pyro_dropout.mathematics.argument_names import also
 from pyro_dropout.mathematics.checks import check_count, check_keep, check_positive
 from pyro_dropout.mathematics.distributions import BernoulliMixture
 from pyro_dropout.mathematics.divergence import kl_gap
@@ -145,6 +146,7 @@ def _against_width(axes: "Axes", keep: float, scales: Sequence[float], draws: in
     axes.set_title(f"Gap against the number of weights (keep {keep:g})")
 
 
+@also(num_samples="draws")
 def plot_kl_gap(
     keeps: Sequence[float] = (0.5, 0.8, 0.9, 0.95, 0.99),
     scales: Sequence[float] = (0.1, 0.3, 1.0, 3.0, 10.0),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from pyro_dropout.errors import PyroDropoutError
+from pyro_dropout.errors import NotAvailableError, PyroDropoutError
 from pyro_dropout.generative.likelihoods.gaussian_outputs import (
     Nodes,
     outputs_of,
@@ -107,7 +107,7 @@ class LinearisedPrediction(Prediction):
     def joint_covariance(self) -> Tensor:
         """Cov[y] between the targets of all points, (N, D, N, D), noise included; with Gaussian noise, shared draws."""
         if self._joint is None:
-            raise PyroDropoutError("covariances between points are for predict(..., shared=True).")
+            raise NotAvailableError("covariances between points are for predict(..., shared=True).")
         if not self._outputs.jointly_normal:
             raise PyroDropoutError(f"joint_covariance is for Gaussian noise; this prediction is of {self.family}.")
         flat = self._f.to(F64).flatten(1)

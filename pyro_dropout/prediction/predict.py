@@ -20,6 +20,7 @@ from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.guides.laplace import AutoLaplace
 from pyro_dropout.guides.summary import ignored_inputs
+from pyro_dropout.mathematics.argument_names import also
 from pyro_dropout.mathematics.checks import check_choice, check_count, check_finite, check_flag, check_seed, describe
 from pyro_dropout.prediction.linearised import predict_linearised
 from pyro_dropout.prediction.predict_network import Keep, Request, predict_network
@@ -35,6 +36,7 @@ _NO_CURVATURE = (
 )
 
 
+@also(num_samples="samples")
 @one_at_a_time
 @modules_stay
 def predict(

@@ -17,6 +17,7 @@ from pyro_dropout.generative.precision import Precision, check_precision, produc
 from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.trial_run import evaluating, quietly
+from pyro_dropout.mathematics.argument_names import also
 from pyro_dropout.mathematics.checks import check_count, check_seed
 from pyro_dropout.prediction.blocks import Block, cuts, run_blocks
 from pyro_dropout.prediction.predict_network import frozen
@@ -86,6 +87,7 @@ class FleetPrediction(Prediction):
         return {"log_likelihood": log_likelihood, "rmse": error.square().flatten(1).mean(1).sqrt().to(self.like)}
 
 
+@also(num_samples="samples")
 @one_at_a_time
 def predict_fleet(
     fleet: Fleet,

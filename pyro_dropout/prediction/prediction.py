@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
+from pyro_dropout.errors import NotAvailableError, PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.generative.likelihoods.likelihood import OutputShape
 from pyro_dropout.generative.likelihoods.moments import (
     F64,
@@ -117,9 +117,9 @@ class Prediction:
         most as large as this.
         """
         if self.members is None:
-            raise PyroDropoutError("error_over_members is for predictions of an Ensemble; this one has no members.")
+            raise NotAvailableError("error_over_members is for predictions of an Ensemble; this one has no members.")
         if self.members == 1:
-            raise PyroDropoutError("one member does not say how far others would be; predict with at least two.")
+            raise NotAvailableError("one member does not say how far others would be; predict with at least two.")
         return (self._sums["spread"] / (self._count * self.members)).sqrt().to(self.like)
 
     @property
@@ -186,7 +186,7 @@ class Prediction:
     def samples(self) -> Tensor:
         """The model's outputs in every draw, (T, N, outputs), before the likelihood."""
         if self._samples is None:
-            raise PyroDropoutError(f"the samples were not kept; call {self._made_by}(..., keep_samples=True).")
+            raise NotAvailableError(f"the samples were not kept; call {self._made_by}(..., keep_samples=True).")
         return self._samples
 
     def log_prob(self, y: Tensor) -> Tensor:
@@ -302,12 +302,12 @@ class Prediction:
     def _check_numbers(self, name: str) -> None:
         """Raise an error unless targets are numbers; ``name`` is what was asked for."""
         if is_class(self.target_distribution):
-            raise PyroDropoutError(f"{name} is for numbers; this prediction is of {self.family}; use probs.")
+            raise NotAvailableError(f"{name} is for numbers; this prediction is of {self.family}; use probs.")
 
     def check_classes(self, name: str) -> None:
         """Raise an error unless targets are classes; ``name`` is what was asked for."""
         if not is_class(self.target_distribution):
-            raise PyroDropoutError(
+            raise NotAvailableError(
                 f"{name} is for classes, but this prediction is of {self.family}; it has mean, variance, epistemic,"
                 " aleatoric, std, log_prob(y) and interval(level)."
             )

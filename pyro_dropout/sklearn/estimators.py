@@ -24,6 +24,7 @@ from torch import Tensor
 from pyro_dropout.errors import PyroDropoutError, RangeError
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.judging.conformal import conformal
+from pyro_dropout.mathematics.argument_names import also
 from pyro_dropout.mathematics.checks import check_count, check_device, check_level
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.sklearn.inputs import (
@@ -51,6 +52,9 @@ from pyro_dropout.training.history import History
 
 _SEEDS = 2**31 - 1
 _STEPS = 1000  # of a guide that is named
+# What scikit-learn's own estimators call the same settings.
+_THEIR_NAMES = {"max_iter": "max_steps", "n_estimators": "members", "n_samples": "samples"}
+_THEIR_NAMES |= {"n_iter_no_change": "patience"}
 
 Array = NDArray[Any]  # of numbers or of classes
 Floats = NDArray[np.float64]
@@ -145,6 +149,8 @@ class _Network(BaseEstimator):  # type: ignore[misc]
         self.loss_curve_ = history.losses.double().numpy()
         self.validation_curve_ = np.array(validation, dtype=np.float64).reshape(-1, 2)
 
+    set_params = also(**_THEIR_NAMES)(BaseEstimator.set_params)
+
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
@@ -203,9 +209,13 @@ class _Network(BaseEstimator):  # type: ignore[misc]
         return self._answers(X, n_samples, function, draw, functions=True)[0]
 
 
+@also(**_THEIR_NAMES)
 @dataclass(eq=False, repr=False)
 class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
     """A Bayesian network for regression, whose predictions come with uncertainty.
+
+    ``max_iter``, ``n_estimators``, ``n_samples`` and ``n_iter_no_change``, as other estimators call them, are accepted
+    for ``max_steps``, ``members``, ``samples`` and ``patience``.
 
     Args:
         hidden_layer_sizes: widths of the hidden layers; () for a linear model.
@@ -333,6 +343,7 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
         return values[:, 0] if self._one_column else values
 
 
+@also(**_THEIR_NAMES)
 class DropoutClassifier(ClassifierMixin, _Network):  # type: ignore[misc]
     """A Bayesian network for classes, whose probabilities are averaged over its posterior.
 

@@ -256,7 +256,7 @@ class _Search:
         longer: dict[str, Any] = {} if steps is None else {"steps": steps}
         how = {**self.training, **longer, "seed": self.seed, "device": self.device}
         if self.folder is not None:  # a training that has ended is not repeated: it resumes from its last step
-            how["checkpoint"] = Checkpoint(self.folder / f"training-{self.trainings}", keep=1)
+            how["checkpoint"] = Checkpoint(self.folder / f"training-{self.trainings}", keep_last=1)
         method: Any = resolve_guide(recipe.guide).method
         with forked():
             torch.manual_seed(self.seed)

@@ -58,7 +58,7 @@ def train(steps: int, folder: Path | None, compiled: bool) -> pd.training.Histor
         validation=(x[1::2], y[1::2]),
         patience=10**9,
         check_every=max(1, min(20_000, steps // 4)),
-        checkpoint=None if folder is None else pd.training.Checkpoint(folder, seconds=30.0, keep=2),
+        checkpoint=None if folder is None else pd.training.Checkpoint(folder, seconds=30.0, keep_last=2),
         compile=compiled,
         progress=False,
         seed=0,

@@ -86,6 +86,7 @@ def test_the_error_over_members_counts_those_that_were_used(points: Any, pyro_en
     torch.testing.assert_close(every.error_over_members, (every.epistemic / 30).sqrt())
     with pytest.raises(pd.errors.PyroDropoutError, match="at least two"):
         _ = pd.predict(*points, X, samples=1).error_over_members
+    assert not hasattr(pd.predict(*points, X, samples=1), "error_over_members")
     answer = pd.predict(plain, pyro_ensemble, X[:, 0], samples=50)
     torch.testing.assert_close(answer.error_over_members, (answer.epistemic / 3).sqrt())
 

@@ -98,7 +98,7 @@ def test_no_category_is_left_out_without_a_word_and_no_legend_lies_over_a_label(
     encoding = Encoding((Column("model", names), Column("size")), "price", ())
     x = torch.cat([torch.eye(22).repeat(3, 1), torch.randn(66, 1)], 1)
 
-    def predict(rows: Tensor) -> pd.Prediction:
+    def predict(rows: Tensor) -> pd.prediction.Prediction:
         return made(rows[None, :, :22] @ torch.arange(22.0).unsqueeze(-1), pd.Gaussian(4.0))
 
     figure = picture(predict, encoding, x, predict(x).mean)

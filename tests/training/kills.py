@@ -48,7 +48,7 @@ def train(folder: Path | None, compiled: bool, case: int, device: str = "cpu") -
         progress=False,
         seed=case,
         device=device,
-        checkpoint=None if folder is None else pd.training.Checkpoint(folder, every=20, seconds=1e9, keep=2),
+        checkpoint=None if folder is None else pd.training.Checkpoint(folder, every=20, seconds=1e9, keep_last=2),
         **options,
     )
     found = hashlib.sha256(history.losses.numpy().tobytes())

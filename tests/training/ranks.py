@@ -142,7 +142,7 @@ def resumable(folder: Path | None, schedule: Callable[[Tensor], Tensor] | None =
     x, y = wave(50)
     model = network(norm=True)
     guide = pd.AutoDropout(model, keep=0.9)
-    how = None if folder is None else pd.training.Checkpoint(folder, every=10, seconds=1e9, keep=2)
+    how = None if folder is None else pd.training.Checkpoint(folder, every=10, seconds=1e9, keep_last=2)
     flat = schedule or (lambda t: torch.ones_like(t))
     history = pd.fit(
         model, guide, x, y, steps=steps, batch_size=16, seed=SEED, schedule=flat, checkpoint=how, distributed=True,

@@ -5,6 +5,7 @@ leaves E[H(z|w)] out of the KL, so it gives an objective and not a bound; the ga
 """
 
 import math
+import warnings
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,7 @@ from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.judging.diagnostics.inference_data import asked
+from pyro_dropout.mathematics.argument_names import GONE_IN, also
 from pyro_dropout.mathematics.checks import check_count
 from pyro_dropout.mathematics.divergence import Method
 from pyro_dropout.prediction.joint_draws import checked_call, joint_draws
@@ -39,7 +41,7 @@ class ElboReport:
         nll: E_q[-log p(y|w)].
         kl_large_k: KL(q‖p) by the paper's form; at σ = 0 without its infinite constant.
         kl_exact: KL(q‖p); None if it is infinite.
-        gap: kl_exact - kl_large_k = E[H(z|w)]; None if kl_exact is.
+        kl_gap: kl_exact - kl_large_k = E[H(z|w)]; None if kl_exact is.
         defined: whether the bound exists.
         why: the reason if it does not exist, else empty.
 
@@ -55,18 +57,26 @@ class ElboReport:
     nll: float
     kl_large_k: float
     kl_exact: float | None
-    gap: float | None
+    kl_gap: float | None
     defined: bool
     why: str
+
+    @property
+    def gap(self) -> float | None:
+        """The former name of ``kl_gap``."""
+        said = f"ElboReport.gap will be removed in version {GONE_IN}; use kl_gap."
+        warnings.warn(said, DeprecationWarning, stacklevel=2)
+        return self.kl_gap
 
     def __repr__(self) -> str:
         if self.elbo is None:
             objective = f"{self.objective:.2f} ± {self.standard_error:.2f}"
             return f"ElboReport(undefined: {self.why} Large-K objective {objective})"
-        parts = f"nll {self.nll:.2f}, KL {self.kl_exact:.2f}, of which gap {self.gap:.2f}"
+        parts = f"nll {self.nll:.2f}, KL {self.kl_exact:.2f}, of which gap {self.kl_gap:.2f}"
         return f"ElboReport(elbo={self.elbo:.2f} ± {self.standard_error:.2f}: {parts})"
 
 
+@also(num_samples="samples")
 @one_at_a_time
 def elbo_report(
     model: PyroModel | None,
@@ -95,7 +105,7 @@ def elbo_report(
         >>> x = torch.linspace(-1, 1, 20).unsqueeze(-1)
         >>> model = pdrop.BayesianNet(torch.nn.Linear(1, 1))
         >>> report = pdrop.judging.elbo_report(model, pdrop.AutoMeanField(model), x, x, seed=0)
-        >>> report.defined, report.gap, abs(report.elbo + report.nll + report.kl_exact) < 1e-6
+        >>> report.defined, report.kl_gap, abs(report.elbo + report.nll + report.kl_exact) < 1e-6
         (True, 0.0, True)
         >>> report = pdrop.judging.elbo_report(model, pdrop.AutoDropout(model), x, x, seed=0)
         >>> report.elbo, report.why
@@ -135,7 +145,7 @@ def elbo_report(
         nll=nll,
         kl_large_k=divergence,
         kl_exact=whole,
-        gap=None if whole is None else whole - divergence,
+        kl_gap=None if whole is None else whole - divergence,
         defined=whole is not None,
         why=draws.why,
     )

@@ -30,6 +30,7 @@ from pyro_dropout.judging.diagnostics.arviz_export import (
     loo_results,
     pareto_smooth,
 )
+from pyro_dropout.mathematics.argument_names import also
 from pyro_dropout.prediction.joint_draws import SAMPLED, JointDraws, joint_draws
 from pyro_dropout.protocols import PyroModel
 from pyro_dropout.training.fleet.fleet import Fleet
@@ -37,6 +38,7 @@ from pyro_dropout.training.fleet.fleet import Fleet
 _DRAWS = ("chain", "draw")
 
 
+@also(num_samples="samples")
 def to_arviz(
     model: PyroModel | None,
     posterior: object,
@@ -130,6 +132,7 @@ def _variables(
     return found
 
 
+@also(num_samples="samples")
 def khat(
     model: PyroModel | None,
     posterior: object,
@@ -237,6 +240,7 @@ class LOOResult(loo_results()):  # type: ignore[misc]
     __str__ = __repr__
 
 
+@also(num_samples="samples")
 def loo(
     model: PyroModel | None,
     posterior: object,

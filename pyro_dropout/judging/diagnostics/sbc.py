@@ -28,6 +28,7 @@ from pyro_dropout.generative.random_state import forked, seed_generators
 from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.judging.diagnostics.simulated_data import simulate_network, simulate_sites, site_values
+from pyro_dropout.mathematics.argument_names import also
 from pyro_dropout.mathematics.checks import check_count, check_level, check_seed
 from pyro_dropout.prediction.plot_style import axes_or_new, percent
 from pyro_dropout.prediction.weight_draws import WholeFunctions, latent_draws
@@ -164,6 +165,7 @@ class SBCResult:
         return ax
 
 
+@also(num_samples="samples")
 @one_at_a_time
 def sbc(
     model: PyroModel,

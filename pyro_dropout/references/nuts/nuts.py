@@ -14,6 +14,7 @@ from pyro_dropout.generative.observed_sites import speaks_by_likelihood, trace_o
 from pyro_dropout.generative.process_lock import modules_stay, one_at_a_time
 from pyro_dropout.generative.random_state import forked, seeded
 from pyro_dropout.generative.trial_run import evaluating
+from pyro_dropout.mathematics.argument_names import also
 from pyro_dropout.mathematics.checks import check_count, check_finite, check_level
 from pyro_dropout.prediction.joint_draws import checked_call
 from pyro_dropout.prediction.sampled_posterior import SampledPosterior
@@ -30,6 +31,7 @@ _AGREE = 1.01  # Vehtari et al. (2021): do not use chains with a larger R-hat
 _MOST_POINTS = 50  # at which R-hat is computed
 
 
+@also(num_chains="chains", num_samples="samples", warmup_steps="warmup")
 @one_at_a_time
 @modules_stay
 def nuts(
@@ -56,6 +58,8 @@ def nuts(
     if trajectories diverge, or if chains disagree about the values that the model returns or, if it returns none, about
     its sites. The draws are returned in any case; where warnings are errors, the ``posterior`` of the exception has
     them.
+
+    Pyro's names ``num_samples``, ``num_chains`` and ``warmup_steps`` are accepted too.
 
     Args:
         model: a network of this package, or any Pyro model whose latent sites are continuous.

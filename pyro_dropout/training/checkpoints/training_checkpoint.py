@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.errors import DamagedFileError, PyroDropoutError
+from pyro_dropout.mathematics.argument_names import formerly
 from pyro_dropout.mathematics.checks import check_count, check_positive
 from pyro_dropout.protocols import Record
 from pyro_dropout.training.checkpoints.atomic_file import clear_unfinished
@@ -25,6 +26,7 @@ State = tuple[dict[str, Tensor], Record]  # tensors by name, and the rest, which
 _NAME = re.compile(r"step-(\d+)\.safetensors")
 
 
+@formerly(keep="keep_last")
 @dataclass(frozen=True)
 class Checkpoint:
     """Where and how often a training run writes checkpoints.
@@ -33,7 +35,7 @@ class Checkpoint:
         folder: where they are written; created if it does not exist. Use one folder per training.
         every: steps between two checkpoints; None to go by time alone.
         seconds: time between two checkpoints, in seconds.
-        keep: how many of the latest ones are kept.
+        keep_last: how many of the latest ones are kept.
         run: what identifies the training, such as a hash of its settings; it is written into each checkpoint, and one
             with another ``run`` is refused.
 
@@ -59,7 +61,7 @@ class Checkpoint:
     folder: str | Path
     every: int | None = None
     seconds: float = 60.0
-    keep: int = 3
+    keep_last: int = 3
     run: str | None = None
 
     def __post_init__(self) -> None:
@@ -68,7 +70,7 @@ class Checkpoint:
         check_positive("seconds", self.seconds)
         if not isinstance(self.folder, str | Path):
             raise PyroDropoutError(f"folder must be the path of a folder; got {self.folder!r}.")
-        check_count("keep", self.keep)
+        check_count("keep_last", self.keep_last)
         if not isinstance(self.run, str | None):
             raise PyroDropoutError(f"run must be text that identifies the training; got {self.run!r}.")
 
@@ -172,7 +174,7 @@ class Keeper:
         self._damaged.discard(path)
         past = [file for number, file in self._files() if number <= step]
         past.sort(key=lambda file: file not in self._damaged)  # what cannot be used goes first, then the oldest
-        for old in past[: -self.how.keep]:
+        for old in past[: -self.how.keep_last]:
             old.unlink(missing_ok=True)
         return True
 

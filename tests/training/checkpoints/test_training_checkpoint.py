@@ -213,7 +213,7 @@ def test_an_optimiser_whose_state_is_no_tensors_is_refused(tmp_path: Path) -> No
 
 def two_of_which_the_last_is_damaged(folder: Path) -> None:
     """Leave the checkpoints of steps 40 and 60."""
-    short(pd.training.Checkpoint(folder, every=20, keep=2), steps=60)
+    short(pd.training.Checkpoint(folder, every=20, keep_last=2), steps=60)
     last = max(folder.iterdir())
     last.write_bytes(last.read_bytes()[:-5])
 
@@ -221,13 +221,13 @@ def two_of_which_the_last_is_damaged(folder: Path) -> None:
 def test_the_checkpoints_that_are_written_outlive_a_damaged_later_one(tmp_path: Path) -> None:
     two_of_which_the_last_is_damaged(tmp_path)
     with pytest.warns(UserWarning, match="cannot be used"):
-        short(pd.training.Checkpoint(tmp_path, every=5, keep=1), steps=55)
+        short(pd.training.Checkpoint(tmp_path, every=5, keep_last=1), steps=55)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "step-000000000055.safetensors",
         "step-000000000060.safetensors",
     ]
     with pytest.warns(UserWarning, match="cannot be used"):
-        assert short(pd.training.Checkpoint(tmp_path, every=5, keep=1), steps=70)[1].steps == 70
+        assert short(pd.training.Checkpoint(tmp_path, every=5, keep_last=1), steps=70)[1].steps == 70
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000000070.safetensors"]
 
 
