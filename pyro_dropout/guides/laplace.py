@@ -86,6 +86,7 @@ class AutoLaplace(SiteGuide):
         self._start()
         size = sum(site.start.numel() for site in self._sites.values())
         self.structure: Structure = ("full" if size <= MOST else "last") if structure is None else structure
+        self.prior_factor = 1.0
         self.full_prior = self.structure != "last"
 
     def parameters_of(self, site: GuideSite) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ overconfident or underconfident everywhere, without training.
 """
 
 import math
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -20,6 +21,7 @@ from pyro_dropout.prediction.site_prediction import SitePrediction
 from pyro_dropout.protocols import Likelihood
 
 _F64 = torch.float64
+_FAR = 0.1  # between accuracy and mean confidence
 
 
 def refit_tau(prediction: Prediction, y: Tensor) -> float:
@@ -65,6 +67,8 @@ def refit_temperature(prediction: Prediction, y: Tensor) -> float:
     """Return the temperature under which the classes of a validation set are most probable.
 
     It maximises Σ_n log p(y_n | x_n), and is found in about 45 passes over the samples. Apply it with ``tempered``.
+    Warns if that calibrates nothing, because the draws differ too much from each other: a temperature divides their
+    differences as well.
 
     Args:
         prediction: of classes, at the validation points, samples kept.
@@ -104,7 +108,25 @@ def refit_temperature(prediction: Prediction, y: Tensor) -> float:
                 " when averaged; train longer, or with less noise."
             )
         raise PyroDropoutError(f"no temperature is best: the likelihood still rises at {math.exp(found):.3g}. {why}")
+    _warn_if_in_vain(prediction, y, math.exp(found))
     return math.exp(found)
+
+
+def _warn_if_in_vain(prediction: Prediction, y: Tensor, temperature: float) -> None:
+    """Warn if a prediction is far less confident than it is right, at its best temperature too."""
+    probs, counted = tempered(prediction, temperature).probs, prediction.counted(y)
+    several = prediction.one_of_several
+    sure = probs.amax(-1) if several else torch.maximum(probs, 1 - probs)
+    right = probs.argmax(-1) == y if several else (probs > 0.5) == (y > 0.5)
+    accuracy, confidence = (each[counted].to(_F64).mean().item() for each in (right, sure))
+    by_chance = 3 * (confidence * (1 - confidence) / max(1, int(counted.sum()))) ** 0.5  # three standard errors
+    if accuracy - confidence > max(_FAR, by_chance):
+        warnings.warn(
+            f"no temperature calibrates this prediction: at the best one, {temperature:.3g}, its mean confidence is"
+            f" {confidence:.2f} and its accuracy {accuracy:.2f}. The draws differ too much from each other: narrow the"
+            " posterior instead, as laplace(..., validation=(x, y)) does, or use less dropout.",
+            stacklevel=3,
+        )
 
 
 def with_tau(prediction: Prediction, tau: float) -> Prediction:

@@ -6,7 +6,7 @@ I + P^-½ H P^-½: its eigenvalues are at least 1, so that it is as well conditi
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import ClassVar
 
 import torch
@@ -76,6 +76,13 @@ class Block(nn.Module):
         """Return gᵀ Λ⁻¹ g for a vector g, given by site."""
         raise NotImplementedError
 
+    def spectrum(self) -> tuple[Tensor, Callable[[Mapping[str, Tensor]], Tensor]]:
+        """Return λ, (n,), and a function of rows R by site that returns R', (B, n), for any factor c of the prior.
+
+        R (H + cP)⁻¹ Rᵀ = R' diag(1/(λ + c)) R'ᵀ: λ and R' are those of the eigenvectors of P^-½ H P^-½.
+        """
+        raise NotImplementedError
+
 
 class Diagonal(Block):
     """Independent numbers: H = diag h."""
@@ -95,6 +102,10 @@ class Diagonal(Block):
     def squared_length(self, by_site: Mapping[str, Tensor]) -> Tensor:
         """Return Σ g²/(h + P)."""
         return (self.flat(by_site).square() / (self.diagonal + self.prior)).sum()
+
+    def spectrum(self) -> tuple[Tensor, Callable[[Mapping[str, Tensor]], Tensor]]:
+        """Return h/P, and R P^-½."""
+        return self.diagonal / self.prior, lambda rows: self.flat(rows) * self.prior.rsqrt()
 
 
 class Dense(Block):
@@ -127,6 +138,13 @@ class Dense(Block):
         cholesky = _cholesky(self.scaled(self.prior), self.shapes)
         whitened: Tensor = torch.linalg.solve_triangular(cholesky, half, upper=False)
         return whitened.square().sum()
+
+    def spectrum(self) -> tuple[Tensor, Callable[[Mapping[str, Tensor]], Tensor]]:
+        """Return the eigenvalues of P^-½ H P^-½, and R P^-½ U."""
+        half = self.prior.rsqrt()
+        values, vectors = torch.linalg.eigh(half[:, None] * self.hessian * half)
+        basis = half[:, None] * vectors
+        return values.clamp_min(0), lambda rows: self.flat(rows) @ basis
 
 
 class Kronecker(Block):
@@ -203,6 +221,12 @@ class Kronecker(Block):
         """Return ‖s ∘ Uᵀ G D^-½ V‖² of the matrix G."""
         left, right, widths = self.rotations()
         return (left.mT @ (self.matrix(by_site) * self.prior.rsqrt()) @ right * widths).square().sum()
+
+    def spectrum(self) -> tuple[Tensor, Callable[[Mapping[str, Tensor]], Tensor]]:
+        """Return β_k λ_j, and Uᵀ R D^-½ V."""
+        left, right, widths = self.rotations()
+        left, right = left.mT, self.prior.rsqrt()[:, None] * right
+        return (widths.pow(-2) - 1).flatten(), lambda rows: (left @ self.matrix(rows) @ right).flatten(-2)
 
 
 class Curvature(nn.Module):

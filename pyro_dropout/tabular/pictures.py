@@ -281,23 +281,20 @@ def _depends(
             line = ("-", "--", ":")[k // len(PALETTE) % 3]  # from the eighth class on, colours are there twice
             ax.plot(at, mean, f"o{line}" if named else line, color=_colour(k), ms=4, label=encoding.classes[k])
         _band(ax, [at[0]], found.mean[:1, 0], found.mean[:1, 0], named, "k", 0.15, "±2 epistemic std")
-        cut = (
-            "each"
-            if len(common) == len(encoding.classes)
-            else f"the {len(common)} likeliest of {len(encoding.classes)}"
-        )
-        ax.set(ylabel=f"probability of {cut} {encoding.target}", ylim=(0, 1.02))
+        every = len(common) == len(encoding.classes)
+        shown = "each" if every else f"the {len(common)} likeliest of {len(encoding.classes)}"
+        ax.set(ylabel=f"probability of {shown} {encoding.target}", ylim=(0, 1.02))
     else:
         mean, low, high = (part[:, 0].double() + centre for part in (found.mean, found.low, found.high))
         doubt = 2 * found.doubt[:, 0].double()
-        every = "" if single else "mean "
-        _band(ax, at, low, high, named, PALETTE[5], 0.3, f"{every}{percent(level)} interval of a row")
+        whose = "" if single else "mean "
+        _band(ax, at, low, high, named, PALETTE[5], 0.3, f"{whose}{percent(level)} interval of a row")
         inner = (mean - doubt).clamp(low, high), (mean + doubt).clamp(low, high)  # a skewed posterior's may stick out
         cut = bool(((inner[0] > mean - doubt) | (inner[1] < mean + doubt)).any())
         label = f"±2 epistemic std{', cut at the interval' if cut else ': doubt about the mean'}"
         _band(ax, at, *inner, named, PALETTE[0], 0.35, label)
         style = "o" if named or len(at) == 1 else "-"
-        ax.plot(at, mean, style, color="k", lw=1.4, ms=4, label=f"{every}prediction")
+        ax.plot(at, mean, style, color="k", lw=1.4, ms=4, label=f"{whose}prediction")
         if single and data[1] is not None and not named:
             places = data[0][:, 0].double().cpu() + float(found.column.centre)
             ax.plot(places, data[1][:, 0].double().cpu() + centre, ".", color="0.4", ms=3, label="actual", zorder=0)

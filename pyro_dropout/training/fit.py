@@ -264,7 +264,7 @@ def fit(
                 task = LoaderTask(guide, own, call, stream)
             with as_points(model, guide, loss):
                 history = attempt(task, checkpoint)
-                finish_on(guide, call, loader, target, batch_size)
+                finish_on(guide, call, loader, target, batch_size, held_out)
         return _noted(model, guide, call, history)
 
 

@@ -41,6 +41,7 @@ def test_another_tau_changes_the_noise_alone_and_nothing_that_was_given(dtype: t
     assert torch.equal(answer.samples, before[1])
 
 
+@pytest.mark.filterwarnings("ignore:no temperature calibrates")  # the draws are noise
 @pytest.mark.parametrize("scale", [0.01, 1.0, 300.0])
 def test_the_temperature_is_the_most_probable_one(dtype: torch.dtype, scale: float) -> None:
     f, y = scale * torch.randn(5, 60, 3, dtype=dtype), torch.randint(3, (60,))
@@ -69,3 +70,11 @@ def test_tempered_probabilities_are_means_of_softmaxes(dtype: torch.dtype) -> No
     assert torch.equal(answer.probs, before)
     assert torch.equal(answer.samples, f)
     assert torch.equal(pd.judging.tempered(answer, 1.0).probs, answer.probs)
+
+
+def test_a_temperature_that_calibrates_nothing_is_told() -> None:
+    # Logits 3 for the right class, with noise of 5 between draws: each draw is sure, and their mean is not.
+    y = torch.arange(200) % 4
+    f = 3 * torch.nn.functional.one_hot(y, 4) + 5 * torch.randn(400, 200, 4)
+    with pytest.warns(UserWarning, match="no temperature calibrates this prediction.*narrow the posterior"):
+        pd.judging.refit_temperature(made(f, pd.Categorical()), y)

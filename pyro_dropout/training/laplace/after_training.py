@@ -14,8 +14,9 @@ from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.guides.laplace import AutoLaplace
 from pyro_dropout.protocols import PyroModel, Record
 from pyro_dropout.training.history import History
+from pyro_dropout.training.laplace.curvature import network_in
 from pyro_dropout.training.laplace.kronecker import layers_of
-from pyro_dropout.training.laplace.laplace import batches_of, finish, network_in
+from pyro_dropout.training.laplace.laplace import batches_of, finish
 from pyro_dropout.training.loader import Target
 
 Finished = Callable[[History], History]
@@ -57,15 +58,24 @@ def as_points(model: PyroModel, guide: object, loss: object) -> Iterator[None]:
 
 
 def finish_on(
-    guide: object, call: ModelCall, loader: DataLoader[Any] | None, target: Target, batch_size: int | None
+    guide: object,
+    call: ModelCall,
+    loader: DataLoader[Any] | None,
+    target: Target,
+    batch_size: int | None,
+    held_out: ModelCall | None = None,
 ) -> None:
-    """Add the curvature of a model call's data, or of all batches of a loader, to an ``AutoLaplace``."""
+    """Add the curvature of a model call's data, or of all batches of a loader, to an ``AutoLaplace``.
+
+    Held-out data tune the width of its prior.
+    """
     if not isinstance(guide, AutoLaplace):
         return
     x, y, *number = call.args
     batches = batches_of(call.model, x, y) if loader is None else batches_of(call.model, loader, None, target)
     number = number or [call.kwargs.get("num_data")]
-    finish(guide, call.model, batches, batch_size=batch_size, num_data=number[0])
+    validation = None if held_out is None else held_out.args
+    finish(guide, call.model, batches, batch_size=batch_size, num_data=number[0], validation=validation)
 
 
 @contextlib.contextmanager

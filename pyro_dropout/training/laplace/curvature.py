@@ -13,8 +13,9 @@ import torch
 from torch import Size, Tensor
 
 from pyro_dropout.errors import PyroDropoutError
-from pyro_dropout.generative.inputs import AnyInputs
+from pyro_dropout.generative.inputs import AnyInputs, check_inputs, check_pairs, takes_all
 from pyro_dropout.generative.jacobians import Jacobians, last_layer
+from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.mathematics.curvature import Block, Dense, Diagonal
 from pyro_dropout.protocols import Weights
 
@@ -164,3 +165,24 @@ class JacobianSums(Sums):
         if self.diagonal:
             return [Diagonal(shape, priors, diagonal=scale * total) for shape, total in pairs]
         return [Dense(shape, priors, hessian=scale * total) for shape, total in pairs]
+
+
+def checked_batch(model: object, weights: Weights, x: object, y: Tensor) -> tuple[AnyInputs, Tensor]:
+    """Return the inputs and targets of a batch, on the device of the weights."""
+    place = next(iter(weights.values())).device
+    inputs = check_inputs(x, whole=takes_all(model))
+    check_pairs("x and y", inputs, y)
+    return inputs.to(place), y.to(place)
+
+
+def network_in(model: Any) -> Any:
+    """Return the network of a model that may standardise its data."""
+    return model.model if isinstance(model, Standardised) else model
+
+
+def inside(model: Any, x: AnyInputs, y: Tensor) -> tuple[Any, AnyInputs, Tensor]:
+    """Return the network, and the data as it sees them."""
+    if isinstance(model, Standardised):
+        assert isinstance(x, Tensor)
+        return model.model, model.standard_x(x), model.standard_y(y)
+    return model, x, y

@@ -32,7 +32,8 @@ from pyro_dropout.mathematics.checks import check_count, check_positive, check_s
 from pyro_dropout.mathematics.curvature import NOISE, log_evidence, precisions_of
 from pyro_dropout.protocols import Weights
 from pyro_dropout.training.fit import fit
-from pyro_dropout.training.laplace.laplace import batches_of, laplace, network_in, weights_at
+from pyro_dropout.training.laplace.curvature import network_in
+from pyro_dropout.training.laplace.laplace import batches_of, measured, weights_at
 from pyro_dropout.training.laplace.most_probable import can_climb, most_probable
 from pyro_dropout.training.optimisers import cosine_decay
 
@@ -178,7 +179,7 @@ def maximise_evidence(
             with warnings.catch_warnings(record=True) as said:
                 warnings.simplefilter("always")
                 weights = trained(weights, number)
-                guide = laplace(model, weights, x, y, structure)
+                guide = measured(model, weights, x, y, structure)
             trace.append(guide.log_evidence().item())
             bar.update()
             bar.set_postfix_str(f"log evidence {trace[-1]:.1f}")
@@ -315,7 +316,7 @@ def evidence_slope(model: Any, guide: AutoLaplace, x: object, y: Tensor | None, 
     x, y, num_data = _some(model, x, y)
 
     def log_det(moved: Weights) -> float:
-        there = laplace(model, {**weights, **moved}, x, y, guide.structure, num_data=num_data)
+        there = measured(model, {**weights, **moved}, x, y, guide.structure, num_data)
         return there.curvature.log_det().item()
 
     through = {}  # the slope of -½ log det through the point

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
-from pyro_dropout.generative.inputs import AnyInputs, check_inputs, check_pairs, takes_all
+from pyro_dropout.generative.inputs import AnyInputs, takes_all
 from pyro_dropout.generative.jacobians import last_layer
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.own_noise import check_no_noise
@@ -23,11 +23,21 @@ from pyro_dropout.mathematics.checks import check_count, check_finite, describe
 from pyro_dropout.mathematics.curvature import Curvature
 from pyro_dropout.mathematics.shapes import base_distribution
 from pyro_dropout.protocols import HasMean, PyroModel, Weights
-from pyro_dropout.training.laplace.curvature import ASKER, F64, JacobianSums, Sums
+from pyro_dropout.training.laplace.curvature import (
+    ASKER,
+    F64,
+    JacobianSums,
+    Sums,
+    checked_batch,
+    inside,
+    network_in,
+)
 from pyro_dropout.training.laplace.kronecker import KroneckerSums
+from pyro_dropout.training.laplace.tuned_prior import tune_prior, warn_if_unsure
 from pyro_dropout.training.loader import divided, number_of_data
 
 Pair = tuple[object, Tensor]  # x and y of a batch
+_JUDGED = 100  # training data whose confidence is looked at
 _LARGEST = 16_384  # weights with one matrix: 2 GB in float64
 
 
@@ -43,13 +53,15 @@ def laplace(
     batch_size: int | None = None,
     num_data: int | None = None,
     target: str | int | None = None,
+    validation: object = None,
 ) -> AutoLaplace:
     """Return the Laplace approximation at a point: a Gaussian guide with the curvature of the posterior there.
 
     The curvature is the generalised Gauss-Newton matrix of the log-likelihood plus the prior's precisions. It is
     that of the network in evaluation mode: normalisation layers use their running statistics, and dropout layers do
     nothing.
-    Warns if the point is not near a maximum of the posterior: the Gaussian is then around the wrong place.
+    Warns if the point is not near a maximum of the posterior: the Gaussian is then around the wrong place; and if a
+    classifier is far less confident than it is right: the Gaussian is then too wide.
 
     Args:
         model: a ``BayesianNet``, or one inside ``Standardised``.
@@ -62,6 +74,10 @@ def laplace(
         num_data: the number of data that x and y stand for, to which the curvature is scaled up; by default how many
             there are, or the length of the loader's dataset.
         target: of a ``DataLoader``'s batches, as in ``fit``.
+        validation: (x, y) that the point was not trained on, or a ``DataLoader`` of them. The prior's precisions in the
+            covariance are then multiplied by the factor under which these data are most probable in linearised
+            predictions, whatever the structure; ``guide.prior_factor`` is that factor. Without it the prior is the
+            model's, which may be far too wide for a point that was trained elsewhere.
 
     Returns:
         The guide. ``guide.curvature`` holds the curvature, the log-likelihood at the point and the number of data.
@@ -78,9 +94,23 @@ def laplace(
     """
     if isinstance(x, DataLoader) and not isinstance(x.dataset, IterableDataset):
         num_data = number_of_data(x, num_data)  # an epoch may leave some out, or hold some twice
-    weights = weights_at(model, point)
+    guide = AutoLaplace(model, structure, init=weights_at(model, point))
+    batches = batches_of(model, x, y, target)
+    finish(guide, model, batches, batch_size=batch_size, num_data=num_data, validation=validation)
+    return guide
+
+
+def measured(
+    model: PyroModel,
+    weights: Weights,
+    x: object,
+    y: Tensor | None,
+    structure: Structure | None = None,
+    num_data: int | None = None,
+) -> AutoLaplace:
+    """Return the Laplace approximation at some weights, without a look at its confidence."""
     guide = AutoLaplace(model, structure, init=weights)
-    finish(guide, model, batches_of(model, x, y, target), batch_size=batch_size, num_data=num_data)
+    finish(guide, model, batches_of(model, x, y), num_data=num_data, judged=False)
     return guide
 
 
@@ -135,6 +165,8 @@ def finish(
     *,
     batch_size: int | None = None,
     num_data: int | None = None,
+    validation: object = None,
+    judged: bool = True,
 ) -> None:
     """Add the curvature to a guide whose point is trained, and warn if it is not.
 
@@ -144,6 +176,8 @@ def finish(
         batches: pairs (x, y), all data once.
         batch_size: the most points to compute with at once.
         num_data: the number of data that these stand for.
+        validation: (x, y) to tune the prior's width by.
+        judged: whether to warn if it is far less confident than it is right.
     """
     for name, value in (("batch_size", batch_size), ("num_data", num_data)):
         if value is not None:
@@ -151,6 +185,7 @@ def finish(
     guide.set_curvature(None)
     weights = guide.point()
     sums: Sums | None = None
+    seen: list[Pair] = []
     log_likelihood = torch.zeros((), dtype=F64, device=next(iter(weights.values())).device)
     with forked(), evaluating(model), torch.enable_grad():
         for x, y in batches:
@@ -158,6 +193,7 @@ def finish(
             net, own, own_targets = inside(model, inputs, targets)
             if sums is None:
                 sums = _sums(guide.structure, net, weights, own)
+                seen = [(inputs, targets) if takes_all(net) else (inputs[:_JUDGED], targets[:_JUDGED])]
             f = net.evaluate(weights, own if takes_all(net) else own[:1]).detach()
             net.likelihood.check_values(f[:1], net.likelihood.checked(f[:1].expand(len(targets), -1), own_targets))
             start = 0
@@ -187,27 +223,11 @@ def finish(
     curvature = Curvature(sums.blocks(precisions, scale), scale * log_likelihood, num_data or sums.count, noise)
     guide.set_curvature(curvature)
     _warn_unless_trained(guide, gradient)
-
-
-def checked_batch(model: object, weights: Weights, x: object, y: Tensor) -> tuple[AnyInputs, Tensor]:
-    """Return the inputs and targets of a batch, on the device of the weights."""
-    place = next(iter(weights.values())).device
-    inputs = check_inputs(x, whole=takes_all(model))
-    check_pairs("x and y", inputs, y)
-    return inputs.to(place), y.to(place)
-
-
-def network_in(model: Any) -> Any:
-    """Return the network of a model that may standardise its data."""
-    return model.model if isinstance(model, Standardised) else model
-
-
-def inside(model: Any, x: AnyInputs, y: Tensor) -> tuple[Any, AnyInputs, Tensor]:
-    """Return the network, and the data as it sees them."""
-    if isinstance(model, Standardised):
-        assert isinstance(x, Tensor)
-        return model.model, model.standard_x(x), model.standard_y(y)
-    return model, x, y
+    guide.prior_factor = 1.0
+    if validation is not None:
+        guide.prior_factor = tune_prior(guide, model, validation)
+    elif judged:
+        warn_if_unsure(guide, model, *seen[0])
 
 
 def _log_likelihood(model: Any, f: Tensor, y: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from pyro_dropout.generative.precision import HALF
 from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.mathematics.shapes import base_distribution
 from pyro_dropout.protocols import Weights
-from pyro_dropout.training.laplace.laplace import checked_batch, inside, network_in
+from pyro_dropout.training.laplace.curvature import checked_batch, inside, network_in
 
 F64 = torch.float64
 _FLAT = 0.01  # a slope, in units of the prior, where it ends

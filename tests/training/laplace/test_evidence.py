@@ -188,7 +188,7 @@ def test_an_error_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) ->
     x, y = waves(20)
     model = waves_net()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    real, calls = evidence.laplace, []
+    real, calls = evidence.measured, []
 
     def interrupted(*args: Any, **kwargs: Any) -> Any:
         calls.append(model.likelihood.tau.item())
@@ -196,7 +196,7 @@ def test_an_error_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) ->
             raise KeyboardInterrupt
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(evidence, "laplace", interrupted)
+    monkeypatch.setattr(evidence, "measured", interrupted)
     with pytest.raises(KeyboardInterrupt):
         pd.training.maximise_evidence(model, x, y, **QUIET)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

@@ -1,0 +1,320 @@
+"""Inputs unlike those of training: the usual scores of a network, and how well each separates two sets of inputs.
+
+A high score means "unlike". Mutual information, entropy and energy are read off a prediction; the distance is that of
+the features of the last hidden layer to those of the training inputs.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from pyro_dropout.errors import PyroDropoutError, ShapeError
+from pyro_dropout.generative.inputs import check_inputs, takes_all
+from pyro_dropout.generative.jacobians import last_layer
+from pyro_dropout.generative.likelihoods.moments import is_class
+from pyro_dropout.generative.networks import BayesianNet
+from pyro_dropout.generative.random_state import forked
+from pyro_dropout.generative.standardised import Standardised
+from pyro_dropout.generative.trial_run import evaluating
+from pyro_dropout.guides.base import SiteGuide
+from pyro_dropout.judging.checked_prediction import check_prediction
+from pyro_dropout.judging.decisions import check_vector
+from pyro_dropout.mathematics.checks import check_level
+from pyro_dropout.mathematics.shapes import Bool, Float
+from pyro_dropout.prediction.predict import predict
+from pyro_dropout.prediction.prediction import Prediction
+from pyro_dropout.protocols import PyroModel
+
+_F64 = torch.float64
+_NEIGHBOURS, _MOST, _AT_ONCE = 5, 5000, 1024  # nearest features; training inputs that are kept; inputs in a pass
+
+
+def mutual_information(prediction: Prediction) -> Float[Tensor, " N"]:
+    """Return how much the draws of the weights disagree about the class of each input, in nats, (N,).
+
+    Example:
+        >>> import torch, pyro_dropout as pdrop
+        >>> from pyro_dropout.judging.out_of_distribution import mutual_information
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 3), likelihood=pdrop.Categorical())
+        >>> answer = pdrop.predict(model, pdrop.AutoDropout(model, keep=1.0), torch.ones(4, 2), samples=5)
+        >>> bool(mutual_information(answer).abs().max() < 1e-6)  # all draws are the same
+        True
+    """
+    return _of_classes(prediction, "mutual_information")
+
+
+def entropy(prediction: Prediction) -> Float[Tensor, " N"]:
+    """Return the entropy of the class of each input, in nats, (N,).
+
+    Example:
+        >>> import torch, pyro_dropout as pdrop
+        >>> from pyro_dropout.judging.out_of_distribution import entropy
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 3), likelihood=pdrop.Categorical())
+        >>> guide = pdrop.AutoDropout(model, keep=1.0, init=lambda name, shape: torch.zeros(shape))
+        >>> round(entropy(pdrop.predict(model, guide, torch.ones(1, 2), samples=5)).item(), 4)  # log 3
+        1.0986
+    """
+    return _of_classes(prediction, "entropy")
+
+
+def energy(prediction: Prediction) -> Float[Tensor, " N"]:
+    """Return the energy of each input, -log Σ_c exp f_c, averaged over the draws, (N,) (Liu et al. 2020).
+
+    Example:
+        >>> import torch, pyro_dropout as pdrop
+        >>> from pyro_dropout.judging.out_of_distribution import energy
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 3), likelihood=pdrop.Categorical())
+        >>> guide = pdrop.AutoDropout(model, keep=1.0, init=lambda name, shape: torch.zeros(shape))
+        >>> round(energy(pdrop.predict(model, guide, torch.ones(1, 2), samples=5)).item(), 4)  # -log 3
+        -1.0986
+    """
+    check_prediction(prediction)
+    if not prediction.one_of_several or getattr(prediction.likelihood, "shape", None) is not None:
+        raise PyroDropoutError(
+            "the energy is that of the logits of one class among several, with the likelihood Categorical(); this"
+            f" prediction is of {prediction.family}. Use the distance in the features (FeatureSupport)."
+        )
+    return -torch.cat([prediction.samples[:, piece].logsumexp(-1).mean(0) for piece in prediction.pieces()])
+
+
+def epistemic(prediction: Prediction) -> Float[Tensor, " N"]:
+    """Return the standard deviation of E[y] between draws of the weights, over all targets of an input, (N,).
+
+    Example:
+        >>> import torch, pyro_dropout as pdrop
+        >>> from pyro_dropout.judging.out_of_distribution import epistemic
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 1))
+        >>> epistemic(pdrop.predict(model, pdrop.AutoDropout(model), torch.zeros(4, 2), samples=5)).tolist()
+        [0.0, 0.0, 0.0, 0.0]
+    """
+    check_prediction(prediction)
+    each = prediction.epistemic
+    return prediction.per_point(each.sum(-1) if prediction.one_of_several else each).sqrt()
+
+
+def _of_classes(prediction: Prediction, name: str) -> Tensor:
+    check_prediction(prediction)
+    prediction.check_classes(name)
+    return prediction.per_point(getattr(prediction, name))
+
+
+_SCORES: dict[str, Callable[[Prediction], Tensor]] = {
+    "mutual_information": mutual_information,
+    "entropy": entropy,
+    "energy": energy,
+    "epistemic": epistemic,
+}
+_DISTANCE = "distance"
+
+
+def features(model: PyroModel, posterior: object, x: object) -> Float[Tensor, "N K"]:
+    """Return what enters the last layer at each input, (N, K), with the mean of the weights; for images, texts, tables.
+
+    Example:
+        >>> import torch, pyro_dropout as pdrop
+        >>> from pyro_dropout.judging.out_of_distribution import features
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> model = pdrop.BayesianNet(net, likelihood=pdrop.Categorical())
+        >>> features(model, pdrop.AutoDropout(model), torch.randn(5, 3)).shape
+        torch.Size([5, 8])
+    """
+    net: Any = model.model if isinstance(model, Standardised) else model
+    if not isinstance(net, BayesianNet) or not isinstance(posterior, SiteGuide):
+        raise PyroDropoutError(
+            "the features of the last hidden layer are those of one BayesianNet at the mean of its guide's weights; got"
+            f" {type(model).__name__} and {type(posterior).__name__}. Use mutual_information, entropy or energy."
+        )
+    inputs, weights = check_inputs(x, whole=takes_all(net)), posterior.mean()
+    inputs = inputs.to(next(iter(weights.values())).device)
+    if isinstance(model, Standardised):
+        assert isinstance(inputs, Tensor)
+        inputs = model.standard_x(inputs)
+    found = []
+    with forked(), evaluating(net), torch.no_grad():
+        for part in [inputs] if takes_all(net) else inputs.split(_AT_ONCE):
+            last = last_layer(net, weights, part)
+            if last.features is None:
+                raise PyroDropoutError(
+                    f"the network does not end with a Linear layer that gives its outputs (the last is {last.path!r}),"
+                    " so the features of its last hidden layer are unknown. Use mutual_information, entropy or energy."
+                )
+            found.append(last.features.detach())
+    return torch.cat(found)
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureSupport:
+    """Which inputs are unlike the training inputs in the features of a network; made by ``FeatureSupport.of``.
+
+    The distance of an input is the mean of those to the five nearest training inputs, between features of length one
+    (Sun et al. 2022). ``Support`` does the same for the raw rows of a table.
+
+    Attributes:
+        model: the network.
+        posterior: its guide, at whose mean the features are taken.
+        known: the features of training inputs, at most 5,000 of them, of length one, (n, K).
+        limit: the distance above which an input is flagged.
+
+    Example:
+        >>> import torch, pyro_dropout as pdrop
+        >>> from pyro_dropout.judging.out_of_distribution import FeatureSupport
+        >>> _ = torch.manual_seed(0)
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 16), torch.nn.Tanh(), torch.nn.Linear(16, 2))
+        >>> model = pdrop.BayesianNet(net, likelihood=pdrop.Categorical())
+        >>> x = torch.randn(200, 2) * torch.tensor([0.1, 1.0]) + torch.tensor([3.0, 0.0])
+        >>> support = FeatureSupport.of(model, pdrop.AutoDropout(model), x)
+        >>> support.flag(torch.tensor([[3.0, 0.0], [-3.0, 0.0]])).tolist()
+        [False, True]
+    """
+
+    model: PyroModel
+    posterior: object
+    known: Float[Tensor, "n K"]
+    limit: float
+
+    @classmethod
+    def of(cls, model: PyroModel, posterior: object, x: object, rate: float = 0.03) -> "FeatureSupport":
+        """Learn what training inputs are like.
+
+        Args:
+            model: a ``BayesianNet``, or one inside ``Standardised``, whose last layer is Linear.
+            posterior: its guide.
+            x: training inputs, (N, ...), at least ten.
+            rate: the share of them that would be flagged, each left out in turn. Fresh inputs are flagged somewhat more
+                often, because the features were trained on these: give held-out inputs if there are enough.
+        """
+        check_level("rate", rate)
+        own = normalize(features(model, posterior, x), dim=-1)
+        if len(own) < 2 * _NEIGHBOURS:
+            raise ShapeError(f"x must have at least {2 * _NEIGHBOURS} inputs; got {len(own)}.")
+        order = torch.randperm(len(own), generator=torch.Generator().manual_seed(0), device="cpu")[:_MOST]
+        known = own[order.to(own.device)]
+        distance = _nearest(known, known, 1)
+        return cls(model, posterior, known, float(torch.quantile(distance, 1 - rate)))
+
+    def score(self, x: object) -> Float[Tensor, " N"]:
+        """Return the distance of each input in units of the limit, (N,): above 1 it is flagged."""
+        return _nearest(normalize(features(self.model, self.posterior, x), dim=-1), self.known) / max(self.limit, 1e-30)
+
+    def flag(self, x: object) -> Bool[Tensor, " N"]:
+        """Return which inputs are unlike the training inputs, (N,)."""
+        return self.score(x) > 1
+
+
+def _nearest(rows: Tensor, known: Tensor, itself: int = 0) -> Tensor:
+    """Return the mean distance to the nearest rows, (N,); without the nearest one, if that is the row itself."""
+    exact: Any = "donot_use_mm_for_euclid_dist"  # products would leave distances of 1e-3 between equal rows
+    pieces = (torch.cdist(part, known, compute_mode=exact) for part in rows.split(_AT_ONCE))
+    nearest = [piece.topk(_NEIGHBOURS + itself, largest=False, sorted=True).values for piece in pieces]
+    return torch.cat(nearest)[:, itself:].mean(1)
+
+
+@dataclass(frozen=True)
+class Separation:
+    """How well a score separates inputs like the training inputs from others; returned by ``separation``.
+
+    Attributes:
+        auroc: the probability that an input outside has the higher score; a tie counts half.
+        error: its standard error (DeLong et al. 1988).
+        fpr95: the share of inputs outside that pass where 95 % of those inside do.
+
+    Example:
+        >>> import torch
+        >>> from pyro_dropout.judging.out_of_distribution import separation
+        >>> separation(torch.arange(100.0), torch.arange(100.0) + 200).fpr95
+        0.0
+    """
+
+    auroc: float
+    error: float
+    fpr95: float
+
+
+def separation(inside: Float[Tensor, " N"], outside: Float[Tensor, " M"]) -> Separation:
+    """Return AUROC and FPR at 95 % TPR of a score that should be low inside and high outside.
+
+    Args:
+        inside: scores of fresh inputs like the training inputs, (N,).
+        outside: scores of the others, (M,).
+
+    Example:
+        >>> import torch
+        >>> from pyro_dropout.judging.out_of_distribution import separation
+        >>> separation(torch.tensor([0.1, 0.4, 0.2, 0.6]), torch.tensor([0.9, 0.4, 0.7])).auroc  # 10½ of 12 pairs
+        0.875
+    """
+    check_vector("inside", inside)
+    check_vector("outside", outside)
+    inside, outside = inside.to(_F64), outside.to(inside.device, _F64)
+    won, lost = _below(outside, inside), 1 - _below(inside, outside)
+    few = min(len(won), len(lost)) < 2
+    error = math.nan if few else float((won.var() / len(won) + lost.var() / len(lost)).sqrt())
+    passes = inside.sort().values[math.ceil(0.95 * len(inside)) - 1]
+    return Separation(won.mean().item(), error, (outside <= passes).to(_F64).mean().item())
+
+
+def _below(values: Tensor, others: Tensor) -> Tensor:
+    """Return for each value the share of the others below it; ties count half."""
+    ordered = others.sort().values
+    below, upto = (torch.searchsorted(ordered, values, right=right).to(_F64) for right in (False, True))
+    return (below + upto) / (2 * len(others))
+
+
+def out_of_distribution(
+    model: PyroModel,
+    posterior: object,
+    train: object,
+    inside: object,
+    outside: object,
+    scores: Sequence[str] | None = None,
+    *,
+    samples: int = 200,
+    seed: int | None = None,
+) -> dict[str, Separation]:
+    """Return how well each score of a network separates inputs outside its training data from those inside.
+
+    Args:
+        model: a network.
+        posterior: its guide.
+        train: the training inputs, for the distance.
+        inside: fresh inputs like these.
+        outside: inputs unlike these.
+        scores: some of "distance", "mutual_information", "entropy" and "energy" for classes, and of "distance" and
+            "epistemic" for numbers; by default all that exist for this network.
+        samples: draws of the weights.
+        seed: of these draws.
+
+    Example:
+        >>> import torch, pyro_dropout as pdrop
+        >>> from pyro_dropout.judging.out_of_distribution import out_of_distribution
+        >>> _ = torch.manual_seed(0)
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 16), torch.nn.Tanh(), torch.nn.Linear(16, 2))
+        >>> model = pdrop.BayesianNet(net, likelihood=pdrop.Categorical())
+        >>> x = torch.randn(200, 2) * 0.1 + torch.tensor([3.0, 0.0])
+        >>> found = out_of_distribution(model, pdrop.AutoDropout(model), x[:100], x[100:], -x, samples=20)
+        >>> sorted(found), found["distance"].auroc
+        (['distance', 'energy', 'entropy', 'mutual_information'], 1.0)
+    """
+    answers = [predict(model, posterior, x, samples=samples, seed=seed, keep_samples=True) for x in (inside, outside)]
+    if scores is None:
+        classes = is_class(answers[0].target_distribution)
+        one = answers[0].one_of_several and getattr(answers[0].likelihood, "shape", None) is None
+        scores = ["mutual_information", "entropy", *(["energy"] if one else [])] if classes else ["epistemic"]
+        scores = [*([_DISTANCE] if isinstance(posterior, SiteGuide) else []), *scores]
+    unknown = [name for name in scores if name not in (*_SCORES, _DISTANCE)]
+    if unknown or isinstance(scores, str):
+        raise PyroDropoutError(f"scores must be a list of {', '.join((_DISTANCE, *_SCORES))}; got {scores!r}.")
+    found = {}
+    for name in scores:
+        if name == _DISTANCE:
+            support = FeatureSupport.of(model, posterior, train)
+            values = [support.score(x) for x in (inside, outside)]
+        else:
+            values = [_SCORES[name](answer) for answer in answers]
+        found[name] = separation(*values)
+    return found
