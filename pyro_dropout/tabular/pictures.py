@@ -281,12 +281,12 @@ def _depends(
             line = ("-", "--", ":")[k // len(PALETTE) % 3]  # from the eighth class on, colours are there twice
             ax.plot(at, mean, f"o{line}" if named else line, color=_colour(k), ms=4, label=encoding.classes[k])
         _band(ax, [at[0]], found.mean[:1, 0], found.mean[:1, 0], named, "k", 0.15, "±2 epistemic std")
-        cut = (
+        which = (
             "each"
             if len(common) == len(encoding.classes)
             else f"the {len(common)} likeliest of {len(encoding.classes)}"
         )
-        ax.set(ylabel=f"probability of {cut} {encoding.target}", ylim=(0, 1.02))
+        ax.set(ylabel=f"probability of {which} {encoding.target}", ylim=(0, 1.02))
     else:
         mean, low, high = (part[:, 0].double() + centre for part in (found.mean, found.low, found.high))
         doubt = 2 * found.doubt[:, 0].double()
@@ -310,11 +310,11 @@ def _depends(
     ax.set_xlabel(f"{found.column.name}{unit}")
     _ticks(ax, found)
     averaged = "" if found.rows == 1 else f", averaged over {found.rows} rows"
-    cut = f", the {len(found.names)} most common of {found.categories}" if found.categories > len(found.names) else ""
+    left = f", the {len(found.names)} most common of {found.categories}" if found.categories > len(found.names) else ""
     # Between axes and title: below the axes, names at an angle would push the label into the legend.
     shown = ax.legend(frameon=False, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=4 if classes else 2)
     lines = -(-len(shown.get_texts()) // (4 if classes else 2))
-    ax.set_title(f"Prediction by {found.column.name}{cut}{averaged}", fontsize=10, pad=8 + 13 * lines)
+    ax.set_title(f"Prediction by {found.column.name}{left}{averaged}", fontsize=10, pad=8 + 13 * lines)
 
 
 def _ticks(ax: Axes, found: Dependence) -> None:
