@@ -8,10 +8,10 @@ two columns that matter most. A table with one input has its curve instead.
 import torch
 from torch import Tensor
 
-from pyro_dropout.errors import PyroDropoutError, ShapeError
 from pyro_dropout.judging.scores.calibration import least_level
 from pyro_dropout.judging.scores.class_calibration import reliability
 from pyro_dropout.mathematics.checks import check_level
+from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.mathematics.shapes import Bool, Float
 from pyro_dropout.prediction.plot_style import PALETTE, categories_below, finish, literal_text, percent
 from pyro_dropout.prediction.prediction import Prediction
@@ -58,15 +58,15 @@ def picture(
         over: a column to draw predictions over, whether or not it matters most.
 
     Example:
-        >>> import torch, pyro_dropout as pdrop
+        >>> import torch, pyro_dropout as pd
         >>> from pyro_dropout.tables.column import Column
         >>> from pyro_dropout.tables.encoding import Encoding
         >>> from pyro_dropout.tabular.pictures import picture
-        >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 1))
-        >>> guide = pdrop.AutoMeanField(model)
+        >>> model = pd.BayesianNet(torch.nn.Linear(2, 1))
+        >>> guide = pd.AutoMeanField(model)
         >>> x, encoding = torch.randn(40, 2), Encoding((Column("age"), Column("size")), target="price")
         >>> def ask(x):
-        ...     return pdrop.predict(model, guide, x, samples=20, seed=0)
+        ...     return pd.predict(model, guide, x, samples=20, seed=0)
         >>> [axes.get_xlabel() for axes in picture(ask, encoding, x, torch.randn(40, 1)).axes][:2]
         ['predicted price', 'level of the interval']
     """
@@ -281,20 +281,23 @@ def _depends(
             line = ("-", "--", ":")[k // len(PALETTE) % 3]  # from the eighth class on, colours are there twice
             ax.plot(at, mean, f"o{line}" if named else line, color=_colour(k), ms=4, label=encoding.classes[k])
         _band(ax, [at[0]], found.mean[:1, 0], found.mean[:1, 0], named, "k", 0.15, "±2 epistemic std")
-        every = len(common) == len(encoding.classes)
-        shown = "each" if every else f"the {len(common)} likeliest of {len(encoding.classes)}"
-        ax.set(ylabel=f"probability of {shown} {encoding.target}", ylim=(0, 1.02))
+        which = (
+            "each"
+            if len(common) == len(encoding.classes)
+            else f"the {len(common)} likeliest of {len(encoding.classes)}"
+        )
+        ax.set(ylabel=f"probability of {which} {encoding.target}", ylim=(0, 1.02))
     else:
         mean, low, high = (part[:, 0].double() + centre for part in (found.mean, found.low, found.high))
         doubt = 2 * found.doubt[:, 0].double()
-        whose = "" if single else "mean "
-        _band(ax, at, low, high, named, PALETTE[5], 0.3, f"{whose}{percent(level)} interval of a row")
+        every = "" if single else "mean "
+        _band(ax, at, low, high, named, PALETTE[5], 0.3, f"{every}{percent(level)} interval of a row")
         inner = (mean - doubt).clamp(low, high), (mean + doubt).clamp(low, high)  # a skewed posterior's may stick out
         cut = bool(((inner[0] > mean - doubt) | (inner[1] < mean + doubt)).any())
         label = f"±2 epistemic std{', cut at the interval' if cut else ': doubt about the mean'}"
         _band(ax, at, *inner, named, PALETTE[0], 0.35, label)
         style = "o" if named or len(at) == 1 else "-"
-        ax.plot(at, mean, style, color="k", lw=1.4, ms=4, label=f"{whose}prediction")
+        ax.plot(at, mean, style, color="k", lw=1.4, ms=4, label=f"{every}prediction")
         if single and data[1] is not None and not named:
             places = data[0][:, 0].double().cpu() + float(found.column.centre)
             ax.plot(places, data[1][:, 0].double().cpu() + centre, ".", color="0.4", ms=3, label="actual", zorder=0)
@@ -307,11 +310,11 @@ def _depends(
     ax.set_xlabel(f"{found.column.name}{unit}")
     _ticks(ax, found)
     averaged = "" if found.rows == 1 else f", averaged over {found.rows} rows"
-    cut = f", the {len(found.names)} most common of {found.categories}" if found.categories > len(found.names) else ""
+    left = f", the {len(found.names)} most common of {found.categories}" if found.categories > len(found.names) else ""
     # Between axes and title: below the axes, names at an angle would push the label into the legend.
     shown = ax.legend(frameon=False, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=4 if classes else 2)
     lines = -(-len(shown.get_texts()) // (4 if classes else 2))
-    ax.set_title(f"Prediction by {found.column.name}{cut}{averaged}", fontsize=10, pad=8 + 13 * lines)
+    ax.set_title(f"Prediction by {found.column.name}{left}{averaged}", fontsize=10, pad=8 + 13 * lines)
 
 
 def _ticks(ax: Axes, found: Dependence) -> None:
