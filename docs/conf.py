@@ -130,13 +130,13 @@ def include_tables(app: Sphinx, page: str, source: list[str]) -> None:
 def link_written(app: Sphinx, page: str, source: list[str]) -> None:
     """Link the notebooks that ``make notebooks`` wrote: their scripts are not among the copies."""
     for copy in (Path(__file__).parent / "notebooks").glob("*.ipynb"):
-        source[0] = source[0].replace(f"](../notebooks/{copy.stem}.py)", f"](notebooks/{copy.name})")
+        source[0] = source[0].replace(f"](notebooks/{copy.stem}.py)", f"](notebooks/{copy.name})")
 
 
 def setup(app: Sphinx) -> None:
     """Hook the functions above into autodoc and into the reading of pages."""
     app.connect("autodoc-process-docstring", escape_shapes)
     app.connect("source-read", include_tables)
-    app.connect("source-read", link_written)
+    app.connect("source-read", link_written, priority=600)  # after the others
     app.connect("source-read", link_copies)
     app.connect("source-read", add_contents)
