@@ -77,7 +77,7 @@ class EmptyModelError(PyroDropoutError, RuntimeError):
         >>> try:
         ...     pdrop.AutoMeanField(lambda: None)()
         ... except pdrop.errors.EmptyModelError as mistake:
-        ...     print("no site" in str(mistake))
+        ...     print("no latent site" in str(mistake))
         True
     """
 

@@ -96,7 +96,7 @@ class WaveProcess:
 
     def __init__(self, model: Standardised, train: Data) -> None:
         x, y = train
-        gp = GP(WaveKernel(x.shape[1]), model.model.likelihood.tau.item())  # type: ignore[no-untyped-call]
+        gp = GP(WaveKernel(x.shape[1]), model.model.likelihood.tau.item())
         self._model, self._posterior = model, gp_posterior(gp.fit(model.standard_x(x), model.standard_y(y), steps=0))
 
     def sample_functions(self, x: Tensor, n: int) -> Tensor:

@@ -11,7 +11,6 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, Self, overload
 
 import numpy as np
-import scipy.sparse
 import torch
 from numpy.random import RandomState
 from numpy.typing import NDArray
@@ -21,7 +20,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 from torch import Tensor
 
-from pyro_dropout.errors import PyroDropoutError, RangeError
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.judging.conformal import conformal
 from pyro_dropout.mathematics.argument_names import also
@@ -32,9 +31,11 @@ from pyro_dropout.sklearn.inputs import (
     check_estimator_settings,
     check_whole_numbers,
     choose,
+    dense_tensor,
     held_back,
     kept_rows,
     layer_widths,
+    one_width,
 )
 from pyro_dropout.sklearn.network import (
     Architecture,
@@ -53,8 +54,7 @@ from pyro_dropout.training.history import History
 _SEEDS = 2**31 - 1
 _STEPS = 1000  # of a guide that is named
 # What scikit-learn's own estimators call the same settings.
-_THEIR_NAMES = {"max_iter": "max_steps", "n_estimators": "members", "n_samples": "samples"}
-_THEIR_NAMES |= {"n_iter_no_change": "patience"}
+_SETTINGS = {"max_iter": "max_steps", "n_estimators": "members", "n_samples": "samples", "n_iter_no_change": "patience"}
 
 Array = NDArray[Any]  # of numbers or of classes
 Floats = NDArray[np.float64]
@@ -117,15 +117,10 @@ class _Network(BaseEstimator):  # type: ignore[misc]
         """Choose what to train on held-back rows, and train it on all."""
         check_estimator_settings(self.get_params())
         check_decided(self.get_params(), type(self))
-        hidden, device, steps = layer_widths(self.hidden_layer_sizes), self._device(), self.max_steps or STEPS
-        if len(hidden) != 1:
-            raise RangeError(
-                f"guide='auto' has one hidden layer; got hidden_layer_sizes={self.hidden_layer_sizes!r}. Give one"
-                " width, or name a guide, as in guide='dropout-ensemble'."
-            )
+        width, device, steps = one_width(self.hidden_layer_sizes), self._device(), self.max_steps or STEPS
         seeds = [int(seed) for seed in check_random_state(self.random_state).randint(_SEEDS, size=3)]
         held = held_back(len(x), self.validation_fraction, seeds[0], y if classes else None)
-        asked = {"width": hidden[0], "members": self.members, "steps": steps, "seed": seeds[0], "device": device}
+        asked = {"width": width, "members": self.members, "steps": steps, "seed": seeds[0], "device": device}
         with alone(seeds[1], device):
             choice, scale = choose(x, y, held, classes, **asked)
             mine = torch.ones_like(held) if self.refit else ~held
@@ -149,7 +144,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]
         self.loss_curve_ = history.losses.double().numpy()
         self.validation_curve_ = np.array(validation, dtype=np.float64).reshape(-1, 2)
 
-    set_params = also(**_THEIR_NAMES)(BaseEstimator.set_params)
+    set_params = also(**_SETTINGS)(BaseEstimator.set_params)
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -186,7 +181,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]
     def _answers(self, X: object, samples: int, seed: int, read: Read, functions: bool = False) -> list[Array]:
         """Return what ``read`` finds in the prediction at X, as arrays."""
         check_is_fitted(self)
-        x = _tensor(validate_data(self, X, reset=False, dtype=np.float64, accept_sparse="csr")).to(self._device())
+        x = dense_tensor(validate_data(self, X, reset=False, dtype=np.float64, accept_sparse="csr")).to(self._device())
         check_whole_numbers("X", X)
         found = answers(self.learned_, x, read, samples=samples, seed=seed, functions=functions)
         return [part.cpu().numpy() for part in found]
@@ -209,7 +204,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]
         return self._answers(X, n_samples, function, draw, functions=True)[0]
 
 
-@also(**_THEIR_NAMES)
+@also(**_SETTINGS)
 @dataclass(eq=False, repr=False)
 class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
     """A Bayesian network for regression, whose predictions come with uncertainty.
@@ -284,8 +279,8 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
         check_whole_numbers("X", X)
         check_whole_numbers("y", y)
         self._one_column = values.ndim == 1
-        targets = _tensor(values.reshape(len(values), -1))
-        self._train(_tensor(x), targets, targets.shape[1])
+        targets = dense_tensor(values.reshape(len(values), -1))
+        self._train(dense_tensor(x), targets, targets.shape[1])
         found = self.learned_.noise()
         tau = None if found is None else found.numpy()
         self.tau_ = float(tau[0]) if tau is not None and self._one_column else tau
@@ -343,7 +338,7 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
         return values[:, 0] if self._one_column else values
 
 
-@also(**_THEIR_NAMES)
+@also(**_SETTINGS)
 class DropoutClassifier(ClassifierMixin, _Network):  # type: ignore[misc]
     """A Bayesian network for classes, whose probabilities are averaged over its posterior.
 
@@ -384,7 +379,7 @@ class DropoutClassifier(ClassifierMixin, _Network):  # type: ignore[misc]
             raise PyroDropoutError(f"y must have at least two classes; got one class, {found.tolist()[0]!r}.")
         self.classes_ = found
         names = tuple(map(str, range(len(found))))
-        self._train(_tensor(x), torch.from_numpy(np.searchsorted(found, values)), len(found), names)
+        self._train(dense_tensor(x), torch.from_numpy(np.searchsorted(found, values)), len(found), names)
         return self
 
     def predict_proba(self, X: object) -> Floats:
@@ -403,9 +398,3 @@ class DropoutClassifier(ClassifierMixin, _Network):  # type: ignore[misc]
         """
         drawn: Array = self._drawn(X, n_samples, random_state)
         return self.classes_[drawn]
-
-
-def _tensor(values: object) -> Tensor:
-    """Return a dense copy in float64; arrays from scikit-learn may be read-only."""
-    dense = values.toarray() if scipy.sparse.issparse(values) else values  # type: ignore[attr-defined]
-    return torch.tensor(np.asarray(dense, dtype=np.float64))

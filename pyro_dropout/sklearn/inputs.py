@@ -93,6 +93,17 @@ def layer_widths(value: object) -> tuple[int, ...]:
     return tuple(int(width) for width in widths)
 
 
+def one_width(value: object) -> int:
+    """Return the width of the only hidden layer; raise if there is another number of layers."""
+    widths = layer_widths(value)
+    if len(widths) != 1:
+        raise RangeError(
+            f"guide='auto' has one hidden layer; got hidden_layer_sizes={value!r}. Give one width, or name a guide, as"
+            " in guide='dropout-ensemble'."
+        )
+    return widths[0]
+
+
 def kept_rows(value: object, layers: int) -> float | tuple[float, ...]:
     """Return the probability of keeping a row: a number, or one for each of the weight layers."""
     if not isinstance(value, Sequence | np.ndarray) or isinstance(value, str):
@@ -159,3 +170,9 @@ def choose(
     train, test = ((standard(x[rows], x), scale(y[rows])) for rows in (~held, held))
     with warnings.catch_warnings(action="ignore", category=IgnoredInputsWarning):  # the final training says it
         return choose_recipe(train, test, classes, **how), scale
+
+
+def dense_tensor(values: object) -> Tensor:
+    """Return a dense copy in float64; arrays from scikit-learn may be read-only."""
+    dense = values.toarray() if scipy.sparse.issparse(values) else values  # type: ignore[attr-defined]
+    return torch.tensor(np.asarray(dense, dtype=np.float64))
