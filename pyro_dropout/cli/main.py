@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
@@ -141,15 +142,13 @@ app = typer.Typer(
 
 def _print_version(asked: bool) -> None:
     if asked:
-        from pyro_dropout import __version__
-
-        print(f"{PROGRAM} {__version__}")
+        print(f"{PROGRAM} {version('pyro-dropout')}")
         raise typer.Exit
 
 
 @app.callback()
 def _root(
-    version: Annotated[
+    show_version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
