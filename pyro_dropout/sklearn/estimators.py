@@ -28,7 +28,6 @@ from pyro_dropout.mathematics.argument_names import also
 from pyro_dropout.mathematics.checks import check_count, check_device, check_level
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.sklearn.inputs import (
-    THEIR_NAMES,
     check_decided,
     check_estimator_settings,
     check_whole_numbers,
@@ -37,13 +36,25 @@ from pyro_dropout.sklearn.inputs import (
     kept_rows,
     layer_widths,
 )
-from pyro_dropout.sklearn.network import Architecture, Learned, Pair, alone, answers, best_noise, set_noise, train
+from pyro_dropout.sklearn.network import (
+    Architecture,
+    Learned,
+    Pair,
+    alone,
+    answers,
+    best_noise,
+    set_noise,
+    train,
+)
 from pyro_dropout.tabular.calibration import Calibration
 from pyro_dropout.tabular.choice import LEARNING_RATE, STEPS, batch_for
 from pyro_dropout.training.history import History
 
 _SEEDS = 2**31 - 1
 _STEPS = 1000  # of a guide that is named
+# What scikit-learn's own estimators call the same settings.
+_THEIR_NAMES = {"max_iter": "max_steps", "n_estimators": "members", "n_samples": "samples"}
+_THEIR_NAMES |= {"n_iter_no_change": "patience"}
 
 Array = NDArray[Any]  # of numbers or of classes
 Floats = NDArray[np.float64]
@@ -138,7 +149,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]
         self.loss_curve_ = history.losses.double().numpy()
         self.validation_curve_ = np.array(validation, dtype=np.float64).reshape(-1, 2)
 
-    set_params = also(**THEIR_NAMES)(BaseEstimator.set_params)
+    set_params = also(**_THEIR_NAMES)(BaseEstimator.set_params)
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -198,7 +209,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]
         return self._answers(X, n_samples, function, draw, functions=True)[0]
 
 
-@also(**THEIR_NAMES)
+@also(**_THEIR_NAMES)
 @dataclass(eq=False, repr=False)
 class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
     """A Bayesian network for regression, whose predictions come with uncertainty.
@@ -332,7 +343,7 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
         return values[:, 0] if self._one_column else values
 
 
-@also(**THEIR_NAMES)
+@also(**_THEIR_NAMES)
 class DropoutClassifier(ClassifierMixin, _Network):  # type: ignore[misc]
     """A Bayesian network for classes, whose probabilities are averaged over its posterior.
 

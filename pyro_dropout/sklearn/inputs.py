@@ -29,10 +29,6 @@ from pyro_dropout.tabular.choice import Choice, choose_recipe, natural_scale
 _DECIDED = ("activation", "keep", "length_scale", "tau", "learning_rate", "batch_size", "early_stopping")
 _EXACT = 2**53  # from here on, float64 skips whole numbers
 
-# What scikit-learn's own estimators call the same settings.
-THEIR_NAMES = {"max_iter": "max_steps", "n_estimators": "members", "n_samples": "samples"}
-THEIR_NAMES |= {"n_iter_no_change": "patience"}
-
 
 def held_back(count: int, fraction: float, seed: int, classes: Tensor | None = None) -> Tensor:
     """Return which of ``count`` rows are held back, as booleans (N,); about the same share of each class.
