@@ -44,7 +44,7 @@ RESUME_HELP = (
 
 def fit(
     data: Annotated[str, typer.Argument(metavar="DATA", help=options.FILES)],
-    out: Annotated[Path, options.output_option(metavar="FOLDER", help="New folder for the run.")],
+    out: Annotated[Path, options.output_option(metavar="FOLDER", help="New folder for the run.")] = Path("run"),
     target: options.Target = None,
     task: options.TaskName = "auto",
     missing: options.MissingName = "auto",

@@ -1,6 +1,6 @@
 """The command ``pyro-dropout``: its subcommands, exit codes and error messages.
 
-Exit codes: 0 success; 1 nothing could be computed; 2 invalid input; 130 interrupted.
+Exit codes: 0 success; 1 nothing could be computed; 2 invalid input; 130 interrupted; 143 stopped by SIGTERM.
 """
 
 import errno
@@ -8,10 +8,11 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from importlib.metadata import version
+from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from pyro_dropout.cli import compare as cli_compare
 from pyro_dropout.cli import fit as cli_runs
@@ -23,14 +24,31 @@ from pyro_dropout.training.checkpoints.atomic_file import FULL, MAKE_ROOM
 
 HELP = (
     "Compare posterior approximations of neural networks, fit one, and predict with it."
-    "\n\nExit codes: 0 success; 1 nothing could be computed; 2 invalid input, with one line on stderr; 130 interrupted."
+    "\n\nExit codes: 0 success; 1 nothing could be computed; 2 invalid input, with one line on stderr; 130 interrupted;"
+    " 143 stopped by SIGTERM."
     + cli_options.examples(
         "compare", "fit houses.csv --target price --out run", "predict run new.csv --plot predictions.png", "resume run"
     )
 )
 
 
-class Commands(TyperGroup):
+class _PlainFlags:
+    """Shows flags without a type: they take no value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the options and arguments."""
+        found: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for each in found:
+            if getattr(each, "is_flag", False):
+                each.metavar = ""
+        return found
+
+
+class Command(_PlainFlags, TyperCommand):
+    """A command."""
+
+
+class Commands(_PlainFlags, TyperGroup):
     """The command group; errors are printed as one line without a traceback."""
 
     def invoke(self, ctx: Any) -> object:
@@ -122,17 +140,33 @@ app = typer.Typer(
 )
 
 
-app.command("compare", help=cli_compare.HELP)(cli_compare.compare)
-app.command("fit", help=cli_runs.FIT_HELP)(cli_runs.fit)
-app.command("predict", help=cli_predict.HELP)(cli_predict.predict)
-app.command("resume", help=cli_runs.RESUME_HELP)(cli_runs.resume)
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"{PROGRAM} {version('pyro-dropout')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Take the options that stand before a command."""
+
+
+app.command("compare", cls=Command, help=cli_compare.HELP)(cli_compare.compare)
+app.command("fit", cls=Command, help=cli_runs.FIT_HELP)(cli_runs.fit)
+app.command("predict", cls=Command, help=cli_predict.HELP)(cli_predict.predict)
+app.command("resume", cls=Command, help=cli_runs.RESUME_HELP)(cli_runs.resume)
 app.command(
     "reproduce",
+    cls=Command,
     help=cli_data.REPRODUCE_HELP,
     context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
 )(cli_data.reproduce)
-app.command("datasets", help=cli_data.DATASETS_HELP)(cli_data.datasets)
-app.command("info", help=cli_data.INFO_HELP)(cli_data.info)
+app.command("datasets", cls=Command, help=cli_data.DATASETS_HELP)(cli_data.datasets)
+app.command("info", cls=Command, help=cli_data.INFO_HELP)(cli_data.info)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

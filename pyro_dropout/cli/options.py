@@ -165,7 +165,12 @@ Categorical = Annotated[
 Drop = Annotated[list[str] | None, table_option(metavar="COLUMNS", help="Columns to ignore: a,b,c.")]
 Keep = Annotated[
     list[str] | None,
-    table_option(metavar="COLUMNS", help="Columns to use although they look like identifiers or free text: a,b,c."),
+    table_option(
+        "--keep-columns",
+        "--keep",
+        metavar="COLUMNS",
+        help="Columns to use although they look like identifiers or free text: a,b,c.",
+    ),
 ]
 DecimalMark = Annotated[
     Literal["point", "comma"] | None,
@@ -255,7 +260,9 @@ Device = Annotated[
         autocompletion=_completions(("auto", "cpu", "cuda", "mps")),
     ),
 ]
-NoCompile = Annotated[bool, computing_option("--no-compile", help="Skip compilation: starts sooner, runs slower.")]
+NoCompile = Annotated[
+    bool, computing_option("--no-compile/--compile", help="Skip compilation: starts sooner, runs slower.")
+]
 Every = Annotated[
     int | None,
     computing_option(metavar="N", callback=count, help="Steps between checkpoints; by default one per minute."),
@@ -267,6 +274,7 @@ Method = Annotated[
         help="How to predict: with weight draws, or with a network that is linear in its weights (laplace: by default)."
     ),
 ]
+SAMPLES = 500  # the default of --samples
 Linearised = Annotated[
     list[str] | None,
     computing_option(metavar="NAMES", help="Guides to predict with a network that is linear in its weights: a,b,c."),

@@ -30,10 +30,12 @@ if TYPE_CHECKING:
 HELP = (
     "Predict the target for each row of a table with a fitted run, and write a CSV file."
     "\n\nColumns for a numeric target: mean, std (noise included), epistemic_std (without noise), and the ends of the"
-    " central interval, lower and upper."
-    " Columns for classes: the most probable class, its probability, entropy and mutual information in nats, and the"
-    " probability of each class, p=NAME. The first column is the row of the table; for a CSV file, its line"
-    " number. The last column, beyond, names the inputs outside their training range."
+    " central interval, lower and upper; q=LEVEL of --quantiles, p>NUMBER of --threshold."
+    "\n\nColumns for classes: class (the most probable), its probability, entropy and mutual_information in nats, the"
+    " probability of each class, p=NAME, and set: the classes that hold the target with the probability --level."
+    "\n\nColumns for both: row, first, is the row of the table, or the line of a CSV file. beyond names the inputs"
+    " outside their training range. unfamiliar is 1 for rows unlike the training rows, and unfamiliar_in names the"
+    " inputs that make them so."
     "\n\nValues must be written as in the training table. Texts that a spreadsheet would run as a formula begin with an"
     " apostrophe."
     + options.examples("predict run new.csv --plot predictions.png", "predict run new.csv --with-inputs --level 0.9")
@@ -63,7 +65,7 @@ def predict(
         Path | None,
         output_option(metavar="FILE", help="Where to save a chart of the inputs that matter most (PNG, PDF, SVG)."),
     ] = None,
-    samples: options.Samples = 500,
+    samples: options.Samples = options.SAMPLES,
     method: options.Method = None,
     level: options.Level = 0.95,
     encoding: options.TextEncoding = None,

@@ -32,8 +32,18 @@ INFO_HELP = (
 )
 
 
+def _experiments(incomplete: str) -> list[str]:
+    """Return the experiments whose names begin so, for a shell."""
+    from pyro_dropout.errors import PyroDropoutError
+
+    try:
+        return [name for name in _scripts() if name.startswith(incomplete)]
+    except PyroDropoutError:
+        return []
+
+
 def reproduce(
-    name: Annotated[str | None, typer.Argument(help="Name of the experiment.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Name of the experiment.", autocompletion=_experiments)] = None,
     arguments: Annotated[
         list[str] | None,
         typer.Argument(metavar="[EXPERIMENT OPTIONS]...", help="Options of the experiment, such as --quick."),

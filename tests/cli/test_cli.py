@@ -1,6 +1,7 @@
 """The command line: what it writes, what it says to people and to machines, and what it says of mistakes."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 
 import pyro_dropout as pd
 from pyro_dropout.cli import predict as cli_predict
+from pyro_dropout.cli import repository
 from pyro_dropout.tabular import run_folder as runs_on_disk
 from pyro_dropout.tabular.fitted import FittedTable
 from pyro_dropout.training.checkpoints.training_checkpoint import Keeper
@@ -211,3 +213,26 @@ def test_a_mean_that_is_absurd_is_pointed_out(tmp_path: Path, fitted: Path) -> N
     done = run("predict", tmp_path / "run", data, "--out", tmp_path / "p.csv", "--plot", tmp_path / "p.png")
     assert done.exit_code == 0, done.stderr
     assert "the mean is infinite or outside its own interval in row 4" in done.stdout
+
+
+def test_flags_take_no_value_and_have_their_opposite() -> None:
+    assert run("--version").stdout == f"pyro-dropout {pd.__version__}\n"
+    for command in ("", "compare", "fit", "predict", "info"):
+        assert "bool" not in run(*command.split(), "--help").stdout
+    options = re.findall(r"--no-([a-z]+)", run("fit", "--help").stdout)
+    assert set(options) == {"compile", "conformal"}
+    assert all(f"--{name} " in run("fit", "--help").stdout for name in options)
+
+
+def test_the_help_names_every_column_that_is_written(fitted: Path, tmp_path: Path) -> None:
+    said = " ".join(run("predict", "--help").stdout.split())
+    for name, more in (("houses", ["--quantiles", 0.1, "--threshold", 100]), ("trees", [])):
+        out = tmp_path / f"{name}.csv"
+        run("predict", fitted / name, fitted / f"{name}.csv", "--out", out, "--samples", 10, "--quiet", *more)
+        columns = {re.sub(r"(?<=[=>]).*", "", column) for column in table_of(out)[0]}
+        assert {column for column in columns if not re.search(rf"\b{re.escape(column)}", said)} == set()
+
+
+def test_experiments_are_completed_by_a_shell() -> None:
+    assert "co2" in repository._experiments("co")
+    assert repository._experiments("qq") == []
