@@ -6,7 +6,7 @@ the best so far:
 
 1. the natural scale of the target with constant noise: "logit" if it lies strictly between 0 and 1, "count" if it has
    whole numbers from 0 or 1 and a mean of at most 200, "log" if it is positive with a skewness above ½, else "plain";
-   also "plain" where the values differ so little for their size that log or logit would be one more unit of them;
+   also "plain" where values differ so little for their size that log or logit would only change their unit;
 2. the plain scale, if the natural one is another;
 3. noise by input, on the better scale;
 4. for classes, a cold posterior: the KL counts for three tenths;
@@ -45,7 +45,7 @@ STEPS, LEARNING_RATE = 1200, 0.05  # of the final training; the rate falls to ze
 _MEMBERS, _COLD = 8, 0.3
 _LARGEST_MEAN = 200.0  # of counts; larger ones are as good as continuous
 _SKEWED = 0.5
-_STRAIGHT = 1e-6  # 1 minus the correlation of values with their logarithms, if these differ in their unit only
+_STRAIGHT = 1e-3  # a range, beside the distance from 0 or 1, over which log and logit are straight lines
 _NOISY = 0.2  # nats that noise by input must gain, and that more steps may lose
 _WHOLE_BATCH, _BATCH = 2048, 1024
 _WIDEST, _NARROWEST, _WEIGHTS = 50, 10, 25_000  # hidden units, and weights of the first layer that are enough
@@ -380,19 +380,17 @@ def natural_scale(y: Tensor) -> Scale:
     y = y.double()
     low, high = float(y.min()), float(y.max())
     if low > 0 and high < 1:
-        return "logit" if _bends(y, y.logit()) else "plain"
+        return "logit" if _bends(y, torch.minimum(y, 1 - y)) else "plain"
     if 0 <= low <= 1 < high and bool((y == y.floor()).all()) and float(y.mean(0).max()) <= _LARGEST_MEAN:
         return "count"
     apart = y - y.mean(0)
     skewness = apart.pow(3).mean(0) / apart.square().mean(0).pow(1.5)
-    return "log" if low > 0 and bool((skewness > _SKEWED).any()) and _bends(y, y.log()) else "plain"
+    return "log" if low > 0 and bool((skewness > _SKEWED).any()) and _bends(y, y) else "plain"
 
 
-def _bends(y: Tensor, changed: Tensor) -> bool:
-    """Whether values on another scale, both (N, D), are more than the same values in another unit.
+def _bends(y: Tensor, room: Tensor) -> bool:
+    """Whether a scale is more than another unit of values, (N, D), that are so far from where it ends, (N, D).
 
-    If they are not, the other scale gains nothing, and single precision would merge logarithms of numbers around 1e6.
+    If not, it gains nothing, and single precision would merge the logarithms of numbers around 1e6.
     """
-    a, b = y - y.mean(0), changed - changed.mean(0)
-    correlation = (a * b).sum(0) / (a.square().sum(0) * b.square().sum(0)).sqrt()
-    return bool((correlation < 1 - _STRAIGHT).any())
+    return bool((y.amax(0) - y.amin(0) > _STRAIGHT * room.amin(0)).all())
