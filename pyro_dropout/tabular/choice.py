@@ -6,7 +6,7 @@ the best so far:
 
 1. the natural scale of the target with constant noise: "logit" if it lies strictly between 0 and 1, "count" if it has
    whole numbers from 0 or 1 and a mean of at most 200, "log" if it is positive with a skewness above ½, else "plain";
-   also "plain" where the values differ so little for their size that log or logit would be one more unit of them;
+   also "plain" where values differ so little for their size that log or logit would only change their unit;
 2. the plain scale, if the natural one is another;
 3. noise by input, on the better scale;
 4. for classes, a cold posterior (the KL counts for three tenths);

@@ -30,7 +30,7 @@ Noise = Literal["constant", "by-input"]
 Scale = Literal["plain", "log", "logit", "count"]
 _LARGEST_MEAN = 200.0  # of counts; larger ones are as good as continuous
 _SKEWED = 0.5
-_STRAIGHT = 1e-6  # 1 minus the correlation of values with their logarithms, if these differ in their unit only
+_STRAIGHT = 1e-3  # a range, beside the distance from 0 or 1, over which log and logit are straight lines
 Activation = Literal["relu", "silu"]
 Widths = Literal["default", "fixed", "learned"]
 
@@ -134,19 +134,17 @@ def natural_scale(y: Tensor) -> Scale:
     y = y.double()
     low, high = float(y.min()), float(y.max())
     if low > 0 and high < 1:
-        return "logit" if _bends(y, y.logit()) else "plain"
+        return "logit" if _bends(y, torch.minimum(y, 1 - y)) else "plain"
     if 0 <= low <= 1 < high and bool((y == y.floor()).all()) and float(y.mean(0).max()) <= _LARGEST_MEAN:
         return "count"
     apart = y - y.mean(0)
     skewness = apart.pow(3).mean(0) / apart.square().mean(0).pow(1.5)
-    return "log" if low > 0 and bool((skewness > _SKEWED).any()) and _bends(y, y.log()) else "plain"
+    return "log" if low > 0 and bool((skewness > _SKEWED).any()) and _bends(y, y) else "plain"
 
 
-def _bends(y: Tensor, changed: Tensor) -> bool:
-    """Whether values on another scale, both (N, D), are more than the same values in another unit.
+def _bends(y: Tensor, room: Tensor) -> bool:
+    """Whether a scale is more than another unit of values, (N, D), that are so far from where it ends, (N, D).
 
-    If they are not, the other scale gains nothing, and single precision would merge logarithms of numbers around 1e6.
+    If not, it gains nothing, and single precision would merge the logarithms of numbers around 1e6.
     """
-    a, b = y - y.mean(0), changed - changed.mean(0)
-    correlation = (a * b).sum(0) / (a.square().sum(0) * b.square().sum(0)).sqrt()
-    return bool((correlation < 1 - _STRAIGHT).any())
+    return bool((y.amax(0) - y.amin(0) > _STRAIGHT * room.amin(0)).all())

@@ -35,7 +35,7 @@ def halves(y: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         ([8.0, 9.5, 10.0], "plain"),  # positive, but not skewed
         ([1.5, 1.6, 50.0], "log"),
         ([1e6, 1e6 + 1, 1e6 + 50], "plain"),  # positive and skewed, but the logarithm is one more unit
-        ([0.5, 0.5001, 0.501], "plain"),
+        ([0.5, 0.50001, 0.5001], "plain"),
     ],
 )
 def test_the_natural_scale_is_that_of_the_values(y: list[float], scale: str) -> None:
