@@ -4,7 +4,7 @@ import functools
 import itertools
 import warnings
 from collections.abc import Iterable
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ from pyro_dropout.training.ensemble.ensemble_training import EnsembleTraining, c
 from pyro_dropout.training.history import History
 from pyro_dropout.training.laplace.after_training import as_points, finish_on
 from pyro_dropout.training.loader import loader_of
-from pyro_dropout.training.loop import loop, progress_bar
+from pyro_dropout.training.loop import loop, progress_bar, sharing_bar
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.loss.learned_widths import best_widths_after, learned_sites
 from pyro_dropout.training.loss.temperature import at_step
@@ -215,7 +215,7 @@ def fit(
 
     ranks = group if distributed else None
 
-    def train(task: TrainingTask, where: str | Path | Checkpoint | None, bar: object = None) -> History:
+    def train(task: TrainingTask, where: str | Path | Checkpoint | None) -> History:
         if ranks is not None:
             seen = None if held_out is None else [*map(digest, held_out.leaves()), patience, check_every]
             ranks.check_same(task.facts() | facts | {"steps": total, "validation": seen, "checkpoint": str(where)})
@@ -226,15 +226,15 @@ def fit(
         if where is not None:
             same = facts | task.facts() | ({} if watch is None else {"validation": watch.facts()})
             keeper = Keeper(where, run, model, task.kept, same, watch, group)
-        around: Any = {"watch": watch, "keeper": keeper, "group": group, "blame": task.blame, "bar": bar}
+        around: Any = {"watch": watch, "keeper": keeper, "group": group, "blame": task.blame}
         return loop(run, total, progress, over_ranks=functools.partial(task.over_ranks, group=group), **around)
 
-    def attempt(task: TrainingTask, where: str | Path | Checkpoint | None, bar: object = None) -> History:
+    def attempt(task: TrainingTask, where: str | Path | Checkpoint | None) -> History:
         counts = place.type == "cpu" and not distributed and not isinstance(guide, Ensemble)
 
         def work() -> History:
             with enough_threads(functools.partial(task.trial, batch) if counts else None):
-                return train(task, where, bar)
+                return train(task, where)
 
         tries = takes(model, "num_data") and stream is None
         with products_in(precision):
@@ -252,10 +252,11 @@ def fit(
         if isinstance(guide, Ensemble):
             ensemble = EnsembleTraining(guide, call, batch, loss, clip_norm, checkpoint, ranks, seed, total)
             facts |= ensemble.facts()
-            several = ensemble.turns > 1
-            bars = progress_bar(total * ensemble.turns, progress and group.first) if several else nullcontext()
-            with bars as bar:
-                history = ensemble.train(lambda members: attempt(members, members.checkpoint, bar))
+            with ExitStack() as bars:
+                if ensemble.turns > 1:
+                    bar = progress_bar(total * ensemble.turns, progress and group.first)
+                    bars.enter_context(sharing_bar(bars.enter_context(bar)))
+                history = ensemble.train(lambda members: attempt(members, members.checkpoint))
         else:
             own = ELBO(per_example=False if takes_all(model) else "auto") if loss is None else loss
             task = TrainingTask(guide, own, call)

@@ -34,9 +34,8 @@ def loop(
     keeper: Keeper | None = None,
     group: Group = ALONE,
     over_ranks: Callable[[Tensor], Tensor] | None = None,
-    bar: Any = None,
 ) -> History:
-    """Take ``total`` steps of a run, with a progress bar: its own, or one that several runs share.
+    """Take ``total`` steps of a run, with a progress bar.
 
     ``blame`` names a site whose term is not finite at the parameters that were published last; "" if there is none.
     The ranks of a group agree on whatever depends on a clock or a signal, because the others would wait for a rank that
@@ -51,7 +50,7 @@ def loop(
     good = [] if run.guarded else run.snapshot()
     seen, shown, started = done, time.perf_counter(), time.perf_counter()
     stopped = watch is not None and watch.waited >= watch.patience
-    shown_bar = progress_bar(total, progress and group.first, done) if bar is None else _at_step(bar, done)
+    shown_bar = progress_bar(total, progress and group.first, done)
     with _Interruption(run, keeper, group is ALONE, total, progress) as interruption, shown_bar as bar:
         while done < total and not stopped:
             losses = run.advance(min(total - done, run.together if watch is None else watch.ahead(done)))
@@ -131,17 +130,15 @@ def sharing_bar(bar: Any) -> Iterator[None]:
 
 
 def progress_bar(total: int, shown: bool, done: int = 0) -> contextlib.AbstractContextManager[Any]:
-    """Return a bar of ``total`` steps, of which some are done already; it disappears at the end."""
-    if _shared.get() is not None:
-        return _at_step(_shared.get(), done)
-    bar: contextlib.AbstractContextManager[Any] = tqdm(
-        total=total, initial=done, disable=not shown, unit="step", smoothing=0.1, leave=False
-    )
-    return bar
+    """Return a bar of ``total`` steps, of which some are done already; it disappears at the end.
 
-
-def _at_step(bar: Any, done: int) -> contextlib.AbstractContextManager[Any]:
-    """Return a bar that others use too, after some steps that were not taken now; leaving it does not close it."""
+    One that others use too counts those steps as done before, and leaving it does not close it.
+    """
+    bar = _shared.get()
+    if bar is None:
+        how: Any = {"unit": "step", "smoothing": 0.1, "leave": False}
+        own: contextlib.AbstractContextManager[Any] = tqdm(total=total, initial=done, disable=not shown, **how)
+        return own
     if done and not bar.disable:
         bar.initial, bar.n, bar.last_print_n = bar.initial + done, bar.n + done, bar.last_print_n + done
     return contextlib.nullcontext(bar)

@@ -1,6 +1,6 @@
 """The loss of all members of an ensemble: one member's loss and gradients as a graph, mapped over the members."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -198,7 +198,6 @@ class EnsembleLoss:
         template, free = ensemble.template, free_points(ensemble)
         places = [k for k, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         first = None if self.extras is None else {k: {n: t[0] for n, t in p.items()} for k, p in self.extras.items()}
-        extras, spec = tree_flatten(first or {})
         args, kwargs = tree_unflatten(leaves, shape)
         own = {id(value): name for name, value in template.named_parameters()}
         template.is_member = False  # so that it registers its parameters, by which they are found
@@ -209,19 +208,18 @@ class EnsembleLoss:
         forget(template.parameters())  # it is the ensemble's that are trained
         names = [own.get(id(value)) for value in parameters.by_name.values()]
         buffers = Buffers(model, template)
-        counts = (len(names), len(extras), len(buffers.values), len(places), 1)
+        values, given = parameters.values, [leaves[k] for k in places]
+        example, parts = tree_flatten([values, first or {}, buffers.values, given, _step_now(values)])
 
         def solo(*inputs: Tensor) -> list[Tensor]:
-            values, here, settings, tensors, (step,) = _split(inputs, counts)
+            values, here, settings, tensors, step = tree_unflatten(inputs, parts)
             now = dict(zip(places, tensors, strict=True))
             args, kwargs = tree_unflatten([now.get(k, leaf) for k, leaf in enumerate(leaves)], shape)
-            loss = MemberLoss(self.inner, None if first is None else tree_unflatten(here, spec), free, self.heat)
+            loss = MemberLoss(self.inner, None if first is None else here, free, self.heat)
             with buffers.replaced(settings), at_step(step):
                 value, slopes = loss_and_gradients(model, template, loss, parameters, values, args, kwargs)
             return [value, *slopes]
 
-        tensors = (leaves[k] for k in places)
-        example = [*parameters.values, *extras, *buffers.values, *tensors, _step_now(parameters.values)]
         with quietly(model, template):
             graph = traced(solo, example)
         check_pure(graph)
@@ -251,10 +249,3 @@ def _averaged(graph: _Graph, losses: Tensor, slopes: list[Tensor], share: Share 
 def _column(slope: Tensor) -> tuple[int, ...]:
     """Return the shape of one number for each member, beside its gradient."""
     return (-1, *[1] * (slope.dim() - 1))
-
-
-def _split(inputs: Sequence[Tensor], counts: Sequence[int]) -> Iterator[list[Tensor]]:
-    start = 0
-    for count in counts:
-        yield list(inputs[start : start + count])
-        start += count
