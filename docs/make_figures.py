@@ -1,6 +1,11 @@
-"""Draws the figures of the documentation that are missing; all of them anew: ``python docs/make_figures.py --all``."""
+"""Draws the figures of the documentation that are missing; all of them anew: ``python docs/make_figures.py --all``.
+
+What a drawing measures is printed, and written into its page between ``<!-- NAME: begin -->`` and its end.
+"""
 
 import argparse
+import re
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +25,7 @@ BLUE, VERMILION = "#0072B2", "#D55E00"  # of Okabe and Ito's palette
 
 NOISE, LENGTH_SCALE = 0.1, 0.5
 GAP, END = 0.75, 2.0  # data lie where |x| is between the two
+GRID = torch.linspace(-4, 4, 161)
 
 
 def truth(x: Tensor) -> Tensor:
@@ -40,10 +46,10 @@ def toy_model() -> pdrop.BayesianNet:
     return pdrop.BayesianNet(net, prior, pdrop.Gaussian(tau=NOISE**-2))
 
 
-# --- six posteriors ---------------------------------------------------------------------------------------------------
+# --- posteriors of every guide ----------------------------------------------------------------------------------------
 
 # x has one column, and dropping it would drop x: dropout and Gaussian dropout leave the first layer (nearly) alone.
-SIX: dict[str, tuple[str, Callable[[Any], Any]]] = {
+GUIDES: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "AutoDropout": (
         r"$w_r = z_r m_r,\ z_r \sim \mathrm{Bernoulli}(0.9)$",
         lambda model: pdrop.AutoDropout(model, keep={"0.weight": 1.0, "2.weight": 0.9, "4.weight": 0.9}),
@@ -64,6 +70,10 @@ SIX: dict[str, tuple[str, Callable[[Any], Any]]] = {
         r"$w \sim \mathcal{N}(m, \mathrm{diag}\,\sigma^2 + VV^\top)$, rank 5",
         lambda model: pdrop.AutoLowRank(model, rank=5, init_scale=0.05),
     ),
+    "AutoFullRank": (
+        r"$w \sim \mathcal{N}(m, LL^\top)$",
+        lambda model: pdrop.AutoFullRank(model, init_scale=0.05),
+    ),
     "AutoConcreteDropout": (
         r"$w_r = z_r m_r,\ z_r \sim \mathrm{Bernoulli}(p)$, $p$ learned",
         lambda model: pdrop.AutoConcreteDropout(model, keep=0.9),
@@ -72,21 +82,35 @@ SIX: dict[str, tuple[str, Callable[[Any], Any]]] = {
 
 
 def fitted(name: str, model: pdrop.BayesianNet, x: Tensor, y: Tensor, steps: int) -> Any:
-    """Fit a guide with stock Pyro; the learning rate falls to 3 % of its first value."""
-    guide = SIX[name][1](model)
-    optimiser = pyro.optim.ClippedAdam({"lr": 0.02, "lrd": 0.03 ** (1 / steps)})
-    svi = pyro.infer.SVI(model, guide, optimiser, pdrop.ELBO(kl="exact"))
-    with pyro.validation_enabled(False):
-        for _ in trange(steps, desc=name):
-            svi.step(x, y)
+    """Fit a guide; the learning rate falls to 3 % of its first value."""
+    guide = GUIDES[name][1](model)
+    # The draw of a weight adds up as many correlations ("lower") as there are weights, so these move more slowly.
+    rate = lambda param: {"lr": 4e-4 if "lower" in param else 0.02, "lrd": 0.03 ** (1 / steps)}  # noqa: E731
+    svi = pdrop.SVI(
+        model, guide, pyro.optim.ClippedAdam(rate), pdrop.ELBO(kl="exact"), compile="auto" if steps > 100 else False
+    )
+    for _ in trange(steps, desc=name):
+        svi.step(x, y)
     return guide
 
 
-def functions(guide: Any, model: pdrop.BayesianNet, x: Tensor, samples: int) -> Tensor:
-    """Draw whole functions from the posterior and return their values at x, (samples, N)."""
-    weights = {name: draws.unsqueeze(1) for name, draws in guide.sample_weights(samples).items()}
-    with torch.no_grad():
-        return model.evaluate(weights, x).squeeze(-1)
+def asked(name: str, steps: int, samples: int) -> tuple[Tensor, Tensor, str, str]:
+    """Fit a guide, and return the mean and std of f on the grid, its line of the table, and a note."""
+    x, y = toy_data()
+    pyro.clear_param_store()
+    pyro.set_rng_seed(0)  # every guide starts from the same network
+    model = toy_model()
+    guide = fitted(name, model, x, y, steps)
+    answer = pdrop.predict(model, guide, GRID.unsqueeze(-1), samples=samples, shared=True, seed=0)
+    mean, std = answer.mean.squeeze(-1), answer.epistemic.sqrt().squeeze(-1)
+    at_data = pdrop.predict(model, guide, x, samples=samples, shared=True, seed=0).mean.squeeze(-1)
+    note = ""
+    if isinstance(guide, pdrop.AutoConcreteDropout):  # whose draws are far from normal
+        low, high = torch.quantile(answer.samples.squeeze(-1), torch.tensor([0.1587, 0.8413]), dim=0)
+        learned = ", ".join(f"{keep:.3f} ({site})" for site, keep in guide.keeps().items())
+        middle = f"the middle 68 % of its draws lie within {((high - low) / 2 / std).mean():.2f} std of f"
+        note = f"`{name}` has learned to keep {learned}; {middle}."
+    return mean, std, row(f"`{name}`", rmse(at_data, y), mean, std), note
 
 
 def wide_limit(x: Tensor, y: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
@@ -105,8 +129,9 @@ HEAD = """\
 |---|---|---|---|---|---|---|"""
 
 
-def row(name: str, train_rmse: Tensor, x: Tensor, mean: Tensor, std: Tensor) -> str:
+def row(name: str, train_rmse: Tensor, mean: Tensor, std: Tensor) -> str:
     """Return a line of the table: how far off on the data, how wide where, and how often that is wide enough."""
+    x = GRID
     data, gap, edges = (x.abs() > GAP) & (x.abs() < END), x.abs() < GAP, x.abs() > END
     widths = [f"{std[place].mean():.3f}" for place in (data, gap, edges)]
     within = (truth(x) - mean).abs() < 2 * std
@@ -118,52 +143,40 @@ def rmse(mean: Tensor, y: Tensor) -> Tensor:
     return (mean - y.squeeze(-1)).square().mean().sqrt()
 
 
-def draw_six(quick: bool) -> Figure:
+def draw_posteriors(quick: bool) -> tuple[Figure, str]:
     steps, samples = (20, 20) if quick else (1000, 500)
     x, y = toy_data()
-    grid = torch.linspace(-4, 4, 161)
-    rows = -(-len(SIX) // 3)
-    figure = Figure(figsize=(11, 3.2 * rows), layout="constrained")
-    panels = figure.subplots(rows, 3, sharex=True, sharey=True)
-    exact, exact_std = wide_limit(x, y, grid.unsqueeze(-1))
-    table = [HEAD]
-    for axes in panels.flat[len(SIX) :]:
+    rows = -(-len(GUIDES) // 4)
+    figure = Figure(figsize=(13, 3.1 * rows), layout="constrained")
+    panels = figure.subplots(rows, 4, sharex=True, sharey=True)
+    exact, exact_std = wide_limit(x, y, GRID.unsqueeze(-1))
+    table, notes = [HEAD], []
+    for axes in panels.flat[len(GUIDES) :]:
         axes.set_axis_off()
-    for axes, (name, (formula, _)) in zip(panels.flat, SIX.items(), strict=False):
-        pyro.clear_param_store()
-        pyro.set_rng_seed(0)  # every guide starts from the same network
-        model = toy_model()
-        guide = fitted(name, model, x, y, steps)
-        f = functions(guide, model, grid.unsqueeze(-1), samples)
-        mean, std = f.mean(0), f.std(0)
-        table.append(row(f"`{name}`", rmse(functions(guide, model, x, samples).mean(0), y), grid, mean, std))
-        if isinstance(guide, pdrop.AutoConcreteDropout):  # whose draws are far from normal
-            low, high = torch.quantile(f, torch.tensor([0.1587, 0.8413]), dim=0)
-            learned = ", ".join(f"{keep:.3f} ({site})" for site, keep in guide.keeps().items())
-            middle = f"the middle 68 % of its draws lie within {((high - low) / 2 / std).mean():.2f} std of f"
-            notes = f"concrete dropout has learned to keep {learned};\n{middle}"
+    for axes, (name, (formula, _)) in zip(panels.flat, GUIDES.items(), strict=False):
+        mean, std, line, note = asked(name, steps, samples)
+        table.append(line)
+        notes += [note] * bool(note)
         for wide, alpha in ((2, 0.18), (1, 0.3)):
             axes.fill_between(
-                grid, mean - wide * std, mean + wide * std, color=BLUE, alpha=alpha, lw=0, label=f"±{wide} std of f"
+                GRID, mean - wide * std, mean + wide * std, color=BLUE, alpha=alpha, lw=0, label=f"±{wide} std of f"
             )
-        axes.plot(grid, mean, color=BLUE, lw=1.8, label="mean of f")
+        axes.plot(GRID, mean, color=BLUE, lw=1.8, label="mean of f")
         for side in (-2, 2):
             label = "±2 std, infinitely wide network" if side > 0 else None
-            axes.plot(grid, exact + side * exact_std, "--", color=VERMILION, lw=0.9, label=label)
-        axes.plot(grid, truth(grid), ":", color="0.3", lw=1, label="truth")
+            axes.plot(GRID, exact + side * exact_std, "--", color=VERMILION, lw=0.9, label=label)
+        axes.plot(GRID, truth(GRID), ":", color="0.3", lw=1, label="truth")
         axes.plot(x, y, ".", color="black", ms=2.5, label="data")
         axes.set_title(f"{name}\n{formula}", fontsize=10)
+        axes.tick_params(labelbottom=True)
         axes.grid(alpha=0.2)
     panels[0, 0].set(xlim=(-4, 4), ylim=(-6, 6))
-    for axes in panels[-1]:
-        axes.set_xlabel("x")
     for axes in panels[:, 0]:
         axes.set_ylabel("y")
     handles, labels = panels[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=6, frameon=False)
-    table.append(row("infinitely wide network, exact", rmse(wide_limit(x, y, x)[0], y), grid, exact, exact_std))
-    print("\n".join([*table, notes]))
-    return figure
+    table.append(row("infinitely wide network, exact", rmse(wide_limit(x, y, x)[0], y), exact, exact_std))
+    return figure, "\n".join([*table, "", *notes])
 
 
 # --- simulation-based calibration -------------------------------------------------------------------------------------
@@ -182,7 +195,7 @@ def sbc_fit(make: Callable[[Any], Any], steps: int) -> Callable[[Any, Tensor, Te
     return fit
 
 
-def draw_sbc(quick: bool) -> Figure:
+def draw_sbc(quick: bool) -> tuple[Figure, str]:
     """Rank true functions among draws of dropout and of mean field, for data that the model itself has made."""
     guides: dict[str, Callable[[Any], Any]] = {
         "AutoDropout, keep 0.9": lambda model: pdrop.AutoDropout(
@@ -191,6 +204,7 @@ def draw_sbc(quick: bool) -> Figure:
         "AutoMeanField": lambda model: pdrop.AutoMeanField(model, init="paper", init_scale=0.05),
     }
     figure = Figure(figsize=(10, 3.6), layout="constrained")
+    lines = ["| posterior | place | inside the band | mean distance of a rank from the middle |", "|---|---|---|---|"]
     for ax, (name, make) in zip(figure.subplots(1, 2, sharey=True), guides.items(), strict=True):
         net = nn.Sequential(nn.Linear(1, 10), nn.Tanh(), nn.Linear(10, 1))
         model = pdrop.BayesianNet(net, pdrop.Prior(), pdrop.Gaussian(tau=100.0))
@@ -198,22 +212,29 @@ def draw_sbc(quick: bool) -> Figure:
         found.plot(ax)
         ax.set_title(f"{name}: {len(found.ranks['f[0]'])} simulated data sets", fontsize="medium")
         ax.legend(frameon=False, fontsize="small", loc="lower left")
-        inside = ", ".join(f"{key} {'inside' if ok else 'outside'}" for key, ok in found.inside_band().items())
-        spread = {key: (ranks.double() / found.samples - 0.5).abs().mean() for key, ranks in found.ranks.items()}
-        print(
-            f"{name}: {inside}; mean distance of a rank from the middle (0.25 if calibrated): "
-            + ", ".join(f"{key} {value:.2f}" for key, value in spread.items())
-        )
-    return figure
+        for key, inside in found.inside_band().items():
+            spread = (found.ranks[key].double() / found.samples - 0.5).abs().mean()
+            lines.append(f"| {name} | {key} | {'yes' if inside else 'no'} | {spread:.2f} |")
+    return figure, "\n".join(lines)
 
 
 # --- all figures ------------------------------------------------------------------------------------------------------
 
-DRAWINGS: dict[str, Callable[[bool], Any]] = {
-    "kl_gap": lambda quick: pdrop.comparison.plot_kl_gap(draws=20 if quick else 400),
-    "six_posteriors": draw_six,
+DRAWINGS: dict[str, Callable[[bool], tuple[Any, str]]] = {
+    "kl_gap": lambda quick: (pdrop.comparison.plot_kl_gap(draws=20 if quick else 400), ""),
+    "six_posteriors": draw_posteriors,
     "sbc": draw_sbc,
 }
+
+
+def write_into_pages(name: str, measured: str) -> None:
+    """Put what a drawing has measured between its two marks, in the page that has them."""
+    for page in sorted(FIGURES.parent.glob("*.md")):
+        found = page.read_text("utf-8")
+        marks = f"<!-- {name}: begin -->\n", f"\n<!-- {name}: end -->"
+        text = re.sub(f"(?<={marks[0]}).*?(?={marks[1]})", lambda _: measured, found, flags=re.DOTALL)
+        if text != found:
+            page.write_text(text, "utf-8")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -227,8 +248,12 @@ def main(argv: list[str] | None = None) -> None:
     args.out.mkdir(exist_ok=True)
     missing = [name for name in DRAWINGS if args.all or not (args.out / f"{name}.png").exists()]
     for name in [args.only] if args.only else missing:
-        DRAWINGS[name](args.quick).savefig(args.out / f"{name}.png", dpi=130)
-        print(f"wrote {name}.png")
+        with warnings.catch_warnings(action="ignore" if args.quick else "default"):  # a few steps train nothing
+            figure, measured = DRAWINGS[name](args.quick)
+        figure.savefig(args.out / f"{name}.png", dpi=130)
+        print(*filter(None, [measured]), f"wrote {name}.png", sep="\n")
+        if args.out == FIGURES and not args.quick:
+            write_into_pages(name, measured)
 
 
 if __name__ == "__main__":
