@@ -110,3 +110,15 @@ class IgnoredInputsWarning(UserWarning):
         >>> warnings.filters.pop(0)[0]
         'error'
     """
+
+
+class UnfinishedTrainingWarning(UserWarning):
+    """The loss was still falling when the steps of ``fit`` were over; the message says how many more it would take.
+
+    Example:
+        >>> import warnings
+        >>> from pyro_dropout.mathematics.errors import UnfinishedTrainingWarning
+        >>> warnings.filterwarnings("ignore", category=UnfinishedTrainingWarning)  # for trials
+        >>> warnings.filters.pop(0)[0]
+        'ignore'
+    """
