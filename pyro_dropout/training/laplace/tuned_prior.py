@@ -45,7 +45,8 @@ def tune_prior(guide: AutoLaplace, model: Any, validation: object) -> float:
         validation = all_of(validation, None)
     if not isinstance(validation, tuple | list) or len(validation) != 2:
         raise ShapeError(f"validation must be a pair (x, y), or a DataLoader; got {type(validation).__name__}.")
-    seen = _seen(guide, model, *validation, _FACTORS)
+    x, y = validation
+    seen = _seen(guide, model, x, y, _FACTORS)
     best = max(range(len(seen)), key=lambda k: seen[k].log_prob)
     factor = _FACTORS[best]
     if 0 < best < len(seen) - 1:  # the top of the parabola through three points
