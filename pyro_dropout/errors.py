@@ -14,6 +14,7 @@ __all__ = [
     "RangeError",
     "ShapeError",
     "SingularError",
+    "UnfinishedTrainingWarning",
 ]
 
 
@@ -158,6 +159,18 @@ class IgnoredInputsWarning(UserWarning):
         >>> warnings.filterwarnings("error", category=pdrop.errors.IgnoredInputsWarning)  # stop where it happens
         >>> warnings.filters.pop(0)[0]
         'error'
+    """
+
+
+class UnfinishedTrainingWarning(UserWarning):
+    """The loss was still falling when the steps of ``fit`` were over; the message says how many more it would take.
+
+    Example:
+        >>> import warnings
+        >>> from pyro_dropout.errors import UnfinishedTrainingWarning
+        >>> warnings.filterwarnings("ignore", category=UnfinishedTrainingWarning)  # for trials
+        >>> warnings.filters.pop(0)[0]
+        'ignore'
     """
 
 

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import os
 import re
+import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 
 import pyro_dropout
 from pyro_dropout.engines import program
+from pyro_dropout.errors import UnfinishedTrainingWarning
 from tests.test_public_names import API, found_at
 
 ROOT = Path(__file__).parents[1]
@@ -196,9 +198,11 @@ def test_a_block_runs_and_prints_what_it_says(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    exec(
-        compile("\n" * line + source, path, "exec"), {"__name__": "__main__"}
-    )  # blank lines: errors point into the page
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UnfinishedTrainingWarning)  # what the pages train, they train to the end
+        exec(
+            compile("\n" * line + source, path, "exec"), {"__name__": "__main__"}
+        )  # blank lines: errors point into the page
     promised = re.findall(r"^print\(.*\)  # (.*)$", source, re.MULTILINE) or (shown or "").splitlines()
     assert not promised or capsys.readouterr().out.splitlines() == promised
 

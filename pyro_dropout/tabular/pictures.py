@@ -8,10 +8,10 @@ two columns that matter most. A table with one input has its curve instead.
 import torch
 from torch import Tensor
 
+from pyro_dropout.errors import PyroDropoutError, ShapeError
 from pyro_dropout.judging.scores.calibration import least_level
 from pyro_dropout.judging.scores.class_calibration import reliability
 from pyro_dropout.mathematics.checks import check_level
-from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.mathematics.shapes import Bool, Float
 from pyro_dropout.prediction.plot_style import PALETTE, categories_below, finish, literal_text, percent
 from pyro_dropout.prediction.prediction import Prediction

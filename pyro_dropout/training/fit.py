@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from pyro_dropout.engines.choose import HowCompiled, check_how_compiled, decided, step_size
 from pyro_dropout.engines.program import recording
 from pyro_dropout.engines.threads import enough_threads
-from pyro_dropout.errors import IgnoredInputsWarning, PyroDropoutError
+from pyro_dropout.errors import IgnoredInputsWarning, PyroDropoutError, UnfinishedTrainingWarning
 from pyro_dropout.generative.inputs import takes_all
 from pyro_dropout.generative.model_call import ModelCall, call_of, check_keywords, is_network, takes
 from pyro_dropout.generative.networks import BayesianNet
@@ -55,9 +55,11 @@ from pyro_dropout.training.preflight import (
     check_programs,
     check_shared,
     check_validation,
+    held_out_share,
 )
 from pyro_dropout.training.torch_optimisers import from_optimiser, trainable
 from pyro_dropout.training.training_task import LoaderTask, TrainingTask, check_loader, open_loader
+from pyro_dropout.training.unfinished import still_falling
 
 
 @one_at_a_time
@@ -89,6 +91,8 @@ def fit(
     **kwargs: object,
 ) -> History:
     """Train a guide (and a model's ordinary parameters) on data, and return the history of the loss.
+
+    Warns if the loss was still falling when the steps were over, with how many more it would take.
 
     Mini-batches are shuffled and without replacement within an epoch. The step is compiled, optimiser and mini-batch
     gather included; on a GPU many steps run in one CUDA graph, with the data resident there. Other threads
@@ -126,10 +130,10 @@ def fit(
         seed: for weight draws and mini-batches; the random generators are left as they were.
         device: where to train; model, guide and data are moved there, and networks that a plain function calls. By
             default, where the model is.
-        validation: (x, y) to watch, or a DataLoader that is read once and kept; training stops when its log-likelihood
-            has not improved ``patience`` times, and the best parameters are restored. For a model that is not a
-            network, a tuple of its arguments or a dict of its keyword arguments; the mean log predictive density of its
-            observed sites is then watched.
+        validation: (x, y) to watch, or a DataLoader that is read once and kept, or the share of x and y to hold out,
+            such as 0.2; training stops when its log-likelihood has not improved ``patience`` times, and the best
+            parameters are restored. For a model that is not a network, a tuple of its arguments or a dict of its
+            keyword arguments; the mean log predictive density of its observed sites is then watched.
         patience: how many checks without improvement are allowed.
         check_every: steps between checks; a fiftieth of all steps by default. On a GPU steps run in blocks of twenty,
             and a check waits for the end of its block. The last step is always checked. Checks use other random
@@ -167,6 +171,8 @@ def fit(
     check_precision(precision, model, trains=True, device=device)
     check_duration(steps, epochs, batch_size)
     loader, stream = loader_of(args), None
+    if isinstance(validation, float):
+        args, validation = held_out_share(model, args, validation, seed)
     if loader is not None:
         check_loader(guide, batch_size, distributed)
         check_keywords(fit, model, kwargs)
@@ -266,12 +272,21 @@ def fit(
             with as_points(model, guide, loss):
                 history = attempt(task, checkpoint)
                 finish_on(guide, call, loader, target, batch_size, held_out)
+        if not callable(getattr(loss, "temperature", None)) and history.best_step in (None, history.steps):
+            history.unfinished = still_falling(history.losses, _number_of_data(call))
         return _noted(model, guide, call, history)
 
 
+def _number_of_data(call: ModelCall) -> int:
+    number = call.args[2] if len(call.args) > 2 else call.kwargs.get("num_data")
+    return number if isinstance(number, int) else call.count or 1
+
+
 def _noted(model: PyroModel, guide: PyroModel, call: ModelCall, history: History) -> History:
-    """Let a guide remember its training, and warn if it has learned nothing from its inputs."""
+    """Let a guide remember its training; warn if it has learned nothing from its inputs, or ended too soon."""
     note_training(guide, history.summary)
+    if history.unfinished is not None:
+        warnings.warn(history.unfinished.sentence(history.steps), UnfinishedTrainingWarning, stacklevel=5)
     history.learned, told = note_learned(model, guide, call)
     history.unchecked = told if history.learned is None else ""
     if told:

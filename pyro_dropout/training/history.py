@@ -14,6 +14,7 @@ from pyro_dropout.training.out_of_memory import is_out_of_memory
 
 if TYPE_CHECKING:
     from pyro_dropout.training.collapse import Learned
+    from pyro_dropout.training.unfinished import StillFalling
 
 
 REMEDY = "Lower the learning rate, clip gradients (clip_norm=...), or look for values in x and y that are not finite."
@@ -56,6 +57,7 @@ class History:
         why: why faster engines did not, where they were tried.
         learned: what the posterior of a network has learned from its inputs: its log-likelihood on training data beside
             that of the best constant, and how much each layer passes on; None where that is not known.
+        unfinished: what the training left undone, if its loss was still falling at the end.
         unchecked: why that could not be found out, in a sentence that ``fit`` warned with; empty if nothing went wrong.
 
     Example:
@@ -79,6 +81,7 @@ class History:
     why: str = ""
     learned: "Learned | None" = None
     unchecked: str = ""
+    unfinished: "StillFalling | None" = None
 
     def __repr__(self) -> str:
         how = self.engine

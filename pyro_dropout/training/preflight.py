@@ -141,6 +141,27 @@ def check_data(call: ModelCall, batch_size: int | None) -> ModelCall:
     return call
 
 
+def held_out_share(
+    model: object, args: tuple[object, ...], share: float, seed: object
+) -> tuple[tuple[object, ...], tuple[object, Tensor]]:
+    """Return x and y of a training without a share of them, and that share, chosen at random by the seed."""
+    if not is_network(model) or takes_all(model) or len(args) != 2 or not isinstance(args[1], Tensor):
+        raise PyroDropoutError(
+            f"validation={share} holds out a share of x and y, for a network whose points are independent; for"
+            " anything else, and for a DataLoader, give the held-out data themselves."
+        )
+    x, y = inputs_of(args[0]), args[1]
+    check_pairs("x and y", x, y)
+    count = round(share * len(y))
+    if not 0 < count < len(y):
+        raise RangeError(f"validation must hold out some of the {len(y)} points, and not all; got the share {share}.")
+    check_seed(seed, 0, LARGEST_SEED)
+    generator = torch.Generator().manual_seed(seed if isinstance(seed, int) else 0)
+    order = torch.randperm(len(y), generator=generator, device="cpu").to(y.device)
+    held, kept = order[:count].sort().values, order[count:].sort().values
+    return (x[kept], y[kept]), (x[held], y[held])
+
+
 def check_validation(
     model: Callable[..., object], validation: object, patience: object, every: object, target: Target = None
 ) -> ModelCall:

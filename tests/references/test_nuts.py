@@ -13,7 +13,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 import pyro_dropout as pd
-from pyro_dropout.references.nuts.nuts import function_rhat
+from pyro_dropout.references.nuts.nuts import _Left, function_rhat
 
 QUIET: Any = {"progress": False}
 
@@ -174,3 +174,29 @@ def test_draws_are_not_lost_where_r_hat_is_interrupted(monkeypatch: pytest.Monke
     with pytest.warns(UserWarning, match="R-hat could not be computed"):
         found = pd.nuts(disagreeing, LINE, LINE[:, 0], chains=2, samples=10, warmup=5, compile=False, **QUIET)
     assert found.num_draws == 10
+
+
+def test_the_time_that_is_left_is_that_of_recent_draws() -> None:
+    # Warmup takes 1 s a draw, sampling 0.1 s: in the middle of sampling, 50 draws take 5 s, whatever warmup took.
+    left, now = _Left(warmup=100, samples=100, chains=1), 0.0
+    said = []
+    for done in range(1, 201):
+        now += 1.0 if done <= 100 else 0.1
+        said.append(left.said(done, now))
+    assert said[0] == "warmup"
+    assert said[49] == "warmup, about 02:30 left"
+    assert said[199] == "sampling, about 00:00 left"
+    minutes, seconds = map(int, said[189].split()[2].split(":"))
+    assert 60 * minutes + seconds <= 2
+
+
+def test_progress_is_shown_for_a_small_model_too(capsys: pytest.CaptureFixture[str]) -> None:
+    model = pd.BayesianNet(nn.Linear(1, 1))
+    x = torch.linspace(-1, 1, 10).unsqueeze(-1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # few draws
+        pd.nuts(model, x, x, chains=2, samples=60, warmup=40, seed=0, compile=False, progress=True)
+    shown = capsys.readouterr().err
+    assert "nuts: 100%" in shown
+    assert "200/200" in shown
+    assert "left" in shown

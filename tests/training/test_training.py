@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import pyro_dropout as pd
+from pyro_dropout.errors import UnfinishedTrainingWarning
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.training.fit import move
 from pyro_dropout.training.runner import TrainingRun
+from pyro_dropout.training.unfinished import still_falling
 
 QUIET: dict[str, Any] = {"compile": False, "progress": False}
 
@@ -266,3 +268,42 @@ def test_batch_norm_is_trained_and_validation_leaves_it_alone() -> None:
     assert int(net[1].num_batches_tracked) == 10
     assert net[1].running_mean.abs().max() < 10  # inputs a hundred times as large were looked at, not learned from
     assert net.training
+
+
+def test_a_training_that_ends_too_soon_is_told_and_one_that_has_settled_is_not() -> None:
+    model, guide, x, y = problem()
+    how: dict[str, Any] = {"compile": "traced", "progress": False, "seed": 0}
+    with pytest.warns(UnfinishedTrainingWarning, match="still falling after 200 steps.*more steps.*validation=0.2"):
+        short = pd.fit(model, guide, x, y, steps=200, lr=3e-4, **how)
+    assert short.unfinished is not None
+    assert pd.fit(model, guide, x, y, steps=600, lr=0.02, **how).unfinished is None
+
+
+@pytest.mark.parametrize("steps", [200, 1000])
+@pytest.mark.parametrize("correlation", [0.0, 0.95])
+def test_noise_is_no_fall_and_a_fall_is_seen_through_noise(steps: int, correlation: float) -> None:
+    # Of 2,000 made series without a trend, at most 0.75 % were called falling (correlation 0.98), 0.1 % up to 0.9.
+    white = torch.randn(200, steps + 200)
+    noise = [white[:, 0]]
+    for step in white.T[1:]:
+        noise.append(correlation * noise[-1] + (1 - correlation**2) ** 0.5 * step)
+    flat = torch.stack(noise, 1)[:, 200:]
+    assert sum(still_falling(each, 1) is not None for each in flat) <= 5
+    falling = 100 * torch.exp(-torch.arange(steps) / (0.8 * steps))
+    found = [still_falling(falling + each, 1) for each in flat[:50]]
+    seen = [each.steps for each in found if each is not None]
+    assert len(seen) >= (50 if correlation == 0 else 25)  # noise that lasts looks like a trend itself
+    right = 0.8 * steps * 2.3  # nine tenths of an exponential fall
+    assert sum(0.4 * right < each < 2.5 * right for each in seen) > 0.8 * len(seen)
+
+
+def test_a_share_of_the_data_stops_the_training() -> None:
+    model, guide, x, y = problem()
+    held: dict[str, Any] = {"validation": 0.25, "patience": 2, "check_every": 10, "seed": 3}
+    history = pd.fit(model, guide, x, y, steps=100, lr=0.02, **held, **QUIET)
+    assert history.validation[0][0] == 10
+    assert history.best_step is not None
+    with pytest.raises(pd.errors.RangeError, match="must hold out some of the 64 points"):
+        pd.fit(model, guide, x, y, steps=2, validation=1.0, **QUIET)
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"validation=0.5 holds out a share of x and y"):
+        pd.fit(lambda: None, lambda: None, steps=2, validation=0.5, **QUIET)

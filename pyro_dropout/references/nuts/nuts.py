@@ -2,6 +2,7 @@
 
 import time
 import warnings
+from bisect import bisect_left
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,9 @@ from pyro_dropout.training.preflight import check_gradients
 from pyro_dropout.training.svi import check_compile
 
 _AGREE = 1.01  # Vehtari et al. (2021): do not use chains with a larger R-hat
+_APART = 1.5  # of chains that do not overlap
 _MOST_POINTS = 50  # at which R-hat is computed
+_BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"  # with our own time that is left
 
 
 @also(num_chains="chains", num_samples="samples", warmup_steps="warmup")
@@ -108,10 +111,13 @@ def nuts(
         energy = Energy(call)
         starts = torch.stack([energy.start() for _ in range(chains)])
     plan = Plan(int(samples), int(warmup), float(target_accept), int(max_tree_depth))
-    bar = tqdm(total=chains * (warmup + samples), disable=not progress, unit="draw", desc="nuts")
+    bar = tqdm(total=chains * (warmup + samples), disable=not progress, unit="draw", desc="nuts", bar_format=_BAR)
+    done, left = 0, _Left(plan.warmup, plan.samples, chains)
 
     def tick(draws: int, steps: int) -> None:
-        bar.set_postfix(steps=steps, refresh=False)
+        nonlocal done
+        done += draws
+        bar.set_postfix_str(f"{steps} steps, {left.said(done, time.perf_counter())}", refresh=False)
         bar.update(draws)
 
     with bar, evaluating(model):
@@ -136,6 +142,30 @@ def nuts(
         warning.posterior = posterior  # type: ignore[attr-defined]
         warnings.warn(warning, stacklevel=3)
     return posterior
+
+
+class _Left:
+    """How long sampling will take: draws of the present stage at their recent speed.
+
+    A draw of warmup takes other steps than one after it, steps become faster when they are compiled, and draws of the
+    first seconds are of chains that are still far away. So the speed is that since half of the draws so far.
+    """
+
+    def __init__(self, warmup: int, samples: int, chains: int) -> None:
+        self.warmup, self.total = warmup * chains, (warmup + samples) * chains
+        self.draws: list[int] = []
+        self.times: list[float] = []
+
+    def said(self, done: int, now: float) -> str:
+        """Return the stage and the time that is left, in words, after ``done`` draws of all chains."""
+        self.draws.append(done)
+        self.times.append(now)
+        stage = "warmup" if done < self.warmup else "sampling"
+        half = bisect_left(self.draws, done / 2)
+        if done <= self.draws[half]:
+            return stage
+        seconds = (self.total - done) * (now - self.times[half]) / (done - self.draws[half])
+        return f"{stage}, about {tqdm.format_interval(seconds)} left"
 
 
 def function_rhat(model: nn.Module, posterior: SampledPosterior, points: Tensor) -> Tensor:
@@ -198,11 +228,16 @@ def _of_lost(posterior: SampledPosterior, plan: Plan) -> list[str]:
     """Return warnings about divergent trajectories, and what to do."""
     found = []
     if posterior.divergences:
-        found.append(
-            f"{posterior.divergences} of {posterior.num_chains * plan.samples} trajectories diverged: parts of the"
-            f" posterior may be missing. Raise target_accept (it is {plan.target_accept}) towards 1, or narrow the"
-            " prior."
-        )
+        total = posterior.num_chains * plan.samples
+        higher = 1 - (1 - plan.target_accept) / 4
+        cure = f"Set target_accept={higher:.3g} (now {plan.target_accept:g}), which takes shorter steps."
+        if posterior.divergences > total / 50 or plan.target_accept > 0.98:
+            cure += (
+                " If many remain, the posterior has a narrow funnel: narrow the prior, or draw sites in units of their"
+                " scale, as pyro.infer.reparam.LocScaleReparam does."
+            )
+        lost = f"{posterior.divergences} of {total} trajectories diverged"
+        found.append(f"{lost}: parts of the posterior may be missing. {cure}")
     if posterior.num_chains == 1:
         found.append("R-hat needs at least two chains, and there is one; use chains=4.")
     return found
@@ -213,11 +248,15 @@ def _of_disagreement(worst: float, what: str, ran: list[ChainResult], plan: Plan
     if worst <= _AGREE:
         return []
     deepest = sum(chain.deepest for chain in ran)
-    full = f" {deepest} trajectories reached max_tree_depth: raise it." if deepest else ""
-    return [
-        f"chains disagree about {what}: the largest R-hat is {worst:.3f} and should be below {_AGREE}. Use more"
-        f" samples (now {plan.samples}) and a longer warmup (now {plan.warmup}).{full}"
-    ]
+    cure = f"Use more samples and a longer warmup: samples={2 * plan.samples}, warmup={2 * max(plan.warmup, 250)}."
+    if deepest > len(ran) * plan.samples / 20:
+        cure += f" {deepest} trajectories reached max_tree_depth: set max_tree_depth={plan.max_depth + 2}."
+    if worst > _APART:
+        cure += (
+            " Chains so far apart are in different modes, which longer chains rarely leave (units of a network may be"
+            " exchanged): compare predictions, not weights, or give points=x where you will predict."
+        )
+    return [f"chains disagree about {what}: the largest R-hat is {worst:.3f} and should be below {_AGREE}. {cure}"]
 
 
 def _type_of(call: ModelCall) -> torch.dtype:

@@ -218,7 +218,7 @@ def overconfident() -> tuple[nn.Module, Tensor, Tensor, Tensor, Tensor]:
 
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_held_out_data_tune_the_width_of_the_prior(structure: Any) -> None:
-    # The figures of this seed; the network's own confidence is 0.05 above its accuracy.
+    # Bounds for this seed alone.
     net, x, y, held_x, held_y = overconfident()
     model = pd.BayesianNet(net, pd.Prior(length_scale=0.1, width_scaled=False), pd.Categorical())
     with pytest.warns(UserWarning, match=r"less confident than it is right.*validation=\(x, y\)"):
