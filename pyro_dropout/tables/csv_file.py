@@ -5,6 +5,7 @@ pyarrow reads the rows, as texts. Python's csv module reads what is not simple, 
 
 import codecs
 import csv
+import functools
 import io
 import itertools
 import re
@@ -171,10 +172,8 @@ def _simple(text: str, width: int, separator: str) -> list[Cells] | None:
     """Return columns that pyarrow reads; None unless each line is a row, and quotes stand around whole cells."""
     raw = text.rstrip("\r\n").encode("utf-8", "surrogatepass")
     raw = raw.replace(b"\r\n", b"\n") if b"\r" in raw else raw
-    mark = re.escape(separator.encode())
-    stray = rb'"(?<=[^\n"%b]")(?=[^\n"%b])' % (mark, mark)  # begins with the quote, which is found fast
     odd = raw[:1] in (b"", b"\n") or any(each in raw for each in (b"\0", b"\r", b"\n\n"))
-    if odd or raw.count(b'"') % 2 or re.search(stray, raw):
+    if odd or (b'"' in raw and not _whole_quotes(separator).fullmatch(raw)):
         return None
     try:
         from pyarrow import csv as arrow
@@ -188,8 +187,14 @@ def _simple(text: str, width: int, separator: str) -> list[Cells] | None:
         )
     except (ImportError, ValueError):  # a row with too many or too few cells
         return None
-    whole = len(table) == raw.count(b"\n") + 1  # no cell has swallowed a line
-    return [Cells.of_texts(column.to_pandas()) for column in table.columns] if whole else None
+    return [Cells.of_texts(column.to_pandas()) for column in table.columns]
+
+
+@functools.cache
+def _whole_quotes(separator: str) -> re.Pattern[bytes]:
+    """Return a pattern of lines in which quotes stand around whole cells, and hold neither quotes nor line ends."""
+    mark = re.escape(separator.encode())
+    return re.compile(rb'(?:(?:"[^"\n]*+"|[^"\n%b]*+)(?:[\n%b]|\Z))*+' % (mark, mark))
 
 
 def _records(lines: Iterator[str], line: int, separator: str) -> Iterator[tuple[int, list[str]]]:

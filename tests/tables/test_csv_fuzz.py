@@ -118,11 +118,12 @@ def expected(content: bytes) -> list[list[str | None]] | None:
         return None
     if b"\0" in content or content.startswith(b"PAR1") or not rows or any(len(row) != len(header) for row in rows):
         return None
-    if len(header) < 2 or len(set(header)) < len(header) or all(map(is_number, header)):
+    named = [name or f"unnamed {place}" for place, name in enumerate(header, 1)]
+    if len(header) < 2 or len(set(named)) < len(header) or all(map(is_number, header)):
         return None
     if any(map(str.isdigit, "".join(header))) or any(map(is_number, header)):
         raise UnclearError
-    header = [name or f"unnamed {place}" for place, name in enumerate(header, 1)]
+    header = named
     return [list(header), *([None if cell.lower() in MISSING else cell for cell in row] for row in rows)]
 
 
