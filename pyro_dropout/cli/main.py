@@ -140,10 +140,11 @@ app = typer.Typer(
 )
 
 
-def _print_version(asked: bool) -> None:
+def _print_version(asked: bool) -> bool:
     if asked:
         print(f"{PROGRAM} {version('pyro-dropout')}")
         raise typer.Exit
+    return asked
 
 
 @app.callback()
