@@ -31,9 +31,9 @@ def test_a_linear_model_has_its_conjugate_posterior(dtype: torch.dtype) -> None:
     x = torch.randn(20, 2, dtype=dtype)
     y = x @ torch.tensor([[1.0], [-2.0]], dtype=dtype) + 0.5
     model = pd.BayesianNet(nn.Linear(2, 1).to(dtype), likelihood=pd.Gaussian(tau=2.0))
-    found = pd.nuts(model, x, y, samples=300, warmup=150, seed=0, compile=False, **QUIET)
+    found = pd.nuts(model, x, y, samples=600, warmup=300, seed=0, compile=False, **QUIET)
     exact = pd.references.conjugate(model, x, y)
-    assert found.weights["weight"].shape == (4, 300, 1, 2)
+    assert found.weights["weight"].shape == (4, 600, 1, 2)
     assert found.weights["weight"].dtype == dtype
     assert found.divergences == 0
     draws = torch.cat([found.weights["weight"].flatten(2), found.weights["bias"]], -1).double()
