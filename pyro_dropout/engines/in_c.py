@@ -28,6 +28,7 @@ from pyro_dropout.engines.simplify_graph import is_mutable, owner
 Call = tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]
 Fixed = tuple[list[Call], list[Tensor]]  # calls, and the results that they leave
 
+_COPY = torch.ops.aten.copy_.default
 _FORMAT = 4
 _CLOSE = {torch.float32: 1e-4, torch.float64: 1e-9}
 _AWAY = (0.0, 0.0, 0.3, 3.0)  # how far from the start programs are compared; the second call goes on from the first
@@ -48,7 +49,8 @@ class Generated:
             raise CannotError("two of its tensors share memory")
         program = step.recorded
         own = [each.clone() for each in (*step.row, *program.outside())]
-        return InC(step, program, own, in_c(program, [*step.flat, *own]))
+        run = in_c(program, [*step.flat, *own])
+        return InC(step, program, own, run, _written(program, len(step.flat), len(step.row)))
 
 
 class InC(Loop):
@@ -56,15 +58,27 @@ class InC(Loop):
 
     name = Generated.name
 
-    def __init__(self, step: Step, program: Program, own: list[Tensor], run: Callable[[], list[Tensor]]) -> None:
+    def __init__(
+        self, step: Step, program: Program, own: list[Tensor], run: Callable[[], list[Tensor]], written: list[int]
+    ) -> None:
         super().__init__(step)
-        self._outside, self._own, self._run = program.outside, own, run
+        self._outside, self._own, self._run, self._written = program.outside, own, run, written
 
     def one(self, row: Row) -> Taken:
         """Take a step."""
         for mine, given in zip(self._own, (*row, *self._outside()), strict=True):
             mine.copy_(given)
-        return self._run()[0].clone(), True  # the next step writes over it
+        loss = self._run()[0].clone()  # the next step writes over it
+        for k in self._written:
+            row[k].copy_(self._own[k])
+        return loss, True
+
+
+def _written(program: Program, before: int, rows: int) -> list[int]:
+    """Return the places in a row, whose inputs come after ``before`` others, that a program writes over."""
+    places = program.graph.graph.find_nodes(op="placeholder")[before : before + rows]
+    copied = {node.args[0] for node in program.graph.graph.find_nodes(op="call_function", target=_COPY)}
+    return [k for k, place in enumerate(places) if place in copied]
 
 
 def in_c(program: Program, inputs: Sequence[Tensor]) -> Callable[[], list[Tensor]]:

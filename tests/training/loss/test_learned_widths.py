@@ -96,7 +96,7 @@ def by_pyro(model: Any, guide: Any, x: Tensor, y: Tensor, compile: bool) -> None
     pyro.infer.SVI(model, guide, pyro.optim.Adam({"lr": 1e-9}), pd.ELBO()).step(x, y)
 
 
-@pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.deep)], ids=["eager", "compiled"])
+@pytest.mark.parametrize("compile", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("way", [by_fit, by_svi, by_pyro])
 def test_after_training_everyone_reads_the_widths_of_the_guide(way: Any, compile: bool) -> None:
     model, guide = made()
