@@ -175,3 +175,8 @@ def test_layers_have_nonlinearities_of_their_own() -> None:
     first = np.cos(POINTS.numpy() @ w["W1"].T + w["b1"]) / math.sqrt(3)
     expected = special.expit(first @ w["W2"].T + w["b2"]) / math.sqrt(2) @ w["W3"].T
     np.testing.assert_allclose(poutine.condition(model, weights)(POINTS), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_dead_units_leave_a_density(dtype: torch.dtype) -> None:
+    normal = FiniteRankNormal(torch.zeros(4, 3, dtype=dtype), 1)
+    assert torch.isfinite(normal.log_prob(normal.sample()))

@@ -1,5 +1,6 @@
 """What draws random numbers beside dropout of rows: the model keeps it and draws it as the network does, or refuses."""
 
+import contextlib
 import copy
 import random
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pyro_dropout as pd
+from pyro_dropout.engines.recorder import RecordedMasks
 from tests.networks.agreement import largest_z, predicted, stochastic_passes
 from tests.networks.noisy_layers import (
     Attention,
@@ -27,6 +29,19 @@ from tests.networks.noisy_layers import (
     StochasticDepth,
     network,
 )
+
+
+class TwoMasks(nn.Module):
+    """Two masks on one masked tensor, as two of peft's adapters on one layer's input draw them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.a, self.b = nn.LayerNorm(3), nn.Linear(3, 1), nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.dropout(self.norm(x), 0.1, self.training)
+        return self.a(F.dropout(h, 0.2, self.training)) + self.b(F.dropout(h, 0.2, self.training))
+
 
 KEPT: dict[str, Callable[[], nn.Module]] = {
     "drop path": lambda: DropPath(0.3),
@@ -207,3 +222,23 @@ def test_noise_that_networks_would_share_is_refused() -> None:
     model, _ = pd.from_dropout(network(StochasticDepth(0.3)))
     with pytest.raises(pd.errors.PyroDropoutError, match=r"noise in place .*'1\.noisy'"):
         pd.fit(model, pd.Ensemble(model, members=2), x, y, steps=1, compile=False, progress=False)
+
+
+@pytest.mark.deep
+def test_compiled_masks_are_drawn_before_they_are_read() -> None:
+    x, y, found = torch.randn(6, 3), torch.randn(6, 1), []
+    net = TwoMasks()
+    for compile in (False, True):
+        model, guide = pd.from_dropout(net)
+        history = pd.fit(model, guide, x, y, steps=3, compile=compile, progress=False, seed=0)
+        found.append(torch.as_tensor(history.losses))
+    assert torch.allclose(*found, rtol=1e-5)
+
+
+def test_recorded_masks_are_the_same() -> None:
+    found = []
+    for context in (contextlib.nullcontext(), RecordedMasks()):
+        torch.manual_seed(0)
+        with context:
+            found.append(torch.cat([F.dropout(torch.ones(5, 7), 0.3), torch.empty(5, 7).bernoulli_(0.6)]))
+    assert torch.equal(*found)

@@ -5,6 +5,8 @@ import re
 from typing import Any
 
 import numpy as np
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer.autoguide import AutoDelta
@@ -99,3 +101,25 @@ def test_a_posterior_of_another_kind() -> None:
     assert (density.tolist(), why) == ([-3.0] * 7, "")
     with pytest.raises(pd.errors.PyroDropoutError, match=r"posterior must be a guide, a fleet or draws .* got 3"):
         draws_with_density(ModelCall(None, DATA), 3, 7)
+
+
+def test_a_guide_that_picks_one_of_several_points_has_no_density() -> None:
+    """Its draws change, as mapped ones do, but nothing says with which density."""
+
+    def model(x: Tensor, y: Tensor) -> None:
+        pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+
+    def guide(x: Tensor, y: Tensor) -> None:
+        pyro.sample("w", dist.Delta(torch.randn(2), event_dim=1))
+
+    _, density, why = draws_with_density(ModelCall(model, DATA), guide, 10)
+    assert density is None
+    assert "'w'" in why
+
+
+def test_a_scale_of_zero_somewhere_is_found_by_its_density() -> None:
+    model = pd.BayesianNet(nn.Linear(2, 1, bias=False))
+    guide = pd.AutoDropout(model, keep=0.5, scale=torch.tensor([[0.0, 0.1]]))
+    _, density, why = draws_with_density(ModelCall(model, DATA), guide, 7)
+    assert density is None
+    assert "not finite" in why or "scale) is 0" in why

@@ -253,3 +253,11 @@ def test_what_is_said_of_yes_and_no() -> None:
     assert torch.allclose(answer.mutual_information.to(F64), entropy - own, atol=1e-6)
     yes = (p > 0.5).double().mean(0)
     assert torch.allclose(answer.variation_ratio.to(F64), torch.minimum(yes, 1 - yes), atol=1e-6)
+
+
+def test_standard_is_what_torch_does_in_evaluation_mode(dtype: torch.dtype) -> None:
+    layers = [nn.Dropout(0.2), nn.Linear(4, 6), nn.ReLU(), nn.Dropout(0.4), nn.Linear(6, 2)]
+    net = nn.Sequential(*layers).to(dtype)
+    model, guide = pd.from_dropout(net, tau=4.0)
+    x = torch.randn(7, 4, dtype=dtype)
+    torch.testing.assert_close(pd.predict(model, guide, x, method="standard").mean, net.eval()(x).detach())

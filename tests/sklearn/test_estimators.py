@@ -2,11 +2,13 @@
 
 import copy
 import pickle
+import random
 from typing import Any
 
 import joblib
 import numpy as np
 import pandas
+import pyro
 import pytest
 import torch
 from sklearn.base import clone
@@ -300,3 +302,20 @@ def test_whole_numbers_that_float64_merges_are_refused(given: Any) -> None:
         DropoutClassifier(**AUTO).fit(given, y > 20)
     with pytest.raises(pd.errors.RangeError, match=r"y holds whole numbers beyond 2\*\*53"):
         DropoutRegressor(**AUTO).fit(y[:, None], LARGE)
+
+
+@pytest.mark.deep
+@pytest.mark.usefixtures("unchecked_shapes")  # the checks throw dice of their own
+def test_nothing_leaks_into_the_process() -> None:
+    X, y = plane()
+    pyro.param("mine", torch.ones(2))
+    states = torch.get_rng_state(), np.random.mtrand._rand.get_state()[1], random.getstate()
+    regressor = DropoutRegressor(**QUICK, early_stopping=True).fit(X, y)
+    regressor.predict(X)
+    regressor.sample_y(X, random_state=1)
+    with pytest.raises(pd.errors.RangeError, match="level"):
+        regressor.predict_interval(X, level=2)
+    assert list(pyro.get_param_store()) == ["mine"]
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert np.array_equal(np.random.mtrand._rand.get_state()[1], states[1])
+    assert random.getstate() == states[2]

@@ -158,3 +158,10 @@ def test_pieces_are_the_rows_of_a_file(tmp_path: Path, size: int, quoted: str) -
     assert cells == [*(f"größe {k}" for k in range(12)), "x", "last"]
     assert [row for piece in pieces for row in piece.rows] == [*range(3, 15), 17, 18 + quoted.count("\n")]
     assert max(map(len, pieces)) <= size
+
+
+@pytest.mark.parametrize("line", ['"x" y,2', '1,"x', '"1"2,3'])
+def test_bad_quotes_are_refused_by_their_row(tmp_path: Path, line: str) -> None:
+    (tmp_path / "t.csv").write_text(f"a,b\n1,2\n{line}\n")
+    with pytest.raises(pd.errors.ShapeError, match=r"t\.csv, row 3: "):
+        read_file(tmp_path / "t.csv")

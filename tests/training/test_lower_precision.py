@@ -1,6 +1,7 @@
 """precision="bf16": products of a network in half precision, everything else in float32."""
 
 import itertools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -158,3 +159,18 @@ def test_what_cannot_be_lowered_is_refused_by_name(act: Callable[..., object], s
     model = network(20, 32, 32, 1)
     with pytest.raises(pd.errors.PyroDropoutError, match=said):
         act(model, pd.AutoDropout(model), *data())
+
+
+def test_a_processor_that_lacks_it_gets_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyro_dropout.generative.precision._imitated", lambda precision: precision != "float32")
+    model, before = network(20, 16, 16, 1), torch.backends.mkldnn.enabled
+    losses = []
+    for precision in ("float32", "bf16"):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            guide = pd.AutoDropout(model, keep=1.0)
+            losses.append(pd.fit(model, guide, *data(), steps=3, compile=False, precision=precision, **QUIET).losses)
+    assert ["no instructions for precision='bf16'" in str(each.message) for each in said] == [True]
+    assert said[0].filename == __file__
+    assert torch.allclose(*losses, rtol=0.01)
+    assert torch.backends.mkldnn.enabled == before

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import pyro_dropout as pd
 from pyro_dropout.engines import program as compiled
+from pyro_dropout.engines.generated import library
 
 F64 = torch.float64
 
@@ -134,3 +135,16 @@ def test_a_shape_that_fails_later_keeps_the_optimisers_moments(monkeypatch: pyte
     for n in (16, 5, 16):
         theirs.step(x[:n], y[:n], 16)
     torch.testing.assert_close(guide.mean(), twin.mean(), rtol=1e-9, atol=1e-9)
+
+
+def test_without_a_compiler_the_warning_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_compiler(*args: Any) -> Any:
+        raise RuntimeError("No working C++ compiler found")
+
+    monkeypatch.setattr(compiled, "_compile", no_compiler)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr(library, "compiler", lambda: ())
+    model, x, y = problem()
+    svi = pd.SVI(model, pd.AutoDropout(model), pyro.optim.Adam({"lr": 0.01}))
+    with pytest.warns(UserWarning, match=r"no C\+\+ compiler on this machine: install one"):
+        assert svi.step(x, y) > 0

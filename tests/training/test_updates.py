@@ -122,3 +122,23 @@ def test_svi_names_a_decay_once(settings: Any) -> None:
     with pytest.warns(UserWarning, match="changes the objective"):
         svi.step(x, y)
     svi.step(x, y)
+
+
+def test_torch_optimisers_are_read_from_their_one_group() -> None:
+    w, other = torch.zeros(2, requires_grad=True), torch.zeros(1, requires_grad=True)
+    assert from_optimiser(torch.optim.SGD([w], 0.2, momentum=0.5), [w]).slots == 1
+    warm, hooked = torch.optim.Adam([w]), torch.optim.Adam([w])
+    w.grad = torch.ones(2)
+    warm.step()
+    hooked.register_step_post_hook(lambda *_: None)
+    for beside in (
+        torch.optim.SGD([w], 0.2, dampening=0.1, momentum=0.5),
+        torch.optim.RMSprop([w], 0.2),
+        torch.optim.Adam([w], 0.1, amsgrad=True),
+        pyro.optim.clipped_adam.ClippedAdam([w], 0.3),  # it decays its own learning rate
+        torch.optim.Adam([{"params": [w], "lr": 0.1}, {"params": [other]}], 0.2),
+        torch.optim.Adam([other]),
+        warm,
+        hooked,
+    ):
+        assert from_optimiser(beside, [w]).beside

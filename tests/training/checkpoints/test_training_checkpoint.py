@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -260,3 +261,35 @@ def test_training_does_not_depend_on_how_often_it_is_checked(tmp_path: Path) -> 
 
 
 # --- torch's own optimisers -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", [0, 20])
+def test_a_stop_says_what_is_on_the_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str], first: int) -> None:
+    if first:
+        short(tmp_path, steps=first)
+    real = resumption.TrainingRun.advance
+
+    def advance(self: Any, steps: int) -> Any:
+        signal.raise_signal(signal.SIGTERM)
+        return real(self, steps)
+
+    full = mock.patch.object(resumption, "write_tensors", side_effect=OSError(errno.ENOSPC, "No space left on device"))
+    with (
+        full,
+        mock.patch.object(resumption.TrainingRun, "advance", advance),
+        pytest.warns(UserWarning, match="cannot be written"),
+        pytest.raises(SystemExit),
+    ):
+        short(tmp_path)
+    said = capsys.readouterr().err
+    assert "resume from there" not in said
+    if first:
+        assert f"stopped at step 40; its checkpoint could not be written; training can resume from step {first}" in said
+    else:
+        assert f"stopped at step 20; no checkpoint could be written to {tmp_path}, so nothing of this" in said
+
+
+def test_checkpoints_by_time(tmp_path: Path) -> None:
+    with warnings.catch_warnings(), mock.patch.object(Keeper, "write") as write:
+        short(pd.training.Checkpoint(tmp_path, seconds=1e-9))
+    assert [call.args[0] for call in write.call_args_list] == [20, 40, 60]

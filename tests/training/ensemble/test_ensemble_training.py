@@ -1,5 +1,6 @@
 """Groups, interruptions and members that diverge: all others are what they would have been."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pyro_dropout as pd
 from pyro_dropout.training import loop
 from pyro_dropout.training.checkpoints.training_checkpoint import Keeper
 from pyro_dropout.training.ensemble.members import MembersRun
+from pyro_dropout.training.optimisers import sgd
 from tests.training.ensemble.test_training import QUIET, data
 
 X, Y = data()
@@ -241,3 +243,14 @@ def test_members_share_a_parameter_of_a_pyro_model() -> None:
     y = x.sum(1) + 0.5 * torch.randn(300, dtype=torch.float64)
     pd.fit(model, pd.Ensemble(model, members=3), x, y, steps=300, lr=0.03, **QUIET)
     assert pyro.param("width").item() == pytest.approx(0.5, rel=0.15)
+
+
+def test_an_update_clips_each_member() -> None:
+    """By the norm of all members, as an update clips other guides, each would depend on the others."""
+    update, found = sgd(0.01, momentum=0.9), []
+    for options in ({"clip_norm": 1.0, "optim": "sgd", "lr": 0.01}, {"optim": replace(update, clip_norm=1.0)}):
+        model = line()
+        ensemble = pd.Ensemble(model, members=3, seed=2)
+        trained(model, ensemble, **options)
+        found.append(values(ensemble))
+    torch.testing.assert_close(found[0], found[1])

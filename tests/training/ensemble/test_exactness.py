@@ -116,3 +116,8 @@ def test_a_lognormal_prior_is_exact_in_unconstrained_space() -> None:
     mean = covariance[0] * (3 + 0.5 / 4)
     # The median of the prior, which the anchors are centred at, is estimated.
     assert distance(log_z, mean, covariance) < 5
+
+
+@pytest.mark.deep
+def test_members_of_a_linear_model_are_draws_of_its_posterior() -> None:
+    assert line(tau=2.5, scale=0.7, points=12, inputs=3, members=1000, seed=0) < 4

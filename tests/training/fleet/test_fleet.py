@@ -148,3 +148,15 @@ def test_an_update_brings_its_own_learning_rate() -> None:
     for own in ({"schedule": pd.training.inverse_decay()}, {"clip_norm": 1.0}):
         with pytest.raises(pd.errors.PyroDropoutError, match="an Update has its own schedule and clip_norm"):
             learned(optim=sgd(0.02), **own)
+
+
+def test_replicas_of_other_structure_are_refused() -> None:
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"the replica with \{'keep': 1.0\} differs in structure"):
+        pd.Fleet(build, {"keep": [0.9, 1.0]})
+
+    def wider(width: int) -> Any:
+        model = pd.BayesianNet(nn.Linear(2, width))
+        return model, pd.AutoDropout(model)
+
+    with pytest.raises(pd.errors.PyroDropoutError, match="Put them in two fleets"):
+        pd.Fleet(wider, {"width": [2, 3]})

@@ -430,3 +430,15 @@ def test_large_layers_need_another_structure(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(module, "MOST", 5)
     (block,) = untrained(classifier(net := nn.Linear(2, 2)), net, X, Y, structure="last").curvature
     assert hasattr(block, "outputs"), "a large last layer has Kronecker factors"
+
+
+def test_noise_of_the_networks_own_is_refused() -> None:
+    net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Dropout(0.5), nn.Tanh(), nn.Linear(3, 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model, _ = pd.from_dropout(net, likelihood=pd.Categorical())
+    if not model.noise:
+        model.look_at(X)
+    assert model.noise
+    with pytest.raises(pd.errors.PyroDropoutError, match="noise of its own"):
+        pd.laplace(model, model, X, Y)

@@ -398,3 +398,34 @@ def too_few() -> None:
 def test_a_guide_of_another_shape_is_refused(guide: Any, words: str, per_example: Any) -> None:
     with pytest.raises(pd.errors.PyroDropoutError, match=rf"site 'z' has.*{words}"):
         pd.ELBO(per_example=per_example).loss(in_a_plate, guide)
+
+
+@pytest.mark.deep
+def test_continuous_draws_without_a_path_have_it_too() -> None:
+    def model() -> None:
+        angle = pyro.sample("angle", dist.VonMises(0.0, 1.0))
+        pyro.sample("y", dist.Normal(angle.cos(), 0.5), obs=torch.tensor(0.2))
+
+    def guide() -> None:
+        pyro.sample("angle", dist.VonMises(pyro.param("at", torch.tensor(0.3)), pyro.param("k", torch.tensor(2.0))))
+
+    alike(model, guide, repeats=1000)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("of_guide", ["as it is", "scaled"])
+@pytest.mark.parametrize("of_model", ["as it is", "scaled", "scaled by a tensor"])
+@pytest.mark.parametrize("make", [pd.AutoMeanField, lambda m: pd.AutoDropout(m, keep=0.8, scale=0.3, bias="gaussian")])
+def test_scales_of_weights(make: Any, of_model: str, of_guide: str) -> None:
+    x = torch.randn(6, 2)
+
+    def model(x: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(0.1, 0.7).expand([2, 2]).to_event(2))
+        pyro.sample("y", dist.Normal(x @ w, 1.0).to_event(2), obs=torch.zeros(len(x), 2))
+
+    guide = make(model)
+    guide(x)
+    # one component has one divergence; of two, the sampled one of Trace_ELBO is the exact one
+    alike(
+        HANDLERS[of_model](model), HANDLERS[of_guide](guide), x, ours=pd.ELBO("exact", per_example=False), repeats=200
+    )
