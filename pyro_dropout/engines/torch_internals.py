@@ -6,8 +6,9 @@ engine that needs it fails, the next one takes the steps, and a warning says so.
 source that it generates is read.
 """
 
+import ctypes
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -169,9 +170,19 @@ def decompositions(more: Any) -> dict[Any, Any]:
     return {**core_aten_decompositions(), **get_decompositions(more)}
 
 
-def compile_cuda(text: str, name: str) -> Any:
+def compile_cuda(text: str, name: str, options: list[str]) -> Any:
     """Return a kernel of CUDA C, compiled while the program runs. Without it: chains run on the CPU."""
-    return torch.cuda._compile_kernel(text, name)
+    return torch.cuda._compile_kernel(text, name, nvcc_options=options)
+
+
+def launched_together(kernel: Any, blocks: int, threads: int, given: Sequence[Tensor | int]) -> None:
+    """Launch a kernel whose blocks wait for each other. Without it: each network has one processor."""
+    from torch.cuda import _utils
+
+    values = [ctypes.c_void_p(x.data_ptr()) if isinstance(x, Tensor) else ctypes.c_int(x) for x in given]
+    places = (ctypes.c_void_p * len(values))(*(ctypes.cast(ctypes.byref(x), ctypes.c_void_p) for x in values))
+    driver, stream = _utils._get_gpu_runtime_library(), torch.cuda.current_stream()._as_parameter_
+    _utils._check_cuda(driver.cuLaunchCooperativeKernel(kernel.func, blocks, 1, 1, threads, 1, 1, 0, stream, places))
 
 
 # --- inductor ---------------------------------------------------------------------------------------------------------

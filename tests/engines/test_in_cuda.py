@@ -45,11 +45,11 @@ def test_each_network_of_a_fleet_takes_its_own_steps(count: int, batch: int | No
 
 
 def test_what_is_too_large_is_refused_before_it_is_recorded() -> None:
-    model = pd.BayesianNet(nn.Sequential(nn.Linear(2, 300), nn.ReLU(), nn.Linear(300, 100)))
+    model = pd.BayesianNet(nn.Sequential(nn.Linear(2, 900), nn.ReLU(), nn.Linear(900, 500)))
     guide, x = pd.AutoDropout(model), torch.randn(9, 2)
     with (
         mock.patch.object(choose, "engines_for", return_value=[InCuda()]),
         mock.patch.object(in_cuda, "traced", side_effect=AssertionError),
         pytest.raises(CannotError, match="a step changes"),
     ):
-        pd.fit(model, guide, x, torch.randn(9, 100), steps=3, compile="traced", progress=False)
+        pd.fit(model, guide, x, torch.randn(9, 500), steps=3, compile="traced", progress=False)

@@ -30,6 +30,9 @@ PREAMBLE = """
 #define BARRIER __syncthreads()
 #define NEIGHBOUR(value, away) __shfl_xor_sync(0xffffffffu, value, away)
 #define RESTRICT __restrict__
+#define AHEAD(place) asm volatile("prefetch.global.L2 [%0];" :: "l"(place))
+#define UNROLLED(times) _Pragma(TEXT(unroll times))
+#define TEXT(words) #words
 #define INF __longlong_as_double(0x7ff0000000000000LL)
 #endif
 template <typename T> DEVICE T larger(T a, T b) { return (a != a || a > b) ? a : b; }
@@ -110,10 +113,10 @@ def packed(tensors: Sequence[Tensor]) -> tuple[Tensor, list[str]]:
 # --- compiling --------------------------------------------------------------------------------------------------------
 
 
-def near_memory(device: torch.device) -> int:
-    """Return how many bytes the threads of a block can share."""
+def processor(device: torch.device) -> tuple[int, int]:
+    """Return how many bytes the threads of a block can share, and how many processors a GPU has."""
     gpu: Any = torch.cuda.get_device_properties(device)
-    return int(gpu.shared_memory_per_block_optin)
+    return int(gpu.shared_memory_per_block_optin), int(gpu.multi_processor_count)
 
 
 def compiled_kernel(text: str, name: str, device: torch.device, shared: int = 0) -> Any:
@@ -126,7 +129,7 @@ def compiled_kernel(text: str, name: str, device: torch.device, shared: int = 0)
         shared: bytes that the threads of a block share.
     """
     with torch.cuda.device(device), any_headers():
-        kernel = compile_cuda(text, name)
+        kernel = compile_cuda(text, name, ["--prec-div=false", "--prec-sqrt=false"])
         if shared:
             kernel.set_shared_memory_config(shared)
     return kernel

@@ -20,19 +20,25 @@ from pyro_dropout.engines.cuda.recorded import (
     PREAMBLE,
     WORD,
     compiled_kernel,
-    near_memory,
     outside,
+    processor,
     shaped,
     simpler,
 )
 from pyro_dropout.engines.cuda.values import UnsupportedError, Value, c_type
+from pyro_dropout.engines.torch_internals import launched_together
 
 THREADS = 512
+# Of several processors: how many, what each has of the work of one, with the waiting for memory that is farther away,
+# and the microseconds for which all wait for the last one.
+_SHARED = ((16, 0.15, 2.4), (64, 0.06, 3.0))
+_COMPILED = 10.0  # microseconds of the kernels of torch's compiler for each time that all threads wait here
 _SIDE_BY_SIDE = 128  # networks that run at once, about one on each processor; of more, several share one
 _MOST_STEPS = 1000  # of one launch
 _SEVERAL = 4  # networks from which each is best left to a processor of its own
 _DRAWN = 2**26  # random numbers of one launch
-STATE = 2**17  # bytes of what a step changes
+STATE = 2**22  # bytes of what a step changes
+_LINE = 128  # bytes that the GPU's memory hands out at a time
 _FAR = 2**24  # bytes that threads share in the GPU's memory
 _CLOSE = {torch.float32: 1e-3, torch.float64: 1e-9}
 # How far from the start kernel and step are compared; the second comparison goes on from the first.
@@ -43,10 +49,29 @@ _ENTRY = """
 extern "C" __global__ void __launch_bounds__({threads})
 steps(double* far, const long long* given, const int first, const int count) {{
   extern __shared__ double memory[];
-  run(blockIdx.x, threadIdx.x, memory, far, given, first, count);
+  const int warp = threadIdx.x / 32 * {processors} + blockIdx.x % {processors};  // neighbours on other processors
+  run(blockIdx.x / {processors}, warp * 32 + threadIdx.x % 32, memory, far, given, first, count);
 }}
 #endif
 """
+# Processors wait for each other: the first thread of each counts itself in the GPU's memory, and looks there until all
+# have come. What was written before is visible to all threads after it.
+_TOGETHER = """
+#ifdef __CUDACC__
+DEVICE void together(unsigned* arrived, const unsigned all) {
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    unsigned seen;
+    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" :: "l"(arrived) : "memory");
+    do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(arrived) : "memory"); while (seen < all);
+  }
+  __syncthreads();
+}
+#undef BARRIER
+#define BARRIER together((unsigned*)memory, arrivals += PROCESSORS)
+#endif
+"""
+_COUNTER = 16  # words before the tensors of a network that several processors share, of which the first counts
 
 
 @dataclass(frozen=True)
@@ -58,7 +83,8 @@ class Source:
             addresses, the number of the first step, and how many there are.
         memory: bytes that threads share.
         far: bytes that they share in the GPU's memory.
-        threads: of the block.
+        threads: of a block.
+        processors: blocks that take the steps of one network together.
         constants: the tensors that the step holds, whose addresses follow those of its inputs.
         draws: the random numbers of a step, whose addresses follow; then come those of its results.
     """
@@ -67,6 +93,7 @@ class Source:
     memory: int
     far: int
     threads: int
+    processors: int
     constants: list[Tensor]
     draws: Draws
 
@@ -97,23 +124,29 @@ class Recorded:
         return {*range(self.writes), *self.stacked} - {*self.each} if self.stacked else set()
 
 
-def steps_source(recorded: Recorded, near: int, threads: int, lanes: int) -> Source:
+def steps_source(recorded: Recorded, near: int, threads: int, lanes: int, most: int = 1, processors: int = 1) -> Source:
     """Return the source of a kernel that takes many steps.
 
     Args:
         recorded: the step.
-        near: bytes that threads can share.
-        threads: of the block.
+        near: bytes that the threads of a block can share.
+        threads: of a block.
         lanes: threads that can exchange numbers.
+        most: processors that there are.
+        processors: how many of them take the steps of one network together, at least; several share the GPU's memory.
     """
-    constants, draws, loops = Constants(live=True), Draws(), Loops(threads, lanes)
+    everyone = threads * processors
+    constants, draws, loops = Constants(live=True), Draws(), Loops(everyone, lanes, processors)
     writes, copies = recorded.writes, recorded.copies
     state = [_Kept(k, value) for k, value in enumerate(recorded.inputs[:writes])]
-    words, lines = 0, []
+    words, lines = _COUNTER if processors > 1 else 0, []
     for kept in state:
         lines.append(f"{kept.kind}* s{kept.number} = ({kept.kind}*)(memory + {words});")
         words += kept.words
     values = [outside(f"s{k}" if k < writes else f"x{k}", value) for k, value in enumerate(recorded.inputs)]
+    numbers = [kept for kept in state if kept.size == 1]  # each thread has them for itself
+    for kept in numbers:
+        values[kept.number] = replace(values[kept.number], at=lambda _, name=kept.now: name)
     outputs = Lowering(recorded.graph, values, constants, loops, "v", draws).outputs
     changed, results = list[tuple[_Kept, Value]](), list[Value]()
     for k, value in enumerate(outputs):
@@ -126,11 +159,19 @@ def steps_source(recorded: Recorded, near: int, threads: int, lanes: int) -> Sou
             changed.append((state[k], stored))
         else:
             results.append(stored)
-    body = loops.written([value.name or "" for value in (*(v for _, v in changed), *results)])
-    mine, others = loops.microseconds()
-    if copies < _SEVERAL and lanes > 1 and mine > others:  # one processor against all of them
-        raise TooLargeError(f"a step would take one processor about {mine:.0f} µs, and all of them {others:.0f}")
-    places, end, far = loops.memory(words, near // WORD)
+    varying = {name for kept in state for name in (f"s{kept.number}", kept.now)}
+    varying |= {f"x{k}" for k in recorded.each} | {draws.name(k) for k in draws.counts}
+    once = loops.once(varying)
+    names = [value.name or "" for value in (*(v for _, v in changed), *results)]
+    over = {value.name or "": f"s{kept.number}" for kept, value in changed if names.count(value.name or "") == 1}
+    body = loops.written(names, over)
+    if processors == 1 and most > 1:
+        best = best_count(loops.work(), loops.waits, copies, most, near=words * WORD <= near)
+        if best > 1:
+            return steps_source(recorded, near, threads, lanes, most, best)
+    places, end, far = loops.memory(words, None if processors > 1 else near // WORD)
+    if processors > 1:
+        end, far = 0, end
     if far * WORD > _FAR:
         raise TooLargeError(f"a step needs {far * WORD} bytes beside what threads share, and may have {_FAR}")
 
@@ -138,10 +179,12 @@ def steps_source(recorded: Recorded, near: int, threads: int, lanes: int) -> Sou
         kind = c_type(dtype)
         return f"const {kind}* RESTRICT {name} = (const {kind}*)given[{number}]{offset};"
 
-    begins = []  # of what differs from step to step
+    ahead = list[tuple[str, int, int]]()  # what the next step reads for the first time: how far away, and bytes
+    begins = [f"const {kept.kind} {kept.now} = s{kept.number}[0];" for kept in numbers]
     for k, each in enumerate(recorded.inputs[writes:], writes):
         if k in recorded.each:
             begins.append(pointer(f"x{k}", each.dtype, k, f" + ((long long)step * {copies} + block) * {each.numel()}"))
+            ahead.append((f"x{k}", each.numel() * copies, each.numel() * each.itemsize))
         else:
             own = f" + (long long)block * {each.numel()}" if k in recorded.stacked else ""
             lines.append(pointer(f"x{k}", each.dtype, k, own))
@@ -151,37 +194,90 @@ def steps_source(recorded: Recorded, near: int, threads: int, lanes: int) -> Sou
     for k, (key, many) in enumerate(draws.counts.items()):
         place = f" + ((long long)(first + step) * {copies} + block) * {many}"
         begins.append(pointer(draws.name(key), key[1], number + k, place))
+        ahead.append((draws.name(key), many * copies, many * key[1].itemsize))
     number += len(draws.counts)
-    ends = []
-    for size in sorted({kept.size for kept, _ in changed}):
+    for name, away, size in ahead:
+        lines_of = f"UNROLLED(1) for (int i = tid * {_LINE}; i < {size}; i += {everyone * _LINE})"
+        begins.append(f"if (step + 1 < count) {{ {lines_of} AHEAD((const char*)({name} + {away}) + i); }}")
+    late = [(kept, v) for kept, v in changed if not loops.is_over(v.name or "")]
+    ends, waits = [], any(v.size > 1 or loops.reads_at_the_end(f"s{kept.number}") for kept, v in late)
+    for size in sorted({kept.size for kept, _ in late}):
         one = "" if size == 1 else "[i]"
-        copied = " ".join(f"s{kept.number}[i] = {v.name}{one};" for kept, v in changed if kept.size == size)
-        ends.append(f"for (int i = tid; i < {size}; i += {threads}) {{ {copied} }}")
+        copied = " ".join(f"s{kept.number}[i] = {v.name}{one};" for kept, v in late if kept.size == size)
+        ends.append(f"UNROLLED(1) for (int i = tid; i < {size}; i += {everyone}) {{ {copied} }}")
     for k, value in enumerate(results):
         place, one = f"(({c_type(value.dtype)}*)given[{number + k}])", "" if value.size == 1 else "[i]"
         at = f"((long long)step * {copies} + block) * {value.size} + i"
-        ends.append(f"for (int i = tid; i < {value.size}; i += {threads}) {place}[{at}] = {value.name}{one};")
+        ends.append(
+            f"UNROLLED(1) for (int i = tid; i < {value.size}; i += {everyone}) {place}[{at}] = {value.name}{one};"
+        )
+        waits |= value.size > 1
+    own = f"all + (long long)block * {far}"
     text = [
         PREAMBLE,
-        "DEVICE void run(const int block, const int tid, double* memory, double* all, const long long* given,"
-        " const int first, const int count) {",
-        f"double* far = all + (long long)block * {far};",
+        *([f"#define PROCESSORS {processors}", _TOGETHER] if processors > 1 else []),
+        "DEVICE void run(const int block, const int tid, double* near, double* all,"
+        " const long long* RESTRICT given, const int first, const int count) {",
+        f"double* memory = {own}; unsigned arrivals = 0;"
+        if processors > 1
+        else f"double *memory = near, *far = {own};",
         *lines,
         *places,
-        *(f"for (int i = tid; i < {k.size}; i += {threads}) s{k.number}[i] = {k.outside}[i];" for k in state),
+        *(
+            f"UNROLLED(1) for (int i = tid; i < {k.size}; i += {everyone}) s{k.number}[i] = {k.outside}[i];"
+            for k in state
+        ),
         "BARRIER;",
+        *once,
         "for (int step = 0; step < count; ++step) {",
         *begins,
         *body,
-        "BARRIER;",
+        *(["BARRIER;"] if waits else []),
         *ends,
         "BARRIER;",
         "}",
-        *(f"for (int i = tid; i < {k.size}; i += {threads}) {k.outside}[i] = s{k.number}[i];" for k in state),
+        *(
+            f"UNROLLED(1) for (int i = tid; i < {k.size}; i += {everyone}) {k.outside}[i] = s{k.number}[i];"
+            for k in state
+        ),
         "}",
-        _ENTRY.format(threads=threads),
+        _ENTRY.format(threads=threads, processors=processors),
     ]
-    return Source("\n".join(text), end * WORD, far * WORD, threads, constants.tensors, draws)
+    return Source("\n".join(text), end * WORD, far * WORD, threads, processors, constants.tensors, draws)
+
+
+def best_count(work: float, waits: int, copies: int, most: int, *, near: bool = True) -> int:
+    """Return how many processors take a step of one network in the shortest time.
+
+    What is fitted here was measured with 13 steps on an H200. Those by torch's compiler are kernels one after another.
+
+    Args:
+        work: microseconds of one processor.
+        waits: how often all threads wait for each other.
+        copies: number of networks.
+        most: processors that there are.
+        near: whether what a step changes fits in the memory of one processor.
+
+    Raises:
+        TooLargeError: torch's compiler is likely to be faster.
+
+    Example:
+        >>> best_count(10.0, 4, copies=1, most=132), best_count(500.0, 12, copies=1, most=132)
+        (1, 64)
+    """
+    times = {1: 0.9 * work} if near else {}
+    for count, share, wait in _SHARED:
+        if count * copies <= most:
+            times[count] = share * work + wait * waits
+    if not times:
+        raise TooLargeError("what a step changes does not fit in the memory of a processor")
+    best = min(times, key=times.__getitem__)
+    if copies < _SEVERAL and times[best] > _COMPILED * waits:
+        each, others = times[best], _COMPILED * waits
+        raise TooLargeError(
+            f"a step would take a kernel about {each:.0f} µs, and those of torch's compiler {others:.0f}"
+        )
+    return best
 
 
 class _Kept:
@@ -189,6 +285,7 @@ class _Kept:
 
     def __init__(self, number: int, value: Tensor) -> None:
         self.number, self.size, self.kind = number, value.numel(), c_type(value.dtype)
+        self.now = f"s{number}_now"  # its value, if it is one number
         self.words = -(-value.numel() * value.itemsize // WORD)
         self.outside = f"(({self.kind}*)given[{number}] + (long long)block * {self.size})"
 
@@ -202,6 +299,7 @@ class StepsOnGpu:
             there are several. The same tensors are used at every step, but for those that differ.
         compile: makes a function of a source; by default for a GPU.
         threads, lanes: of a block, and how many of them can exchange numbers.
+        processors: how many take the steps of one network together, at least.
 
     Raises:
         UnsupportedError: the step has an operation that a kernel does not know, or is too large; the message says why.
@@ -216,6 +314,7 @@ class StepsOnGpu:
         *,
         threads: int | None = None,
         lanes: int = LANES,
+        processors: int = 1,
     ) -> None:
         self._device, self._copies = tensors[0].device, recorded.copies
         threads = threads or (THREADS if recorded.copies <= _SIDE_BY_SIDE else THREADS // 2)
@@ -224,15 +323,15 @@ class StepsOnGpu:
             raise UnsupportedError("a parameter of the step is not contiguous, or an input lies elsewhere")
         self._copied: list[tuple[Tensor, Tensor]] = []  # tensors that are not contiguous, and their copies
         tensors = [*changed, *(self._contiguous(value) for value in tensors[recorded.writes :])]
-        near = near_memory(self._device) if compile is None else 2**16
+        near, most = processor(self._device) if compile is None else (2**16, 1)
         self._recorded = replace(recorded, graph=shaped(recorded.graph, recorded.inputs))
         try:
-            source = steps_source(self._recorded, near, threads, lanes)
+            source = steps_source(self._recorded, near, threads, lanes, most, processors)
         except TooLargeError:
             raise
         except UnsupportedError:
             self._recorded = replace(recorded, graph=simpler(recorded.graph, recorded.inputs))
-            source = steps_source(self._recorded, near, threads, lanes)
+            source = steps_source(self._recorded, near, threads, lanes, most, processors)
         if any(value.numel() >= 2**31 for value in (*tensors, *source.constants)):
             raise TooLargeError("a tensor has more elements than a kernel counts, in 32 bits")
         self._source, self._many = source, bool(recorded.stacked)
@@ -302,6 +401,8 @@ class StepsOnGpu:
     def _launched(self, bound: "_Bound", first: int, steps: int, each: Sequence[Tensor]) -> list[Tensor]:
         for place, value in zip(bound.each, each, strict=True):
             place[:steps].copy_(value)
+        if self._source.processors > 1:
+            self._far[:-1].view(self._copies, -1)[:, 0].zero_()  # nobody has arrived
         self._run(self._copies, self._far, bound.addresses, first, steps)
         return [value[:steps] for value in bound.results]
 
@@ -383,7 +484,11 @@ def _compiled(source: Source, device: torch.device) -> Callable[..., None]:
     kernel = compiled_kernel(source.text, "steps", device, source.memory)
 
     def run(copies: int, far: Tensor, addresses: Tensor, first: int, count: int) -> None:
+        blocks, given = copies * source.processors, [far, addresses, first, count]
         with torch.cuda.device(device):
-            kernel((copies, 1, 1), (source.threads, 1, 1), [far, addresses, first, count], shared_mem=source.memory)
+            if source.processors > 1:
+                launched_together(kernel, blocks, source.threads, given)
+            else:
+                kernel((blocks, 1, 1), (source.threads, 1, 1), given, shared_mem=source.memory)
 
     return run

@@ -23,7 +23,7 @@ from pyro_dropout.engines.cuda.recorded import (
     WORD,
     compiled_kernel,
     lowered,
-    near_memory,
+    processor,
     outside,
     packed,
 )
@@ -202,7 +202,7 @@ def compiled(source: Source, device: torch.device) -> Launch:
     """Return a function that runs a kernel on a GPU, without waiting for it."""
     if source.memory > _MOST:
         raise UnsupportedError(f"a chain of this model needs {source.memory} bytes, and may have {_MOST}")
-    near = source.memory <= near_memory(device)
+    near = source.memory <= processor(device)[0]
     shared = source.memory if near else 0
     kernel = compiled_kernel(source.text if near else "#define FAR\n" + source.text, "chains", device, shared)
     far: list[Tensor] = []
