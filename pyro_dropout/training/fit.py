@@ -4,7 +4,6 @@ import functools
 import itertools
 import warnings
 from collections.abc import Iterable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +35,11 @@ from pyro_dropout.training.collapse import note_learned
 from pyro_dropout.training.compile.captured_state import is_known
 from pyro_dropout.training.compile.functional import Loss, unvalidated
 from pyro_dropout.training.distributed.process_group import ALONE, join, local_device
-from pyro_dropout.training.ensemble.ensemble_training import EnsembleTraining, check_members
+from pyro_dropout.training.ensemble.ensemble_training import check_members, train_ensemble
 from pyro_dropout.training.history import History
 from pyro_dropout.training.laplace.after_training import as_points, finish_on
 from pyro_dropout.training.loader import loader_of
-from pyro_dropout.training.loop import loop, progress_bar, sharing_bar
+from pyro_dropout.training.loop import loop
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.loss.learned_widths import best_widths_after, learned_sites
 from pyro_dropout.training.loss.temperature import at_step
@@ -143,8 +142,7 @@ def fit(
         distributed: whether this is one of several processes that torchrun has started for one run, on one machine
             or many. Each makes the same call with all of the data, and computes its share of every batch;
             ``batch_size`` counts over all. All end with the same parameters, the first shows progress and writes
-            the checkpoints, and steps run eagerly. The members of an ensemble are shared out instead of the data:
-            each process trains some of them on all batches.
+            the checkpoints, and steps run eagerly.
         target: the key of the targets in a ``DataLoader``'s batches that are dicts; the rest of them is x. Or their
             index in batches that are tuples; 1 in pairs.
         num_data: the number N of data that the batches of a ``DataLoader`` come from; by default the length of its
@@ -196,8 +194,7 @@ def fit(
         update, clip_norm = check_members(guide, update, clip_norm, distributed)
     group = ALONE
     if distributed:
-        if not isinstance(guide, Ensemble):  # whose members are shared out, and not the data
-            check_shared(call)
+        check_shared(call)
         device = local_device(device, place_of([model, guide]))
         group = join(device)
     place = place_of([model, guide], call) if device is None else torch.device(device)
@@ -231,9 +228,9 @@ def fit(
         keeper = None
         if where is not None:
             same = facts | task.facts() | ({} if watch is None else {"validation": watch.facts()})
-            keeper = Keeper(where, run, model, task.kept, same, watch, group)
+            keeper = Keeper(where, run, model, task.guide, same, watch, group)
         around: Any = {"watch": watch, "keeper": keeper, "group": group, "blame": task.blame}
-        return loop(run, total, progress, over_ranks=functools.partial(task.over_ranks, group=group), **around)
+        return loop(run, total, progress, **around)
 
     def attempt(task: TrainingTask, where: str | Path | Checkpoint | None) -> History:
         counts = place.type == "cpu" and not distributed and not isinstance(guide, Ensemble)
@@ -256,13 +253,9 @@ def fit(
         if loss is None and not is_network(model):  # a draw for each data point was not requested
             warnings.filterwarnings("ignore", message=".*cannot be drawn for each data point")
         if isinstance(guide, Ensemble):
-            ensemble = EnsembleTraining(guide, call, batch, loss, clip_norm, checkpoint, ranks, seed, total)
-            facts |= ensemble.facts()
-            with ExitStack() as bars:
-                if ensemble.turns > 1:
-                    bar = progress_bar(total * ensemble.turns, progress and group.first)
-                    bars.enter_context(sharing_bar(bars.enter_context(bar)))
-                history = ensemble.train(lambda members: attempt(members, members.checkpoint))
+            how_kept = Checkpoint(checkpoint) if isinstance(checkpoint, str | Path) else checkpoint
+            around = {"loss": loss, "clip_norm": clip_norm, "checkpoint": how_kept}
+            history = train_ensemble(guide, call, batch, lambda members: attempt(members, how_kept), **around)
         else:
             own = ELBO(per_example=False if takes_all(model) else "auto") if loss is None else loss
             task = TrainingTask(guide, own, call)

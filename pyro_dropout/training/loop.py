@@ -33,14 +33,12 @@ def loop(
     blame: Callable[[], str] = str,
     keeper: Keeper | None = None,
     group: Group = ALONE,
-    over_ranks: Callable[[Tensor], Tensor] | None = None,
 ) -> History:
     """Take ``total`` steps of a run, with a progress bar.
 
     ``blame`` names a site whose term is not finite at the parameters that were published last; "" if there is none.
     The ranks of a group agree on whatever depends on a clock or a signal, because the others would wait for a rank that
-    left alone. ``over_ranks`` makes the losses of some steps from those that each of them has computed; by default
-    their mean.
+    left alone.
     """
     ledger = _Ledger(total)
     if keeper is not None:
@@ -58,7 +56,7 @@ def loop(
                 if group is ALONE:
                     ledger.enter(losses)
                 _stop_if_diverged(run, ledger.losses, seen, good, blame)
-            ledger.enter(group.mean(losses) if over_ranks is None else over_ranks(losses))
+            ledger.enter(group.mean(losses))
             taken, done = ledger.steps - done, ledger.steps
             now = time.perf_counter()
             # Reading a loss waits for the device, so it is done twice a second and not at every step.

@@ -63,11 +63,6 @@ class TrainingTask:
         """What to do if not even a step of a single point fits into memory."""
         return LESS
 
-    @property
-    def kept(self) -> object:
-        """The guide that is written to checkpoints."""
-        return self.guide
-
     def start(
         self,
         update: Update,
@@ -122,10 +117,6 @@ class TrainingTask:
     ) -> Watch:
         """Return what stops the training early, by the held-out data of ``call``."""
         return Watch(call, self.guide, run, patience, every, seed, group)
-
-    def over_ranks(self, losses: Tensor, group: Group) -> Tensor:
-        """Return the losses of some steps, from those that this rank has computed."""
-        return group.mean(losses)
 
     def _arguments(self, *index: Tensor) -> tuple[tuple[object, ...], dict[str, object]]:
         call = self.call.at(index[0]) if index else self.call

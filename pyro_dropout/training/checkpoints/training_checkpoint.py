@@ -75,16 +75,16 @@ class Checkpoint:
             raise PyroDropoutError(f"run must be text that identifies the training; got {self.run!r}.")
 
 
-def last_facts(folder: Path) -> tuple[Record, int]:
-    """Return what the last readable checkpoint in a folder says of its training run, and its step; {} and 0 if none."""
-    files = sorted(path for path in folder.glob("step-*.safetensors") if _NAME.fullmatch(path.name))
+def last_facts(checkpoint: Checkpoint) -> Record:
+    """Return what the last readable checkpoint in a folder says of its training run; {} if there is none."""
+    files = sorted(path for path in Path(checkpoint.folder).glob("step-*.safetensors") if _NAME.fullmatch(path.name))
     for path in reversed(files):
         try:
-            found = read_facts(path)
-            return found.get("facts", {}), found.get("step", 0)
+            found: Record = read_facts(path).get("facts", {})
+            return found
         except DamagedFileError:
             continue
-    return {}, 0
+    return {}
 
 
 class Keeper:

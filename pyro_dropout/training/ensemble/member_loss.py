@@ -17,7 +17,6 @@ from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.mathematics.whole_sums import is_traced
 from pyro_dropout.protocols import PyroModel, Tree
 from pyro_dropout.training.compile.functional import Buffers, Parameters, loss_and_gradients, unvalidated
-from pyro_dropout.training.distributed.process_group import Share
 from pyro_dropout.training.ensemble.anchoring import Anchoring, Problem, free_points
 from pyro_dropout.training.fleet.replicas import check_pure
 from pyro_dropout.training.loss.attempt import untraced
@@ -91,7 +90,6 @@ class EnsembleLoss:
         extras: the members' anchors and perturbed data; None if they are not anchored.
         clip_norm: the largest norm of a member's gradient.
         at_once: how many members are computed at once; None for all. It is halved whenever memory runs out.
-        share: which of the members these are, of those that all ranks train together; None for all.
         heat: T of anchored points.
     """
 
@@ -101,11 +99,9 @@ class EnsembleLoss:
         extras: Problem | None = None,
         clip_norm: float | None = None,
         at_once: int | None = None,
-        share: Share | None = None,
         heat: float = 1.0,
     ) -> None:
-        self.inner, self.extras, self.clip_norm, self.at_once, self._share = inner, extras, clip_norm, at_once, share
-        self.heat = heat
+        self.inner, self.extras, self.clip_norm, self.at_once, self.heat = inner, extras, clip_norm, at_once, heat
         self._graphs: dict[Any, _Graph] = {}
 
     def differentiable_loss(self, model: PyroModel, ensemble: "Ensemble", *args: Tree, **kwargs: Tree) -> Tensor:
@@ -130,7 +126,7 @@ class EnsembleLoss:
         leaves = [value.detach().requires_grad_() for value in values]
         with unvalidated(), poutine.block(), parameters.replaced(leaves):
             graph, held, losses, slopes = self._computed(model, ensemble, ensemble.stacked(), arguments)
-        slopes = _averaged(graph, losses, slopes, self._share)
+        slopes = _averaged(graph, losses, slopes)
         place = {id(value): k for k, value in enumerate(held)}
         order = [place[id(leaf)] for leaf in leaves]
         parameters.unused = {k for k, number in enumerate(order) if number in graph.parameters.unused}
@@ -232,7 +228,7 @@ def _step_now(values: list[Tensor]) -> Tensor:
     return values[0].new_ones(()) if t is None else t
 
 
-def _averaged(graph: _Graph, losses: Tensor, slopes: list[Tensor], share: Share | None = None) -> list[Tensor]:
+def _averaged(graph: _Graph, losses: Tensor, slopes: list[Tensor]) -> list[Tensor]:
     """Average the gradients of what members share, over those members for which they and the loss are finite."""
     common = [slope for slope, name in zip(slopes, graph.names, strict=True) if name is None]
     if not common:
@@ -240,8 +236,6 @@ def _averaged(graph: _Graph, losses: Tensor, slopes: list[Tensor], share: Share 
     finite = torch.stack([losses.isfinite(), *(s.reshape(len(s), -1).isfinite().all(1) for s in common)]).all(0)
     sums = [torch.where(finite.reshape(_column(slope)), slope, 0.0).sum(0) for slope in common]
     count = finite.sum().to(common[0])
-    if share is not None:
-        *sums, count = share.totals([*sums, count])
     means = iter([each / count.clamp(min=1.0) for each in sums])
     return [next(means) if name is None else slope for slope, name in zip(slopes, graph.names, strict=True)]
 
