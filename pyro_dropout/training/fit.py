@@ -17,7 +17,7 @@ from pyro_dropout.engines.program import recording
 from pyro_dropout.engines.threads import enough_threads
 from pyro_dropout.errors import IgnoredInputsWarning, PyroDropoutError, UnfinishedTrainingWarning
 from pyro_dropout.generative.inputs import takes_all
-from pyro_dropout.generative.model_call import ModelCall, call_of, check_keywords, is_network, takes
+from pyro_dropout.generative.model_call import ModelCall, call_of, check_keywords, is_network
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.precision import Precision, check_precision, products_in
 from pyro_dropout.generative.process_lock import modules_stay, one_at_a_time
@@ -56,7 +56,6 @@ from pyro_dropout.training.preflight import (
     check_validation,
     held_out_share,
 )
-from pyro_dropout.training.torch_optimisers import from_optimiser, trainable
 from pyro_dropout.training.training_task import LoaderTask, TrainingTask, check_loader, open_loader
 from pyro_dropout.training.unfinished import still_falling
 
@@ -113,10 +112,9 @@ def fit(
             ``num_data``.
         lr: learning rate.
         optim: "adam", "adamw", "sgd" (momentum 0.9), all without weight decay (the KL is the decay); an ``Update``; or
-            a torch optimiser. It trains what it holds: give it ``guide.parameters()``, and those of the model that are
-            to be trained. Adam, AdamW and SGD that hold everything in one group, without state, are part of the
-            compiled step, and their moments end with it; any other runs outside it, from the state that it has. A
-            weight decay changes the objective, and a warning says so.
+            a torch optimiser. That trains what it holds: give it ``guide.parameters()``, and those of the model that
+            are to be trained. It runs beside the compiled step, from the state that it has; the others are part of it.
+            A weight decay changes the objective, and a warning says so.
         schedule: multiplies ``lr``: a function of the number of steps done, such as ``inverse_decay()``.
         clip_norm: the largest norm of the gradient, of each member in an ensemble; None for no limit.
         loss: ``ELBO(per_example="auto")`` by default.
@@ -186,10 +184,7 @@ def fit(
     if loss is not None and not isinstance(loss, ELBO) and learned_sites(model):
         raise PyroDropoutError(f"Prior(learn=...) needs the loss pyro_dropout.ELBO; got {type(loss).__name__}.")
     largest = None if isinstance(guide, Ensemble) else clip_norm  # each member's gradient is clipped by itself
-    if isinstance(optim, torch.optim.Optimizer):
-        update = from_optimiser(optim, trainable(guide), schedule, largest)
-    else:
-        update = chosen(optim, lr, schedule, largest)
+    update = chosen(optim, lr, schedule, largest)
     if isinstance(guide, Ensemble):
         update, clip_norm = check_members(guide, update, clip_norm, distributed)
     group = ALONE
@@ -239,9 +234,8 @@ def fit(
             with enough_threads(functools.partial(task.trial, batch) if counts else None):
                 return train(task, where)
 
-        tries = takes(model, "num_data") and stream is None
         with products_in(precision):
-            return explained(work, task.try_step, batch, task.less) if tries else work()
+            return explained(work, batch, task.less)
 
     # Trial runs are no steps of the loss.
     with (

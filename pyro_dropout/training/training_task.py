@@ -1,9 +1,9 @@
 """What a training run fits: a model call, a guide and a loss; the data are there, or come from a ``DataLoader``."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,28 +20,25 @@ from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.mathematics.checks import check_count
 from pyro_dropout.protocols import PyroModel, Record
-from pyro_dropout.training.batches import Batches, Source
+from pyro_dropout.training.batches import Batches
 from pyro_dropout.training.checkpoints.fingerprint import told_loss
 from pyro_dropout.training.checkpoints.tensor_file import digest
 from pyro_dropout.training.compile.functional import (
     Buffers,
+    Gradients,
     Loss,
     Parameters,
-    loss_and_gradients,
     make_gradients,
     unvalidated,
 )
-from pyro_dropout.training.distributed.data_parallel import check_parallel, parallel_run
+from pyro_dropout.training.distributed.data_parallel import SharedGradients, check_parallel, start_alike
 from pyro_dropout.training.distributed.process_group import Group
 from pyro_dropout.training.early_stopping import Watch
 from pyro_dropout.training.loader import Call, Stream, Target, divided, number_of_data
 from pyro_dropout.training.loss.elbo import ELBO
-from pyro_dropout.training.make_run import make_run
 from pyro_dropout.training.optimisers import Update
-from pyro_dropout.training.out_of_memory import LESS
 from pyro_dropout.training.preflight import check_data, check_trained, outputs_at
-from pyro_dropout.training.runner import TrainingRun
-from pyro_dropout.training.torch_optimisers import for_parameters
+from pyro_dropout.training.runner import Source, TrainingRun, make_run
 from pyro_dropout.training.wide_kernels.kernels import kernels_for
 
 
@@ -58,10 +55,7 @@ class TrainingTask:
         """Model, guide and loss."""
         return self.call.model, self.guide, self.loss
 
-    @property
-    def less(self) -> str:
-        """What to do if not even a step of a single point fits into memory."""
-        return LESS
+    less = "a smaller batch_size"  # what to do if a step does not fit into memory
 
     def start(
         self,
@@ -71,28 +65,38 @@ class TrainingTask:
         seed: int | None = None,
         group: Group | None = None,
     ) -> TrainingRun:
-        """Return a training run, ready to start: one of this process, or one of all ranks of a group."""
+        """Return a training run, ready to start: one of this process, or one of all ranks of a group.
+
+        Ranks draw masks of their own, and the same batches.
+        """
+        base = 0
+        if group is not None:
+            check_parallel(group, batch, compile)
+            base = group.one_seed(seed)
+            torch.manual_seed(base)
+        parameters = self._parameters(batch)
+        how: Any = {"batches": self._batches(batch), "compile": compile if group is None else False}
+        how["before"] = kernels_for(self.parts, update, self.call, parameters, batch, how["batches"])
         if group is None:
-            return self.run(update, batch, compile)
-        # Each rank draws its own masks, and all draw the same batches.
-        check_parallel(group, batch, compile)
-        base = group.one_seed(seed)
-        torch.manual_seed(base)
-        run = parallel_run(group, self.parts, self.call.args[0], self.call.args[1], update, batch)
-        torch.manual_seed(group.seed(base))
+            gradients_of = self._gradients(parameters)
+        else:
+            start_alike(group, self.parts[:2], parameters)
+            x, y = self.call.args[:2]
+            gradients_of, how["guarded"] = SharedGradients(group, self.parts, parameters, x, y, batch), False
+        inputs = (Buffers(self.call.model, self.guide).values,)
+        with quietly(self.call.model, self.guide):  # compiling runs the model, whose buffers must not change
+            run = self._run(lambda: make_run(gradients_of, parameters, update, inputs=inputs, **how | self.how))
+        if group is not None:
+            torch.manual_seed(group.seed(base))
         return run
 
-    def run(self, update: Update, batch: int, compile: HowCompiled) -> TrainingRun:
-        """Return a training run of the guide's and the model's parameters in this process."""
-        parameters, batches = self._parameters(batch), self._batches(batch)
-        update = for_parameters(update, parameters.by_name.values())
-        kernels = kernels_for(self.parts, update, self.call, parameters, batch, batches)
-        gradients_of = make_gradients(*self.parts, parameters, self._arguments)
-        buffers = Buffers(self.call.model, self.guide).values
-        inputs = (buffers,)
-        with quietly(self.call.model, self.guide):  # compiling runs the model, whose buffers must not change
-            how: Any = {"inputs": inputs, "batches": batches, "compile": compile, "before": kernels}
-            return make_run(gradients_of, parameters, update, **how)
+    how: ClassVar[dict[str, Any]] = {}  # other arguments of ``make_run``
+
+    def _run(self, made: Callable[[], TrainingRun]) -> TrainingRun:
+        return made()
+
+    def _gradients(self, parameters: Parameters) -> Gradients:
+        return make_gradients(*self.parts, parameters, self._arguments)
 
     def _parameters(self, batch: int) -> Parameters:
         first = self.call if batch == (self.call.count or 1) else self.call.at(slice(0, batch))
@@ -121,20 +125,6 @@ class TrainingTask:
     def _arguments(self, *index: Tensor) -> tuple[tuple[object, ...], dict[str, object]]:
         call = self.call.at(index[0]) if index else self.call
         return call.args, call.kwargs
-
-    def _some(self, points: int) -> ModelCall:
-        """Return the call with the first points, repeated if there are fewer."""
-        count, device = self.call.count or 1, next(self.call.leaves()).device
-        return self.call.at(torch.arange(points, device=device) % count)
-
-    def try_step(self, points: int) -> None:
-        """Take the gradient of the first ``points`` points and discard it, to see whether it fits into memory."""
-        batch = self._some(points)
-        parameters = Parameters(*self.parts, batch.args, batch.kwargs)
-        moments = [torch.zeros_like(value) for value in parameters.values for _ in range(2)]  # as Adam has them
-        with quietly(self.call.model, self.guide):
-            loss_and_gradients(*self.parts, parameters, parameters.values, batch.args, batch.kwargs)
-        del moments
 
     def facts(self) -> Record:
         """Return what must be the same when the training is resumed."""

@@ -106,15 +106,6 @@ def test_what_a_fresh_optimiser_does_not_hold_stays(compile: Any) -> None:
     assert not any(torch.equal(*pair) for pair in zip(before, guide.parameters(), strict=True))
 
 
-def test_members_that_share_what_an_optimiser_lacks_are_refused() -> None:
-    model = pd.BayesianNet(nn.Linear(1, 1), likelihood=pd.Gaussian(tau=4.0, learn=True))
-    ensemble, x = pd.Ensemble(model, members=2), torch.linspace(-1, 1, 8).unsqueeze(-1)
-    with pytest.raises(pd.errors.PyroDropoutError, match="which this Adam does not hold"):
-        pd.fit(model, ensemble, x, x, steps=1, optim=torch.optim.Adam(ensemble.parameters()), **QUIET)
-    optim = torch.optim.Adam([*ensemble.parameters(), *model.likelihood.parameters()])
-    assert pd.fit(model, ensemble, x, x, steps=1, optim=optim, **QUIET).steps == 1
-
-
 def test_early_stopping_keeps_the_best_parameters() -> None:
     """The validation targets contradict the training ones, so the best step comes early."""
     model, guide, x, y = problem()

@@ -19,7 +19,7 @@ def told_update(update: Update) -> Record:
     For an ``Update``, a few of its steps and its schedule; for torch's, the options of its groups.
     """
     schedule = None if update.schedule is None else _told_schedule(update.schedule)
-    if update.optimiser is not None and update.beside:
+    if update.optimiser is not None:
         groups = {str(k): _options(**group) for k, group in enumerate(update.optimiser.param_groups)}
         own = {"schedule": schedule, "clip_norm": update.clip_norm}
         given = {name: value for name, value in own.items() if value is not None}

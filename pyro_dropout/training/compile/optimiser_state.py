@@ -13,7 +13,7 @@ from pyro.optim.optim import PyroOptim, _load_state_dict
 from torch import Tensor
 
 from pyro_dropout.protocols import Record
-from pyro_dropout.training.optimisers import Update, from_group
+from pyro_dropout.training.optimisers import Update, adam, plain, sgd
 
 _SLOTS = {"adam": ("exp_avg", "exp_avg_sq"), "adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
 
@@ -111,3 +111,22 @@ def _known(optim: PyroOptim, parameter: Tensor) -> object:
         if waiting is not None:
             _load_state_dict(optim.optim_objs[parameter], waiting)
     return optim.optim_objs[parameter]
+
+
+_OPTIONS = ("betas", "eps", "weight_decay", "decoupled_weight_decay", "momentum", "nesterov")
+
+
+def from_group(kind: type, group: Record) -> Update | None:
+    """Return the update of a torch optimiser of this class with one group; None if it is not implemented here."""
+    options = {name: plain(value) for name, value in group.items() if name != "params"}
+    if any(options.get(name) for name in ("amsgrad", "maximize", "dampening")):
+        return None
+    if kind in (torch.optim.Adam, torch.optim.AdamW):
+        decoupled = kind is torch.optim.AdamW or bool(options.get("decoupled_weight_decay"))
+        beta1, beta2 = options["betas"]
+        found = adam(options["lr"], (beta1, beta2), options["eps"], options["weight_decay"], decoupled=decoupled)
+    elif kind is torch.optim.SGD:
+        found = sgd(*(options[name] for name in ("lr", "momentum", "weight_decay", "nesterov")))
+    else:
+        return None
+    return replace(found, options=tuple((name, options[name]) for name in _OPTIONS if name in options))

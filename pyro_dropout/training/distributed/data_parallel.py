@@ -18,14 +18,8 @@ from pyro_dropout.errors import PyroDropoutError, RangeError
 from pyro_dropout.generative.inputs import AnyInputs
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.protocols import PyroModel
-from pyro_dropout.training.batches import Batches
 from pyro_dropout.training.compile.functional import Buffers, Loss, Parameters, loss_and_gradients
 from pyro_dropout.training.distributed.process_group import Group
-from pyro_dropout.training.make_run import make_run
-from pyro_dropout.training.optimisers import Update
-from pyro_dropout.training.preflight import check_trained
-from pyro_dropout.training.runner import TrainingRun
-from pyro_dropout.training.torch_optimisers import for_parameters
 
 Parts = tuple[PyroModel, PyroModel, Loss]  # model, guide and loss
 
@@ -88,38 +82,12 @@ class SharedGradients:
                 tensor.copy_(mean.reshape(tensor.shape))
 
 
-def parallel_run(group: Group, parts: Parts, x: AnyInputs, y: Tensor, update: Update, batch: int) -> TrainingRun:
-    """Return one training run of all ranks together, ready to start from the first rank's parameters.
-
-    Args:
-        group: the ranks.
-        parts: model, guide and loss.
-        x: all inputs, the same on every rank.
-        y: all targets.
-        update: the optimiser.
-        batch: points in a batch, over all ranks.
-    """
-    model, guide, _ = parts
-    share = group.share(batch)
-    parameters = Parameters(*parts, (x[share], y[share], len(x)), {})
-    check_trained(parameters.names, guide)
-    update = for_parameters(update, parameters.by_name.values())
-    # Without their names, which depend on what a process has built before.
-    shapes = [[list(value.shape), str(value.dtype)] for value in parameters.values]
-    group.check_same({"the trained parameters": shapes})
-    start_alike(group, (model, guide), parameters.by_name.values())
-    batches = Batches(batch, torch.arange(len(x), device=x.device)) if batch < len(x) else None
-    gradients_of = SharedGradients(group, parts, parameters, x, y, batch)
-    buffers = (Buffers(model, guide).values,)
-    return make_run(gradients_of, parameters, update, inputs=buffers, batches=batches, compile=False, guarded=False)
-
-
-def start_alike(group: Group, parts: Iterable[object], others: Iterable[Tensor] = ()) -> None:
-    """Give all ranks the tensors of the first: those of modules, and others; raise unless they have the same shapes."""
+def start_alike(group: Group, parts: Iterable[object], parameters: Parameters) -> None:
+    """Give all ranks the tensors of the first: those of modules, and what is trained; raise unless they are alike."""
     modules = [part for part in parts if isinstance(part, nn.Module)]
     tensors = {id(t): t for module in modules for t in (*module.parameters(), *module.buffers())}
-    tensors |= {id(tensor): tensor for tensor in others}
-    group.check_same({"the tensors of model and guide": [list(tensor.shape) for tensor in tensors.values()]})
+    tensors |= {id(tensor): tensor for tensor in parameters.by_name.values()}
+    group.check_same({"the tensors of model and guide": [[*t.shape, str(t.dtype)] for t in tensors.values()]})
     group.copy_from_first(list(tensors.values()))
 
 

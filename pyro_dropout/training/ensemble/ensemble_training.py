@@ -4,25 +4,22 @@ import dataclasses
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from pyro import poutine
 from torch import Tensor
 
-from pyro_dropout.engines.choose import HowCompiled
 from pyro_dropout.errors import DivergedError, PyroDropoutError
 from pyro_dropout.generative.inputs import takes_all
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.registration import forget
-from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.protocols import Record
-from pyro_dropout.training.batches import Source
 from pyro_dropout.training.checkpoints.fingerprint import told_loss
 from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint, last_facts
-from pyro_dropout.training.compile.functional import Buffers, Parameters, make_step
+from pyro_dropout.training.compile.functional import Buffers, Gradients, Parameters
 from pyro_dropout.training.distributed.process_group import Group
 from pyro_dropout.training.early_stopping import EnsembleWatch
 from pyro_dropout.training.ensemble.anchoring import perturbation, temperature_of
@@ -30,11 +27,8 @@ from pyro_dropout.training.ensemble.member_loss import ROWS, EnsembleLoss
 from pyro_dropout.training.history import History
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.loss.learned_widths import learned_sites
-from pyro_dropout.training.make_run import make_run, own_step
 from pyro_dropout.training.optimisers import Update
-from pyro_dropout.training.out_of_memory import LESS
 from pyro_dropout.training.runner import TrainingRun
-from pyro_dropout.training.torch_optimisers import for_parameters
 from pyro_dropout.training.training_task import TrainingTask
 
 
@@ -52,12 +46,10 @@ class Members(TrainingTask):
     loss: EnsembleLoss
     whole: Ensemble
     rows: slice
-    _by_member: list[bool] = field(default_factory=list)  # for each parameter, whether every member has its own
 
-    @property
-    def less(self) -> str:
-        """What to do if not even a step of a single point fits into memory."""
-        return f"fewer members (Ensemble(members=...), and then more), {LESS}"
+    less = "a smaller batch_size, fewer members (Ensemble(members=...), and then more)"
+    # Where memory runs out, half as many members may fit; one that diverges stops no other.
+    how: ClassVar[dict[str, Any]] = {"fatal": (torch.OutOfMemoryError,), "guarded": False}
 
     def facts(self) -> Record:
         """Return what must be the same when the training is resumed."""
@@ -70,23 +62,13 @@ class Members(TrainingTask):
 
     # --- the training run ---------------------------------------------------------------------------------------------
 
-    def run(self, update: Update, batch: int, compile: HowCompiled) -> TrainingRun:
-        """Return the training run of the members, ready to start."""
-        parameters = self.loss.within_memory(lambda: self._parameters(batch), self.guide.rows)
-        own = {id(value) for value in self.guide.stacked().values()}
-        self._by_member = [id(value) in own for value in parameters.by_name.values()]
-        for name, value in parameters.by_name.items():
-            if id(value) not in own and for_parameters(update, [value]) is not update:
-                raise PyroDropoutError(
-                    f"members share the trained parameter {name!r}, which this {type(update.optimiser).__name__} does"
-                    " not hold. Make it with [*guide.parameters(), *model.parameters()], or use 'adam'."
-                )
-        batches = self._batches(batch)
-        return self.loss.within_memory(lambda: self._made(parameters, update, batches, compile), self.guide.rows)
+    def _parameters(self, batch: int) -> Parameters:
+        return self.loss.within_memory(lambda: TrainingTask._parameters(self, batch), self.guide.rows)
 
-    def _made(
-        self, parameters: Parameters, update: Update, batches: Source | None, compile: HowCompiled
-    ) -> TrainingRun:
+    def _run(self, made: Callable[[], TrainingRun]) -> TrainingRun:
+        return self.loss.within_memory(made, self.guide.rows)
+
+    def _gradients(self, parameters: Parameters) -> Gradients:
         model, guide, loss = self.call.model, self.guide, self.loss
         places = Buffers(model, guide)
 
@@ -94,28 +76,13 @@ class Members(TrainingTask):
             with places.replaced(buffers):
                 return loss.gradients(model, guide, parameters, values, self._arguments(*index))
 
-        how: Any = {"batches": batches, "compile": compile}
-        with quietly(model, guide):
-            if update.beside:
-                return make_run(gradients_of, parameters, update, inputs=(places.values,), **how)
-            whole = make_step(gradients_of, parameters, update)
-            step = own_step(whole, parameters.values, update, inputs=(places.values,), batches=batches)
-            # Where memory runs out, half as many members may fit.
-            return TrainingRun(step, write=parameters.write, fatal=(torch.OutOfMemoryError,), **how)
+        return gradients_of
 
     def watch(
         self, call: ModelCall, run: TrainingRun, patience: int, every: int, seed: int | None, group: Group
     ) -> EnsembleWatch:
         """Return what stops the training early, by the held-out data of ``call``."""
         return EnsembleWatch(call, self.guide, run, patience, every, seed, group)
-
-    def _some(self, points: int) -> ModelCall:
-        """Return the call with the first points; members' data are perturbed by row."""
-        found = super()._some(points)
-        if not self.guide.anchored:
-            return found
-        rows = torch.arange(points, device=next(found.leaves()).device) % (self.call.count or 1)
-        return dataclasses.replace(found, kwargs={**found.kwargs, ROWS: rows})
 
     # --- afterwards ---------------------------------------------------------------------------------------------------
 
@@ -237,7 +204,7 @@ def check_members(
             f"the members of an Ensemble share one prior, so its widths cannot be learned ({learned[0]!r}): each member"
             " would have its own. Leave out Prior(learn=...), or train the members as a Fleet."
         )
-    if update.beside:
+    if update.optimiser is not None:
         if isinstance(update.optimiser, torch.optim.Adafactor):
             raise PyroDropoutError(
                 "optim must change each number by itself, so that members do not depend on each other; got Adafactor."
@@ -245,7 +212,7 @@ def check_members(
             )
         if ensemble.to_train().start:
             raise PyroDropoutError(
-                f"{type(update.optimiser).__name__} holds the parameters of all members, but only those that more() has"
+                f"{update.name} holds the parameters of all members, but only those that more() has"
                 " added are trained; use 'adam', 'adamw', 'sgd' or an Update."
             )
         return update, clip_norm

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.engines.choose import HowCompiled, check_how_compiled, decided, step_size
-from pyro_dropout.engines.engine import Solo
+from pyro_dropout.engines.engine import Solo, Step
 from pyro_dropout.engines.torch_internals import tree_flatten, tree_map, tree_unflatten
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.generative.inputs import AnyInputs, check_pairs, inputs_of, named, takes_all
@@ -50,10 +50,9 @@ from pyro_dropout.training.laplace.after_training import curvature_after
 from pyro_dropout.training.loop import loop
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.loss.learned_widths import set_best_widths, widths_kept
-from pyro_dropout.training.make_run import own_step
 from pyro_dropout.training.optimisers import Schedule, Update, chosen, clock
 from pyro_dropout.training.preflight import check_duration, check_gradients, check_how, check_targets, check_trained
-from pyro_dropout.training.runner import TrainingRun
+from pyro_dropout.training.runner import TrainingRun, surroundings
 
 Rate = float | Tensor | Sequence[float]  # a learning rate, or one for each replica
 
@@ -346,7 +345,8 @@ class Fleet:
         with products_in(precision):
             function = over_replicas(solo, example, (0, 0, None, 0, 0, None, None, 0), self[0])
             inputs = (buffers, x, y, *([rows] if batches is None else []))
-            step = own_step(function, values, update, inputs=inputs, batches=batches, lr=rate)
+            around = surroundings(values, update, inputs, batches) | {"lr": rate}
+            step = Step(function, values, update.start(values), **around)
             shared = tree_map(lambda _: None, (x, y))
             step.solo = Solo(solo, example, (*example[:2], rate, rate, settings, *shared, rows))
             run = FleetRun(step, write=write, batches=batches, compile=how)

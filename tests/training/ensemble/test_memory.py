@@ -42,11 +42,11 @@ def test_half_as_many_members_are_computed_at_once(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.deep
-def test_if_one_member_is_too_much_smaller_groups_are_advised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_one_member_is_too_much_less_is_advised(monkeypatch: pytest.MonkeyPatch) -> None:
     model = line()
     ensemble = pd.Ensemble(model, members=2)
     before = values(ensemble)
     short_of_memory(monkeypatch, 0)
-    with pytest.raises(OutOfMemoryError, match=r"a single point.*fewer members at a time \(Ensemble\(group=...\)\)"):
+    with pytest.raises(OutOfMemoryError, match=r"fewer members \(Ensemble\(members=...\)"):
         trained(model, ensemble)
     assert all(torch.equal(value, before[name]) for name, value in values(ensemble).items())
