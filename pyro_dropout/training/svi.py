@@ -23,8 +23,7 @@ from pyro_dropout.generative.precision import Precision, check_precision, produc
 from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.mathematics.checks import check_choice, describe
 from pyro_dropout.protocols import PyroModel
-from pyro_dropout.training.compile.arguments import Arguments
-from pyro_dropout.training.compile.compiled_step import CompiledStep
+from pyro_dropout.training.compile.compiled_step import Arguments, CompiledStep
 from pyro_dropout.training.history import all_finite, is_divergence
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.preflight import check_gradients, warn_of_decay
@@ -35,9 +34,9 @@ _MOST = 16  # the most programs of one SVI; a model that needs more is not worth
 class SVI(pyro.infer.SVI):
     """Pyro's SVI with compiled steps: the same constructor, ``step`` and ``evaluate_loss``.
 
-    Arguments of ``step`` are trees: dicts, lists, tuples and dataclasses of tensors and numbers. Tensors and floats may
-    change from step to step; a new structure, shape or whole number is compiled again. The optimiser's state stays
-    where Pyro keeps it, so compiled and eager steps can follow each other.
+    Arguments of ``step`` are trees: dicts, lists and tuples of tensors and numbers. Tensors and floats may change from
+    step to step; a new structure, shape or whole number is compiled again, and what holds other objects runs eagerly.
+    The optimiser's state stays where Pyro keeps it, so compiled and eager steps can follow each other.
 
     Args:
         model: the Pyro model.
