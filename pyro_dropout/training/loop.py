@@ -177,11 +177,9 @@ def _stop_if_diverged(
         run.restore(good)
         run.publish()
     before = blame()
-    if before:
-        reason = f"the term of site {before!r} is not finite even at the last good parameters."
-    else:
-        reason = f"that step broke {broken} of {len(run.values)} parameters."
-        reason += f" At the parameters after it the term of site {site!r} is not finite." if site else ""
+    reason = f"that step broke {broken} of {len(run.values)} parameters."
+    reason += f" At the parameters after it the term of site {site!r} is not finite." if site else ""
+    reason = f"the term of site {before!r} is not finite even at the last good parameters." if before else reason
     back = f"back where they were at step {seen}" if good else f"those after step {len(losses)}"
     raise DivergedError(f"{what}; {reason} The parameters are {back}. {REMEDY}") from run.failed
 
@@ -226,17 +224,15 @@ class _Interruption:
         """End the process, after the checkpoint, by a signal that it or another rank received; 0 is none."""
         if not number:
             return
-        if speaks and self.keeper is not None:
-            step, folder = self.keeper.step, self.keeper.folder
-            if not step:
-                where = f"no checkpoint could be written to {folder}, so nothing of this training is saved."
-            elif step == done:
-                where = f"training can resume from there (checkpoints in {folder})."
-            else:
-                where = f"its checkpoint could not be written; training can resume from step {step} (in {folder})."
-            print(f"\nstopped at step {done}; {where}", file=sys.stderr, flush=True)
         kept = f"stopped after {done} of {self._total} steps; the guide keeps what it has learned."
-        if speaks and self.keeper is None and self._progress:
+        if self.keeper is not None:
+            step, folder = self.keeper.step, self.keeper.folder
+            written = "" if step == done else "its checkpoint could not be written; "
+            there = "there" if step == done else f"step {step}"
+            where = f"{written}training can resume from {there} (checkpoints in {folder})."
+            lost = f"no checkpoint could be written to {folder}, so nothing of this training is saved."
+            kept = f"stopped at step {done}; {where if step else lost}"
+        if speaks and (self.keeper is not None or self._progress):
             print(f"\n{kept}", file=sys.stderr, flush=True)
         if number == signal.SIGINT:
             stop = KeyboardInterrupt()

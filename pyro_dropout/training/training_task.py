@@ -31,13 +31,13 @@ from pyro_dropout.training.compile.functional import (
     make_gradients,
     unvalidated,
 )
-from pyro_dropout.training.distributed.data_parallel import SharedGradients, check_parallel, start_alike
+from pyro_dropout.training.distributed.data_parallel import SharedGradients, start_alike
 from pyro_dropout.training.distributed.process_group import Group
 from pyro_dropout.training.early_stopping import Watch
 from pyro_dropout.training.loader import Call, Stream, Target, divided, number_of_data
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.optimisers import Update
-from pyro_dropout.training.preflight import check_data, check_trained, outputs_at
+from pyro_dropout.training.preflight import check_data, check_parallel, check_trained, outputs_at
 from pyro_dropout.training.runner import Source, TrainingRun, make_run
 from pyro_dropout.training.wide_kernels.kernels import kernels_for
 
@@ -71,7 +71,7 @@ class TrainingTask:
         """
         base = 0
         if group is not None:
-            check_parallel(group, batch, compile)
+            check_parallel(self.call, batch, group.world, compile)
             base = group.one_seed(seed)
             torch.manual_seed(base)
         parameters = self._parameters(batch)

@@ -13,8 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pyro_dropout.engines.choose import HowCompiled
-from pyro_dropout.errors import PyroDropoutError, RangeError
 from pyro_dropout.generative.inputs import AnyInputs
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.protocols import PyroModel
@@ -89,17 +87,3 @@ def start_alike(group: Group, parts: Iterable[object], parameters: Parameters) -
     tensors |= {id(tensor): tensor for tensor in parameters.by_name.values()}
     group.check_same({"the tensors of model and guide": [[*t.shape, str(t.dtype)] for t in tensors.values()]})
     group.copy_from_first(list(tensors.values()))
-
-
-def check_parallel(group: Group, batch: int, compile: HowCompiled) -> None:
-    """Raise an error unless the ranks can share a training run."""
-    if compile is True:
-        raise PyroDropoutError(
-            "compile=True and distributed=True cannot be combined: the steps of several processes run eagerly. Leave"
-            " compile at 'auto', or train in one process."
-        )
-    if batch < group.world:
-        raise RangeError(
-            f"a batch has {batch} points, fewer than the {group.world} processes, and each needs at least one: give a"
-            " larger batch_size (it counts over all processes), or start fewer."
-        )

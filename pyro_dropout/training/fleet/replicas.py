@@ -93,15 +93,20 @@ def told_settings(buffers: list[Tensor], pair: Replica) -> list[str]:
 
 
 def over_replicas(
-    solo: Callable[..., Tree], example: tuple[Tree, ...], in_dims: tuple[int | None, ...], pair: Replica
+    solo: Callable[..., Tree],
+    example: tuple[Tree, ...],
+    in_dims: tuple[int | Sequence[int | None] | None, ...],
+    pair: Replica,
+    at_once: Callable[[], int | None] = lambda: None,
 ) -> Callable[..., Tree]:
     """Return a computation of one replica as one of all: traced for the first, and mapped over what differs.
 
     Args:
         solo: the computation, a function of trees of tensors.
         example: the first replica's inputs.
-        in_dims: for each input 0, or None if all replicas share it.
+        in_dims: for each input, or each tensor in it, 0, or None if all replicas share it.
         pair: the first replica, (model, guide).
+        at_once: returns how many are computed at once; None for all.
     """
     leaves, shape = tree_flatten(example)
     outputs: list[TreeSpec] = []
@@ -113,12 +118,14 @@ def over_replicas(
 
     with quietly(*pair):
         graph = traced(flat, leaves)
-    check_pure(graph)
-    dims = tuple(dim for each, dim in zip(example, in_dims, strict=True) for _ in tree_leaves(each))
+    _check_pure(graph)
+    dims: list[int | None] = []
+    for each, dim in zip(example, in_dims, strict=True):
+        dims += dim if isinstance(dim, Sequence) else [dim] * len(tree_leaves(each))
     _check_draws(graph, dims, pair[1])
-    mapped = vmap(graph, in_dims=dims, randomness="different")
 
     def together(*inputs: Tree) -> Tree:
+        mapped = vmap(graph, in_dims=tuple(dims), randomness="different", chunk_size=at_once())
         try:
             return tree_unflatten(mapped(*tree_flatten(inputs)[0]), outputs[0])
         except RuntimeError as cause:
@@ -127,7 +134,7 @@ def over_replicas(
     return together
 
 
-def check_pure(graph: torch.fx.GraphModule) -> None:
+def _check_pure(graph: torch.fx.GraphModule) -> None:
     """Raise an error if a step changes its inputs in place, as BatchNorm does with its statistics."""
     for node in graph.graph.nodes:
         schema = getattr(node.target, "_schema", None)
@@ -138,7 +145,7 @@ def check_pure(graph: torch.fx.GraphModule) -> None:
             )
 
 
-def _check_draws(graph: torch.fx.GraphModule, dims: tuple[int | None, ...], guide: Any) -> None:
+def _check_draws(graph: torch.fx.GraphModule, dims: Sequence[int | None], guide: Any) -> None:
     """Raise an error if random numbers are written into a tensor that all replicas would share."""
     inputs = iter(dims)
     own: set[object] = set()  # nodes with a value for each replica

@@ -7,13 +7,13 @@ import torch
 
 import pyro_dropout as pd
 from pyro_dropout.errors import OutOfMemoryError
-from pyro_dropout.training.ensemble import member_loss
+from pyro_dropout.training.fleet import replicas
 from tests.training.ensemble.test_ensemble_training import line, trained, values
 
 
 def short_of_memory(monkeypatch: pytest.MonkeyPatch, most: int, after: int = 0) -> list[int]:
     """Make a device that holds the activations of ``most`` members, from some call on; return the members of calls."""
-    real, seen = member_loss.vmap, []
+    real, seen = replicas.vmap, []
 
     def vmap(run: Any, *, in_dims: Any, chunk_size: int | None, **options: Any) -> Any:
         def mapped(*inputs: Any) -> Any:
@@ -25,7 +25,7 @@ def short_of_memory(monkeypatch: pytest.MonkeyPatch, most: int, after: int = 0) 
 
         return mapped
 
-    monkeypatch.setattr(member_loss, "vmap", vmap)
+    monkeypatch.setattr(replicas, "vmap", vmap)
     return seen
 
 
