@@ -165,7 +165,7 @@ def adam(
         return p - rate * mean / (square.sqrt() * unbias + eps), [mean, square]
 
     def fused(parameters: list[Tensor], gradients: list[Tensor], state: State) -> InPlace:
-        done = torch.zeros((), dtype=torch.float32, device=parameters[0].device)
+        kernel, done = fused_adam(decoupled), torch.zeros((), dtype=torch.float32, device=parameters[0].device)
         settings: Any = {"beta1": beta1, "beta2": beta2, "weight_decay": weight_decay, "eps": eps}
         rows = [(p, g, *slots) for p, g, slots in zip(parameters, gradients, state, strict=True)]
         calls = []
@@ -176,7 +176,7 @@ def adam(
         def update(t: Tensor, lr: Tensor) -> None:
             done.copy_(t)
             for lists in calls:
-                fused_adam(decoupled)(*lists, lr=float(lr), amsgrad=False, maximize=False, **settings)
+                kernel(*lists, lr=float(lr), amsgrad=False, maximize=False, **settings)
 
         return update
 

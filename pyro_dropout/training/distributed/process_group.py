@@ -57,10 +57,9 @@ class Group:
         start = self.rank * size + min(self.rank, more)
         return slice(start, start + size + (self.rank < more))
 
-    def seed(self, base: int, turn: int = 0) -> int:
-        """Return a seed for this rank, another in each of its turns."""
-        number = self.rank + turn * self.world
-        return int.from_bytes(hashlib.sha256(f"{base}:{number}".encode()).digest()[:8]) % _SEEDS
+    def seed(self, base: int) -> int:
+        """Return a seed for this rank."""
+        return int.from_bytes(hashlib.sha256(f"{base}:{self.rank}".encode()).digest()[:8]) % _SEEDS
 
     # --- from all ranks to all ----------------------------------------------------------------------------------------
 

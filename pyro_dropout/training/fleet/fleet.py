@@ -298,6 +298,11 @@ class Fleet:
         rows = rows_of(x, indices, len(self))
         rate = self.rates(_rate(optim, lr))
         update = chosen(optim, float(rate[0]), schedule, clip_norm)
+        if update.optimiser is not None:
+            raise PyroDropoutError(
+                f"a fleet has its optimiser inside its step, and {update.name} would hold the parameters of one replica"
+                " at most. Use 'adam', 'adamw', 'sgd' or an Update."
+            )
         if seed is not None:
             pyro.set_rng_seed(seed)
         place = self.place() if device is None else device
