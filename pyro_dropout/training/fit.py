@@ -243,8 +243,7 @@ def fit(
         if loss is None and not is_network(model):  # a draw for each data point was not requested
             warnings.filterwarnings("ignore", message=".*cannot be drawn for each data point")
         if isinstance(guide, Ensemble):
-            around = {"loss": loss, "clip_norm": clip_norm, "checkpoint": where}
-            history = train_ensemble(guide, call, batch, attempt, **around)
+            history = train_ensemble(guide, call, batch, attempt, loss=loss, clip_norm=clip_norm, checkpoint=where)
         else:
             own = ELBO(per_example=False if takes_all(model) else "auto") if loss is None else loss
             task = TrainingTask(guide, own, call)

@@ -14,7 +14,7 @@ from pyro.optim.optim import PyroOptim
 from torch import Tensor
 
 from pyro_dropout.engines.choose import chosen
-from pyro_dropout.engines.engine import Step
+from pyro_dropout.engines.engine import Loop, Step
 from pyro_dropout.engines.inductor import Chain
 from pyro_dropout.engines.program import Function, Program
 from pyro_dropout.engines.torch_internals import tree_flatten, tree_unflatten
@@ -136,6 +136,7 @@ class CompiledStep:
         if given.floats and not fixed:
             self._check_floats(model, guide, inputs)
         self._own: Step | Chain | None = None
+        self._loop: Loop
         with quietly(model, guide):
             if self._update is None:
                 self.program = Program(
