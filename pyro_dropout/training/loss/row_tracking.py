@@ -90,10 +90,7 @@ def tensors_in(values: Iterable[object], seen: set[int] | None = None) -> Iterat
     for value in values:
         if isinstance(value, Tensor):
             yield value
-        elif (
-            isinstance(value, torch.distributions.Distribution | Transform | list | tuple | dict)
-            and id(value) not in seen
-        ):
+        elif isinstance(value, _HOLDERS) and id(value) not in seen:
             seen.add(id(value))
             inside = value if isinstance(value, list | tuple) else value if isinstance(value, dict) else vars(value)
             yield from tensors_in(inside.values() if isinstance(inside, dict) else inside, seen)
