@@ -86,10 +86,16 @@ def loop(
     if watch is not None and watch.kept:
         run.restore(watch.kept)
     run.publish()
-    how = (run.compile_seconds, run.compiled and not run.traced, torch.get_float32_matmul_precision())
-    checks = () if watch is None else (watch.seen, watch.best_step)
-    found = History(ledger.losses.cpu(), done, seconds, *how, *checks)
-    return replace(found, traced=run.compiled and run.traced, engine=run.engine, why="; ".join(run.why))
+    found = History(
+        ledger.losses.cpu(),
+        done,
+        seconds,
+        run.compile_seconds,
+        matmul_precision=torch.get_float32_matmul_precision(),
+        engine=run.engine,
+        why="; ".join(run.why),
+    )
+    return found if watch is None else replace(found, validation=watch.seen, best_step=watch.best_step)
 
 
 class _Ledger:

@@ -78,23 +78,13 @@ class TrainingRun:
         start = time.perf_counter()
         how: Any = {"before": before, "fatal": fatal, "around": forked, "warn": warn_uncompiled}
         self._loop, self.why = chosen(compile, step, **how)
-        if self.compiled:
+        if self.engine != Eager.name:
             self.compile_seconds = time.perf_counter() - start
 
     @property
     def engine(self) -> str:
         """What takes the steps."""
         return self._loop.name
-
-    @property
-    def compiled(self) -> bool:
-        """Whether steps are recorded or compiled."""
-        return self.engine != Eager.name
-
-    @property
-    def traced(self) -> bool:
-        """Whether steps are recorded, and not compiled."""
-        return self.engine.startswith("recorded")
 
     @property
     def chained(self) -> bool:
