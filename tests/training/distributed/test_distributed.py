@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import pyro_dropout as pd
+from pyro_dropout.cli.main import main
 from pyro_dropout.prediction.predict_parts import Shards
 from pyro_dropout.training.distributed.process_group import Group, join, local_device
 from tests.training.ranks import (
@@ -263,7 +264,18 @@ def test_torchrun_starts_the_command(tmp_path: Path) -> None:
     x, y = wave(40)
     rows = [f"{a:.6f},{b:.6f}" for a, b in zip(x.flatten().tolist(), y.flatten().tolist(), strict=True)]
     (tmp_path / "wave.csv").write_text("\n".join(["x,y", *rows]) + "\n")
-    words = ["-m", "pyro_dropout", "fit", str(tmp_path / "wave.csv"), "--target", "y", "--steps", "200"]
+    words = [
+        "-m",
+        "pyro_dropout",
+        "fit",
+        str(tmp_path / "wave.csv"),
+        "--target",
+        "y",
+        "--steps",
+        "200",
+        "--guide",
+        "dropout",
+    ]
     done = torchrun(*words, "--out", str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("200 steps, loss") == 1
@@ -271,3 +283,15 @@ def test_torchrun_starts_the_command(tmp_path: Path) -> None:
     done = torchrun(*words, "--out", str(tmp_path / "run"))
     assert done.returncode != 0
     assert "already holds a run" in done.stderr
+
+
+def test_the_command_refuses_an_ensemble_at_the_door(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environment(monkeypatch, **TORCHRUN)
+    (tmp_path / "wave.csv").write_text("x,y\n1,2\n")
+    for guide, said in ((), "may choose an ensemble"), (("--guide", "ensemble"), "is an ensemble"):
+        words = ["fit", str(tmp_path / "wave.csv"), "--target", "y", "--out", str(tmp_path / "run"), *guide]
+        assert main(words) != 0
+        assert said in " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert not (tmp_path / "run").exists()
