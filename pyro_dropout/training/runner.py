@@ -251,11 +251,6 @@ def surroundings(
     return {"t": t, "lr": lr, "inputs": inputs, "row": row, "chained": batches is None or batches.chained}
 
 
-def held_by(optimiser: torch.optim.Optimizer) -> set[int]:
-    """Return the ids of the parameters that an optimiser holds."""
-    return {id(each) for group in optimiser.param_groups for each in group["params"]}
-
-
 class TorchOptimiserRun(TrainingRun):
     """A training run whose optimiser is torch's own, and runs beside a step that gives gradients.
 
@@ -268,7 +263,7 @@ class TorchOptimiserRun(TrainingRun):
         assert update.optimiser is not None
         self._update, self._optimiser = update, update.optimiser
         trained = list(parameters.by_name.values())
-        held = held_by(update.optimiser)
+        held = {id(each) for group in update.optimiser.param_groups for each in group["params"]}
         self._held = {k: each for k, each in enumerate(trained) if id(each) in held}
         if trained and not self._held:
             raise PyroDropoutError(

@@ -57,6 +57,8 @@ class TrainingTask:
         return self.call.model, self.guide, self.loss
 
     less = "a smaller batch_size"  # what to do if a step does not fit into memory
+    guarded = True  # whether steps that are not finite may be left out
+    fatal: ClassVar[tuple[type[Exception], ...]] = ()  # errors that are no reason for another engine
 
     def start(
         self,
@@ -76,24 +78,22 @@ class TrainingTask:
             base = group.one_seed(seed)
             torch.manual_seed(base)
         parameters = self._parameters(batch)
-        how: Any = {"batches": self._batches(batch), "compile": compile if group is None else False}
-        how["before"] = kernels_for(self.parts, update, self.call, parameters, batch, how["batches"])
-        if group is None:
-            gradients_of = self._gradients(parameters)
-        else:
+        batches, gradients_of = self._batches(batch), self._gradients(parameters)
+        how: Any = {"batches": batches, "compile": compile, "fatal": self.fatal, "guarded": self.guarded}
+        how["before"] = kernels_for(self.parts, update, self.call, parameters, batch, batches)
+        if group is not None:
             start_alike(group, self.parts[:2], parameters)
-            gradients_of, how["guarded"] = SharedGradients(group, self, parameters, batch), False
-        inputs = (Buffers(self.call.model, self.guide).values,)
+            gradients_of = SharedGradients(group, self, parameters, batch)
+            how |= {"compile": False, "guarded": False}
+        how["inputs"] = (Buffers(self.call.model, self.guide).values,)
         with quietly(self.call.model, self.guide):  # compiling runs the model, whose buffers must not change
-            run = self._run(lambda: make_run(gradients_of, parameters, update, inputs=inputs, **how | self.how))
+            run = self._within_memory(lambda: make_run(gradients_of, parameters, update, **how))
         if group is not None:
             torch.manual_seed(group.seed(base))
         return run
 
-    how: ClassVar[dict[str, Any]] = {}  # other arguments of ``make_run``
-
-    def _run(self, made: Callable[[], TrainingRun]) -> TrainingRun:
-        return made()
+    def _within_memory(self, work: Callable[[], TrainingRun]) -> TrainingRun:
+        return work()
 
     def _gradients(self, parameters: Parameters) -> Gradients:
         return make_gradients(*self.parts, parameters, self._arguments)

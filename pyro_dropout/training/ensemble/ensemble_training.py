@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from pyro import poutine
@@ -48,8 +48,8 @@ class Members(TrainingTask):
     rows: slice
 
     less = "a smaller batch_size, fewer members (Ensemble(members=...), and then more)"
-    # Where memory runs out, half as many members may fit; one that diverges stops no other.
-    how: ClassVar[dict[str, Any]] = {"fatal": (torch.OutOfMemoryError,), "guarded": False}
+    guarded = False  # a member that diverges stops no other
+    fatal = (torch.OutOfMemoryError,)  # half as many members may fit
 
     def facts(self) -> Record:
         """Return what must be the same when the training is resumed."""
@@ -65,8 +65,8 @@ class Members(TrainingTask):
     def _parameters(self, batch: int) -> Parameters:
         return self.loss.within_memory(lambda: TrainingTask._parameters(self, batch), self.guide.rows)
 
-    def _run(self, made: Callable[[], TrainingRun]) -> TrainingRun:
-        return self.loss.within_memory(made, self.guide.rows)
+    def _within_memory(self, work: Callable[[], TrainingRun]) -> TrainingRun:
+        return self.loss.within_memory(work, self.guide.rows)
 
     def _gradients(self, parameters: Parameters) -> Gradients:
         model, guide, loss = self.call.model, self.guide, self.loss
