@@ -190,10 +190,14 @@ class Fleet:
         Returns:
             The history, with losses (steps, E).
         """
-        options["lr"] = _rate(options.get("optim"), options.get("lr"))
         kept = nullcontext() if options.get("seed") is None else forked()
         with RUNNING, kept, curvature_after(self, x, y, options) as finished:
-            history = finished(self._train(x, y, progress, checkpoint, options))
+            run = self.prepare(x, y, **options)
+            run.take_generators()
+            keeper = None if checkpoint is None else Keeper(checkpoint, run, *self[0], run.facts(), None)
+            history = loop(run, run.total, progress, keeper=keeper)
+            history.losses[-1:, ~finite_rows(run.values).cpu()] = torch.nan  # what the last step breaks after its loss
+            history = finished(history)
         for (_, guide), bad in zip(self, history.diverged.tolist(), strict=True):
             if not bad:
                 note_training(guide, f"{history.summary}, in a fleet")
@@ -207,17 +211,6 @@ class Fleet:
                 " history.diverged. Lower their learning rate, or clip gradients (clip_norm=...).",
                 stacklevel=2,
             )
-        return history
-
-    def _train(
-        self, x: Any, y: Tensor, progress: bool, checkpoint: str | Path | Checkpoint | None, options: Record
-    ) -> History:
-        """Train all replicas in this process."""
-        run = self.prepare(x, y, **options)
-        run.take_generators()
-        keeper = None if checkpoint is None else Keeper(checkpoint, run, *self[0], run.facts(), None)
-        history = loop(run, run.total, progress, keeper=keeper)
-        history.losses[-1:, ~finite_rows(run.values).cpu()] = torch.nan  # what the last step breaks after its loss
         return history
 
     @generators_stay
@@ -296,7 +289,8 @@ class Fleet:
         check_how(clip_norm, seed, device, schedule=schedule, loss=loss, optim=optim)
         check_targets(self[0][0], x, y)
         rows = rows_of(x, indices, len(self))
-        rate = self.rates(_rate(optim, lr))
+        own = optim.lr if isinstance(optim, Update) else 1e-3
+        rate = self.rates(own if lr is None else lr)
         update = chosen(optim, float(rate[0]), schedule, clip_norm)
         if update.optimiser is not None:
             raise PyroDropoutError(
@@ -393,7 +387,3 @@ class Fleet:
         if rates.dim() > 1 or (rates.dim() == 1 and len(rates) != len(self)):
             raise ShapeError(f"lr must be a number, or one for each of {len(self)} replicas; got {tuple(rates.shape)}.")
         return rates.expand(len(self)).contiguous()
-
-
-def _rate(optim: object, lr: Rate | None) -> Rate:
-    return lr if lr is not None else optim.lr if isinstance(optim, Update) else 1e-3
