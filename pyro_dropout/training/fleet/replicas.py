@@ -15,12 +15,11 @@ from tqdm.auto import tqdm
 
 from pyro_dropout.engines.program import traced
 from pyro_dropout.engines.simplify_graph import owner
-from pyro_dropout.engines.torch_internals import TorchDispatchMode, TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+from pyro_dropout.engines.torch_internals import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.generative.inputs import AnyInputs
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.own_noise import drawn_in_place, noise_of
-from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.guides.ensemble import Ensemble
@@ -156,36 +155,14 @@ def _check_draws(graph: torch.fx.GraphModule, dims: Sequence[int | None], guide:
             differs = any(each in own for each in node.all_input_nodes)
         if node.op == "call_function" and torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             if not differs and node.target._schema.is_mutable:
-                site = _drawn_in_place(guide)
-                where = "the model" if site is None else f"{type(guide).__name__} at site {site!r}"
                 raise PyroDropoutError(
-                    f"a fleet cannot draw in place ({node.target}), as {where} does: all replicas would share the"
-                    " numbers. Write rsample with torch.rand or torch.randn instead, or train without a fleet."
+                    f"a fleet cannot draw in place ({node.target}), as the model or its {type(guide).__name__} does:"
+                    " all replicas would share the numbers. Write rsample with torch.rand or torch.randn instead, or"
+                    " train without a fleet."
                 )
             differs = True
         if differs:
             own.add(node)
-
-
-class _InPlaceDraws(TorchDispatchMode):
-    """Notes whether random numbers are written into an existing tensor."""
-
-    found = False
-
-    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
-        self.found = self.found or (torch.Tag.nondeterministic_seeded in func.tags and func._schema.is_mutable)
-        return func(*args, **(kwargs or {}))
-
-
-def _drawn_in_place(guide: Any) -> str | None:
-    """Return the first site of a guide whose distribution draws in place."""
-    for name in getattr(guide, "_sites", {}):
-        q = guide.posterior(name)
-        with forked(), torch.no_grad(), _InPlaceDraws() as draws:  # type: ignore[no-untyped-call]
-            q.rsample() if q.has_rsample else q.sample()
-        if draws.found:
-            return str(name)
-    return None
 
 
 def _is_input(node: object) -> bool:
