@@ -223,17 +223,16 @@ class DifferentModelError(PyroDropoutError):
 
 
 class OutOfMemoryError(PyroDropoutError):
-    """A training step needs more memory than the device has; the message names a mini-batch that fits.
+    """A training step needs more memory than the device has; the message says what needs less.
 
     Example:
         >>> import torch, pyro_dropout as pdrop
         >>> from pyro_dropout.training.out_of_memory import explained
-        >>> def step(points):
-        ...     if points > 100:
-        ...         raise torch.OutOfMemoryError("CUDA out of memory")
+        >>> def step():
+        ...     raise torch.OutOfMemoryError("CUDA out of memory")
         >>> try:
-        ...     explained(lambda: step(512), step, 512)
+        ...     explained(step, 512)
         ... except pdrop.errors.PyroDropoutError as told:
-        ...     print(told)
-        memory runs out in a step of 512 points. A step of 64 was tried and fits: give fit(batch_size=64).
+        ...     print(str(told).split(". ")[0])
+        memory runs out in a step of 512 points: CUDA out of memory
     """

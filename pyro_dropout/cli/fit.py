@@ -72,15 +72,21 @@ def fit(
     quiet: options.Quiet = False,
 ) -> None:
     """Fit one guide to a table and save the run in a folder."""
+    from pyro_dropout.training.distributed.process_group import rank_here, started_together
+
     guide = guide if guide == "auto" else options.checked_guide("--guide", guide)
     members = members if guide == "auto" else options.checked_members([guide], members)
     where = options.place(device)
+    if started_together() and (guide == "auto" or guide.endswith("ensemble")):
+        kind = "may choose an ensemble" if guide == "auto" else "is an ensemble"
+        raise options.refusal(
+            "--guide", f"{guide!r} {kind}, which one process trains; under torchrun name another, such as dropout."
+        )
     from pyro_dropout.datasets.bundled import BUNDLED
     from pyro_dropout.tables.files import arrived
     from pyro_dropout.tables.reading import Reading
     from pyro_dropout.tabular.fit_table import Wanted, plan_table
     from pyro_dropout.tabular.run_folder import Run, sha256_of
-    from pyro_dropout.training.distributed.process_group import rank_here
 
     if data in BUNDLED and not Path(data).exists():
         raise options.refusal("DATA", f"{data!r} is for compare only; fit takes a CSV or Parquet file.")

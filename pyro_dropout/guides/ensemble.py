@@ -73,14 +73,11 @@ class Ensemble(StackedMembers):
         start: where members start: "fresh", each from a new initialisation of the network's layers (in a model that is
             not a network, from draws of the prior); "anchor", each point at its anchor, if the prior's draws are
             networks from which training can start; or "module", all from where the guide starts.
-        group: how many members are trained at a time; by default all. Groups are trained one after another, so that
-            gradients and the optimiser's state exist for one group only.
         seed: for starts, anchors and perturbations; drawn from torch's generator by default.
 
     Attributes:
         members: how many members there are; those that have diverged do not count.
         anchored: whether they are anchored.
-        group: how many are trained at a time; None for all.
 
     Example:
         >>> import torch, pyro_dropout as pdrop
@@ -103,7 +100,6 @@ class Ensemble(StackedMembers):
         anchored: bool | Literal["auto"] = "auto",
         *,
         start: Start = "fresh",
-        group: int | None = None,
         seed: int | None = None,
     ) -> None:
         if not callable(model):
@@ -117,8 +113,6 @@ class Ensemble(StackedMembers):
         check_count("members", members)
         check_choice("anchored", anchored, ("auto", True, False))
         check_choice("start", start, ("fresh", "anchor", "module"))
-        if group is not None:
-            check_count("group", group)
         check_seed(seed)
         make = Points if guide is None else guide
         template = make(model)
@@ -135,7 +129,6 @@ class Ensemble(StackedMembers):
         if start == "anchor" and not (anchored and isinstance(template, Points)):
             raise PyroDropoutError("only anchored points can start at their anchors; take start='fresh'.")
         super().__init__(model, make, template, start, anchored, members, seed)
-        self.group = group
 
     def more(self, members: int) -> Self:
         """Add members; the next ``fit`` trains only them. Returns the ensemble itself.

@@ -1,7 +1,6 @@
-"""Where the mini-batches of a training run come from: rows of data in memory, or what else has the same methods."""
+"""Mini-batches of data in memory: rows, in random order. Those of a ``DataLoader`` are a ``Stream``."""
 
 from collections.abc import Iterator
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -63,31 +62,3 @@ class Batches:
             self.waiting = torch.cat([self.waiting, rows.movedim(-2, 1).flatten(0, 1)])
         taken, self.waiting = self.waiting[:count], self.waiting[count:]
         return taken
-
-
-@runtime_checkable
-class Source(Protocol):
-    """Where the mini-batches of a run come from: ``Batches`` of data in memory, or a ``Stream`` of a loader.
-
-    Attributes:
-        chained: whether many steps may run in one CUDA graph.
-        together: the most steps between two looks at the clock.
-    """
-
-    chained: bool
-    together: int
-
-    def example(self) -> list[Tensor]:
-        """Return a batch, as the inputs of a step."""
-
-    def usual(self, inputs: list[Tensor]) -> bool:
-        """Whether a step compiled for the example can take these inputs."""
-
-    def inputs(self, count: int) -> Iterator[list[Tensor]]:
-        """Yield the next ``count`` batches."""
-
-    def state(self) -> dict[str, Tensor]:
-        """Return what later batches depend on."""
-
-    def set_state(self, tensors: dict[str, Tensor]) -> None:
-        """Restore a state."""

@@ -10,7 +10,8 @@ temperature T, while a data point is worth about one.
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -77,17 +78,10 @@ class Learned:
 def learned_from(
     model: object, posterior: object, x: Any, y: Tensor, num_data: int | None = None, *, thorough: bool = True
 ) -> Learned | None:
-    """Return what a posterior has learned from (x, y); None for models and posteriors that cannot be asked.
+    """Return what a posterior has learned from (x, y), of N data; None for those that cannot be asked.
 
-    Random numbers, running statistics and the mode of the network stay as they are.
-
-    Args:
-        model: a ``BayesianNet``, or one inside ``Standardised``.
-        posterior: its guide.
-        x: inputs that it was trained on.
-        y: their targets.
-        num_data: N, if these are not all.
-        thorough: whether the network is run even where no layer is shut.
+    Random numbers, running statistics and the mode of the network stay as they are. Unless ``thorough``, the network is
+    run only where a layer is shut.
 
     Example:
         >>> import torch, pyro_dropout as pdrop
@@ -110,11 +104,9 @@ def learned_from(
     rows = torch.linspace(0, len(y) - 1, min(len(y), _POINTS), device=y.device).long()
     x, y = x[rows], y[rows]
     with torch.no_grad(), forked(), quietly(net), evaluating(net):
-        each = []
-        for _ in range(_DRAWS):
-            weights = {name: value[0] for name, value in posterior.sample_weights(1).items()}
-            each.append(_log_prob(net, net.evaluate(weights, x), y))
-        log_likelihood = torch.stack(each).logsumexp(0) - math.log(_DRAWS)
+        draws = ({name: value[0] for name, value in posterior.sample_weights(1).items()} for _ in range(_DRAWS))
+        each = [_log_prob(net, net.evaluate(weights, x), y) for weights in draws]
+    log_likelihood = torch.stack(each).logsumexp(0) - math.log(_DRAWS)
     with forked():
         constant = _best_constant(net, x, y)
     return replace(found, log_likelihood=float(log_likelihood.mean()), constant=constant)
@@ -150,19 +142,16 @@ def warn_of_replicas(
 ) -> None:
     """Let those replicas of a fleet that ignore their inputs remember it, and warn of the first, and of a failed check.
 
-    Args:
-        replicas: models with their guides.
-        trained: the numbers of those that have not diverged.
-        data: returns what a replica was trained on.
+    ``trained`` are the numbers of those that have not diverged, and ``data`` returns what a replica was trained on.
     """
-    ignoring: list[str] = []
-    unchecked: list[str] = []
+    told: dict[type[Warning], list[str]] = {IgnoredInputsWarning: [], UserWarning: []}
     for k in trained:
         model, guide = replicas[k]
         place = next(guide.parameters()).device
-        learned, told = note_learned(model, guide, ModelCall(model, data(k)).trainable().to(place))
-        (unchecked if learned is None else ignoring).extend([f"number {k}: {told}"] * bool(told))
-    for found, kind in ((ignoring, IgnoredInputsWarning), (unchecked, UserWarning)):
+        learned, said = note_learned(model, guide, ModelCall(model, data(k)).trainable().to(place))
+        if said:
+            told[UserWarning if learned is None else IgnoredInputsWarning].append(f"number {k}: {said}")
+    for kind, found in told.items():
         if found:
             warnings.warn(f"{len(found)} of {len(replicas)} replicas, {found[0]}", kind, stacklevel=3)
 
@@ -199,30 +188,23 @@ def _gains(net: BayesianNet, posterior: SiteGuide | Ensemble, count: int) -> tup
     weights = {name: site for name, site in net.sites.items() if site.kind == "weight" and not site.lookup}
     sizes = {name: net._parameter(name).numel() for name in net.sites}
     gains, points = dict.fromkeys(weights, 0.0), set[str]()
-    for guide in _members(posterior):
-        for name in net.sites:
-            q = guide.posterior(name)
-            points |= {name} if is_point(q) else set()
-            if name in weights:
-                outputs = sizes[name] / weights[name].fan_in
-                signal, noise = torch.linalg.vector_norm(q.mean) ** 2 / outputs, q.variance.sum() / outputs
-                gains[name] = max(gains[name], float((signal / (1 + noise)).sqrt()))
-            del q
+    members = min(posterior.members, _MEMBERS) if isinstance(posterior, Ensemble) else 1
+    for member in range(members):
+        with posterior.as_member(member) if isinstance(posterior, Ensemble) else nullcontext(posterior) as guide:
+            for name in net.sites:
+                q = guide.posterior(name)
+                points |= {name} if is_point(q) else set()
+                if name in weights:
+                    outputs = sizes[name] / weights[name].fan_in
+                    signal, noise = torch.linalg.vector_norm(q.mean) ** 2 / outputs, q.variance.sum() / outputs
+                    gains[name] = max(gains[name], float((signal / (1 + noise)).sqrt()))
+                del q
     numbers, price = sum(size for name, size in sizes.items() if name not in points), 0.0
     for name, site in weights.items():
         how = net.tempered(name, count)
         heat = 1.0 if how is None else how.at_point if name in points else share_of_data(how, numbers)
         price += heat * sizes[name] / site.fan_in / 8 / float(net.prior_scale(name).double().square().mean())
     return gains, price
-
-
-def _members(posterior: SiteGuide | Ensemble) -> Iterator[SiteGuide]:
-    if isinstance(posterior, SiteGuide):
-        yield posterior
-        return
-    for member in range(min(posterior.members, _MEMBERS)):
-        with posterior.as_member(member) as guide:
-            yield guide
 
 
 def _sentence(model: Any, found: Learned) -> str:

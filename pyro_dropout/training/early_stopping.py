@@ -1,6 +1,6 @@
 """Early stopping: training ends when held-out data no longer become more probable, and the best parameters are kept.
 
-An ensemble stops by the density of held-out data under the mixture of all members, of all ranks.
+An ensemble stops by the density of held-out data under the mixture of all members.
 """
 
 import math
@@ -20,7 +20,7 @@ from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.protocols import PyroModel, Record
 from pyro_dropout.training.checkpoints.tensor_file import digest
-from pyro_dropout.training.distributed.process_group import ALONE, Group, Share
+from pyro_dropout.training.distributed.process_group import ALONE, Group
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.runner import TrainingRun
 
@@ -120,33 +120,27 @@ class Watch:
 
 _AT_ONCE = 2**24  # outputs that are computed at once
 _MEMBER_DRAWS = 8  # the fewest, of members that are no points
+_NOBODY = torch.tensor([math.inf, 1.0])  # where all members have diverged
 
 
 class EnsembleWatch(Watch):
-    """Early stopping by the log density of held-out targets under the mixture of all members.
-
-    Attributes:
-        guide: the members of this rank.
-        share: which of all ranks' members they are.
-        by_member: for each parameter, whether every member has its own.
-    """
+    """Early stopping by the log density of held-out targets under the mixture of all members."""
 
     guide: Ensemble
-    share: Share
-    by_member: list[bool]
 
     def _of_network(self) -> Tensor:
         """Return minus the log density of the targets under the mixture, and their number, (2,)."""
         model, (inputs, targets) = self.call.model, self.call.args
         likelihood, numbers = likelihood_of(model), self._numbers()
-        weights = self.guide.draws_at(numbers) if len(numbers) else {}
-        rows = max(1, _AT_ONCE // (max(1, len(numbers)) * 64))
+        if not len(numbers):
+            return _NOBODY
+        weights = self.guide.draws_at(numbers)
+        rows = max(1, _AT_ONCE // (len(numbers) * 64))
         found = []
         for x, y in zip(inputs.split(rows), targets.split(rows), strict=True):
-            if len(numbers):
-                f = model.evaluate(weights, x).reshape(len(numbers), len(x), -1)
-                found.append(likelihood.distribution(f).log_prob(likelihood.checked(f, y)))
-        return self._mixture(torch.cat(found, 1) if found else None)
+            f = model.evaluate(weights, x).reshape(len(numbers), len(x), -1)
+            found.append(likelihood.distribution(f).log_prob(likelihood.checked(f, y)))
+        return _mixture(torch.cat(found, 1))
 
     def _of_sites(self) -> Tensor:
         """Return minus the log density of the observed sites under the mixture, and the number of points, (2,)."""
@@ -154,44 +148,20 @@ class EnsembleWatch(Watch):
         for number in self._numbers().tolist():
             with self.guide.as_member(number) as guide:
                 found.append(self._log_densities(guide))
-        return self._mixture(torch.stack(found) if found else None)
+        return _mixture(torch.stack(found)) if found else _NOBODY
 
     def _numbers(self) -> Tensor:
         """Return the member of each draw: each the same number of times, without those that have diverged."""
         self.guide.lost.copy_(~self.guide.finite())
-        if self.share.idle:
-            return torch.arange(0)
-        times = 1 if self.guide.points else -(-_MEMBER_DRAWS // self.share.members)
+        times = 1 if self.guide.points else -(-_MEMBER_DRAWS // self.guide.rows)
         return torch.arange(self.guide.members).repeat(times)
 
-    def _mixture(self, each: Tensor | None) -> Tensor:
-        """Return the sum for all points, and their number, from the log densities of this rank's draws.
 
-        Draws of members that diverge, without a density at any point, are left out.
-        """
-        if each is not None:
-            each = each[each.isfinite().any(1) & ~each.isnan().any(1)]
-        draws, points = (0, 0) if each is None else each.shape
-        device = self.run.t.device
-        points, count = self.group.any(points)[0], sum(self.group.gather_facts(draws))
-        own = torch.full((points,), -math.inf, dtype=torch.float64, device=device)
-        if each is not None and draws:
-            own = torch.logsumexp(each.double(), 0)
-        total = torch.logsumexp(torch.stack(self.group.gather(own)), 0) - math.log(max(1, count))
-        return torch.stack([-total.sum(), total.new_tensor(points)])
+def _mixture(each: Tensor) -> Tensor:
+    """Return minus the log density of a mixture, summed over points, and their number, from that of each draw.
 
-    def state(self) -> tuple[dict[str, Tensor], Record]:
-        """Return its state, with the parameters of all ranks' members; all ranks call this."""
-        own = self.kept
-        pairs = zip(own, self.by_member, strict=bool(own))
-        self.kept = [self.share.whole(value) if each else value for value, each in pairs]
-        try:
-            return super().state()
-        finally:
-            self.kept = own
-
-    def set_state(self, tensors: dict[str, Tensor], rest: Record) -> None:
-        """Restore a state: this rank's part of it."""
-        super().set_state(tensors, rest)
-        pairs = zip(self.kept, self.by_member, strict=bool(self.kept))
-        self.kept = [value[self.share.own] if each else value for value, each in pairs]
+    Draws of members that diverge, without a density at any point, are left out.
+    """
+    good = each[each.isfinite().any(1) & ~each.isnan().any(1)].double()
+    total = torch.logsumexp(good, 0) - math.log(max(1, len(good)))
+    return torch.stack([-total.sum(), total.new_tensor(len(total))])

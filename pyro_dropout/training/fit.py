@@ -4,12 +4,10 @@ import functools
 import itertools
 import warnings
 from collections.abc import Iterable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
-from pyro import poutine
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -18,13 +16,13 @@ from pyro_dropout.engines.program import recording
 from pyro_dropout.engines.threads import enough_threads
 from pyro_dropout.errors import IgnoredInputsWarning, PyroDropoutError, UnfinishedTrainingWarning
 from pyro_dropout.generative.inputs import takes_all
-from pyro_dropout.generative.model_call import ModelCall, call_of, check_keywords, is_network, takes
+from pyro_dropout.generative.model_call import ModelCall, call_of, check_keywords, is_network
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.precision import Precision, check_precision, products_in
 from pyro_dropout.generative.process_lock import modules_stay, one_at_a_time
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.standardised import Standardised
-from pyro_dropout.generative.trial_run import calls_noted, holders_of, owner_of, quietly
+from pyro_dropout.generative.trial_run import holders_of, owner_of
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.guides.summary import note_training
 from pyro_dropout.mathematics.checks import check_seed
@@ -34,13 +32,13 @@ from pyro_dropout.training.checkpoints.tensor_file import digest
 from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint, Keeper
 from pyro_dropout.training.collapse import note_learned
 from pyro_dropout.training.compile.captured_state import is_known
-from pyro_dropout.training.compile.functional import Loss, unvalidated
+from pyro_dropout.training.compile.functional import Loss
 from pyro_dropout.training.distributed.process_group import ALONE, join, local_device
-from pyro_dropout.training.ensemble.ensemble_training import EnsembleTraining, check_members
+from pyro_dropout.training.ensemble.ensemble_training import check_members, train_ensemble
 from pyro_dropout.training.history import History
 from pyro_dropout.training.laplace.after_training import as_points, finish_on
 from pyro_dropout.training.loader import loader_of
-from pyro_dropout.training.loop import loop, progress_bar, sharing_bar
+from pyro_dropout.training.loop import loop
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.loss.learned_widths import best_widths_after, learned_sites
 from pyro_dropout.training.loss.temperature import at_step
@@ -52,12 +50,11 @@ from pyro_dropout.training.preflight import (
     check_duration,
     check_gradients,
     check_how,
+    check_parallel,
     check_programs,
-    check_shared,
     check_validation,
     held_out_share,
 )
-from pyro_dropout.training.torch_optimisers import from_optimiser, trainable
 from pyro_dropout.training.training_task import LoaderTask, TrainingTask, check_loader, open_loader
 from pyro_dropout.training.unfinished import still_falling
 
@@ -114,10 +111,9 @@ def fit(
             ``num_data``.
         lr: learning rate.
         optim: "adam", "adamw", "sgd" (momentum 0.9), all without weight decay (the KL is the decay); an ``Update``; or
-            a torch optimiser. It trains what it holds: give it ``guide.parameters()``, and those of the model that are
-            to be trained. Adam, AdamW and SGD that hold everything in one group, without state, are part of the
-            compiled step, and their moments end with it; any other runs outside it, from the state that it has. A
-            weight decay changes the objective, and a warning says so.
+            a torch optimiser. That trains what it holds: give it ``guide.parameters()``, and those of the model that
+            are to be trained. It runs beside the compiled step, from the state that it has; the others are part of it.
+            A weight decay changes the objective, and a warning says so.
         schedule: multiplies ``lr``: a function of the number of steps done, such as ``inverse_decay()``.
         clip_norm: the largest norm of the gradient, of each member in an ensemble; None for no limit.
         loss: ``ELBO(per_example="auto")`` by default.
@@ -128,8 +124,8 @@ def fit(
             :doc:`training`. Parameters, moments, KL, outputs and loss stay in float32.
         progress: show a progress bar with the loss and the speed.
         seed: for weight draws and mini-batches; the random generators are left as they were.
-        device: where to train; model, guide and data are moved there, and networks that a plain function calls. By
-            default, where the model is.
+        device: where to train; model, guide and data are moved there, where they are modules. By default, where the
+            model is.
         validation: (x, y) to watch, or a DataLoader that is read once and kept, or the share of x and y to hold out,
             such as 0.2; training stops when its log-likelihood has not improved ``patience`` times, and the best
             parameters are restored. For a model that is not a network, a tuple of its arguments or a dict of its
@@ -143,8 +139,7 @@ def fit(
         distributed: whether this is one of several processes that torchrun has started for one run, on one machine
             or many. Each makes the same call with all of the data, and computes its share of every batch;
             ``batch_size`` counts over all. All end with the same parameters, the first shows progress and writes
-            the checkpoints, and steps run eagerly. The members of an ensemble are shared out instead of the data:
-            each process trains some of them on all batches.
+            the checkpoints, and steps run eagerly.
         target: the key of the targets in a ``DataLoader``'s batches that are dicts; the rest of them is x. Or their
             index in batches that are tuples; 1 in pairs.
         num_data: the number N of data that the batches of a ``DataLoader`` come from; by default the length of its
@@ -188,28 +183,25 @@ def fit(
     if loss is not None and not isinstance(loss, ELBO) and learned_sites(model):
         raise PyroDropoutError(f"Prior(learn=...) needs the loss pyro_dropout.ELBO; got {type(loss).__name__}.")
     largest = None if isinstance(guide, Ensemble) else clip_norm  # each member's gradient is clipped by itself
-    if isinstance(optim, torch.optim.Optimizer):
-        update = from_optimiser(optim, trainable(guide), schedule, largest)
-    else:
-        update = chosen(optim, lr, schedule, largest)
+    update = chosen(optim, lr, schedule, largest)
     if isinstance(guide, Ensemble):
         update, clip_norm = check_members(guide, update, clip_norm, distributed)
     group = ALONE
     if distributed:
-        if not isinstance(guide, Ensemble):  # whose members are shared out, and not the data
-            check_shared(call)
+        check_parallel(call)
         device = local_device(device, place_of([model, guide]))
         group = join(device)
     place = place_of([model, guide], call) if device is None else torch.device(device)
     call = call.trainable().to(place)
     if device is not None:
-        move(model, guide, call, place)
-    likelihood_beside(model, place)
+        for module in holders_of(model, guide):
+            module.to(place)
+    _likelihood_beside(model, place)
     count = call.count or 1
     batch = count if batch_size is None else min(batch_size, count)
     per_epoch = max(1, count // batch) if stream is None or epochs is None else stream.length
     total = steps if steps is not None else int(epochs or 0) * per_epoch
-    how = decided(compile, total, training_size(model, guide, batch), place)
+    how = decided(compile, total, _training_size(model, guide, batch), place)
     facts: Record = {"batch": batch, "seed": seed}
     if precision != "float32":
         facts["precision"] = precision
@@ -220,8 +212,9 @@ def fit(
     every = check_every or max(1, total // 50)
 
     ranks = group if distributed else None
+    where = Checkpoint(checkpoint) if isinstance(checkpoint, str | Path) else checkpoint
 
-    def train(task: TrainingTask, where: str | Path | Checkpoint | None) -> History:
+    def train(task: TrainingTask) -> History:
         if ranks is not None:
             seen = None if held_out is None else [*map(digest, held_out.leaves()), patience, check_every]
             ranks.check_same(task.facts() | facts | {"steps": total, "validation": seen, "checkpoint": str(where)})
@@ -231,20 +224,14 @@ def fit(
         keeper = None
         if where is not None:
             same = facts | task.facts() | ({} if watch is None else {"validation": watch.facts()})
-            keeper = Keeper(where, run, model, task.kept, same, watch, group)
+            keeper = Keeper(where, run, model, task.guide, same, watch, group)
         around: Any = {"watch": watch, "keeper": keeper, "group": group, "blame": task.blame}
-        return loop(run, total, progress, over_ranks=functools.partial(task.over_ranks, group=group), **around)
+        return loop(run, total, progress, **around)
 
-    def attempt(task: TrainingTask, where: str | Path | Checkpoint | None) -> History:
+    def attempt(task: TrainingTask) -> History:
         counts = place.type == "cpu" and not distributed and not isinstance(guide, Ensemble)
-
-        def work() -> History:
-            with enough_threads(functools.partial(task.trial, batch) if counts else None):
-                return train(task, where)
-
-        tries = takes(model, "num_data") and stream is None
-        with products_in(precision):
-            return explained(work, task.try_step, batch, task.less) if tries else work()
+        with products_in(precision), enough_threads(functools.partial(task.trial, batch) if counts else None):
+            return explained(lambda: train(task), batch, task.less)
 
     # Trial runs are no steps of the loss.
     with (
@@ -256,13 +243,7 @@ def fit(
         if loss is None and not is_network(model):  # a draw for each data point was not requested
             warnings.filterwarnings("ignore", message=".*cannot be drawn for each data point")
         if isinstance(guide, Ensemble):
-            ensemble = EnsembleTraining(guide, call, batch, loss, clip_norm, checkpoint, ranks, seed, total)
-            facts |= ensemble.facts()
-            with ExitStack() as bars:
-                if ensemble.turns > 1:
-                    bar = progress_bar(total * ensemble.turns, progress and group.first)
-                    bars.enter_context(sharing_bar(bars.enter_context(bar)))
-                history = ensemble.train(lambda members: attempt(members, members.checkpoint))
+            history = train_ensemble(guide, call, batch, attempt, loss=loss, clip_norm=clip_norm, checkpoint=where)
         else:
             own = ELBO(per_example=False if takes_all(model) else "auto") if loss is None else loss
             task = TrainingTask(guide, own, call)
@@ -270,7 +251,7 @@ def fit(
                 stream.device = place
                 task = LoaderTask(guide, own, call, stream)
             with as_points(model, guide, loss):
-                history = attempt(task, checkpoint)
+                history = attempt(task)
                 finish_on(guide, call, loader, target, batch_size, held_out)
         if not callable(getattr(loss, "temperature", None)) and history.best_step in (None, history.steps):
             history.unfinished = still_falling(history.losses, _number_of_data(call))
@@ -301,50 +282,10 @@ def place_of(parts: Iterable[object], call: ModelCall | None = None) -> torch.de
     return next((value.device for value in itertools.chain(parameters, leaves)), torch.device("cpu"))
 
 
-def move(model: PyroModel, guide: PyroModel, call: ModelCall, place: torch.device) -> None:
-    """Move a model and a guide to a device; of plain functions, the networks that they are seen to call.
-
-    Example:
-        >>> import pyro, torch, pyro.distributions as dist, pyro_dropout as pdrop
-        >>> from pyro_dropout.generative.model_call import ModelCall
-        >>> from pyro_dropout.training.fit import move
-        >>> net = torch.nn.Linear(1, 1)
-        >>> def model(x):
-        ...     pyro.sample("y", dist.Normal(net(x), 1.0, validate_args=False).to_event(2), obs=x)
-        >>> place = torch.device("meta")
-        >>> move(model, lambda x: None, ModelCall(model, (torch.ones(2, 1, device=place),)), place)
-        >>> net.weight.device.type
-        'meta'
-    """
-    for module in holders_of(model, guide):
-        module.to(place)
-    programs = [part for part in (model, guide) if not isinstance(owner_of(part), nn.Module)]
-    for program in programs:
-        seen = calls_noted(*programs, before=lambda module: module.to(place))  # before its buffers are remembered
-        try:
-            with seen, quietly(*programs), unvalidated(), poutine.block(), torch.no_grad():
-                program(*call.args, **call.kwargs)
-        except RuntimeError as cause:
-            if "same device" not in str(cause):
-                raise
-            raise PyroDropoutError(
-                f"fit(device={str(place)!r}) moves the data, modules, and networks that a function calls; it uses"
-                " another tensor too, which is on another device. Move that before, or make the model an nn.Module"
-                " that owns it."
-            ) from cause
-
-
-def likelihood_beside(model: object, place: torch.device) -> None:
+def _likelihood_beside(model: object, place: torch.device) -> None:
     """Move a model's likelihood to its network: made with ``BayesianNet(net.cuda())``, it is on the CPU.
 
     A GPU that replays a recorded step cannot fetch numbers from there.
-
-    Example:
-        >>> import torch, pyro_dropout as pdrop
-        >>> model = pdrop.BayesianNet(torch.nn.Linear(1, 1, device="meta"))
-        >>> likelihood_beside(model, place_of([model]))
-        >>> model.likelihood.log_tau.device.type
-        'meta'
     """
     inner = model.model if isinstance(model, Standardised) else model
     likelihood: object = inner.likelihood if isinstance(inner, BayesianNet) else None
@@ -352,7 +293,7 @@ def likelihood_beside(model: object, place: torch.device) -> None:
         likelihood.to(place)
 
 
-def training_size(model: PyroModel, guide: PyroModel, batch: int) -> int:
+def _training_size(model: PyroModel, guide: PyroModel, batch: int) -> int:
     """Return how many weights and activations a step has, in all members of an ensemble; 0 where it is no module."""
     one = step_size(model.parameters(), batch) if isinstance(model, nn.Module) else 0
     return one * (guide.members if isinstance(guide, Ensemble) else 1)

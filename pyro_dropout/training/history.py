@@ -46,12 +46,10 @@ class History:
         steps: how many steps were taken.
         seconds: how long they took, without compilation.
         compile_seconds: how long recording and compilation took.
-        compiled: whether the steps were compiled.
         matmul_precision: torch's setting at the time, ``torch.get_float32_matmul_precision()``.
         validation: (step, -log p(y|w) per point on the validation set), where one was given.
         best_step: the step whose parameters were kept, where a validation set was given.
         member_losses: the losses of each trained member of an ensemble, (steps, members).
-        traced: whether a recorded step was replayed, without compiling it.
         engine: what took the steps: "eager"; "recorded", the tensor operations of one step, replayed; "C", the same
             as a program in C; "inductor", torch's compiler, "inductor with CUDA graphs", or "kernels", some of our own.
         why: why faster engines did not, where they were tried.
@@ -71,12 +69,10 @@ class History:
     steps: int
     seconds: float
     compile_seconds: float = 0.0
-    compiled: bool = False
     matmul_precision: str = "highest"
     validation: list[tuple[int, float]] = field(default_factory=list)
     best_step: int | None = None
     member_losses: Tensor | None = None
-    traced: bool = False
     engine: str = "eager"
     why: str = ""
     learned: "Learned | None" = None
@@ -107,6 +103,16 @@ class History:
         """How long the training was, in words."""
         best = "" if self.best_step is None else f", the best after {self.best_step} kept"
         return f"{self.steps:,} steps in {self.seconds:.3g} s{best}"
+
+    @property
+    def traced(self) -> bool:
+        """Whether a recorded step was replayed, without compiling it."""
+        return self.engine.startswith("recorded")
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the steps were compiled."""
+        return self.engine != "eager" and not self.traced
 
     @property
     def steps_per_second(self) -> float:

@@ -54,13 +54,13 @@ def divided(batch: object, target: Target) -> tuple[object, Tensor]:
     """
     if target is None and isinstance(batch, tuple | list) and len(batch) == 2:
         target = 1
-    y = None if target is None else _part(batch, target)
+    x, y = without(batch, target), None if target is None else batch[target]  # type: ignore[index]
     if not isinstance(y, Tensor):
         raise ShapeError(
             "a batch of the DataLoader must be a pair (x, y), or a dict with its targets under the key that"
             f" fit(target=...) names; got {_described(batch)}."
         )
-    return without(batch, target), y
+    return x, y
 
 
 def all_of(loader: DataLoader[Any], target: Target) -> tuple[object, Tensor]:
@@ -80,8 +80,9 @@ def all_of(loader: DataLoader[Any], target: Target) -> tuple[object, Tensor]:
 
 def without(batch: object, target: Target) -> object:
     """Return the inputs in a batch: all of it, or what is left without the target, a key or an index."""
-    if target is not None:
-        _part(batch, target)
+    keys = batch if isinstance(batch, Mapping) else range(len(batch)) if isinstance(batch, tuple | list) else ()
+    if target is not None and target not in keys:
+        raise ShapeError(f"a batch of the DataLoader must have the target {target!r}; got {_described(batch)}.")
     if isinstance(batch, Mapping):
         return {key: value for key, value in batch.items() if key != target}
     if not isinstance(batch, tuple | list):
@@ -90,16 +91,6 @@ def without(batch: object, target: Target) -> object:
     if len(left) > 1:
         return left
     return tuple(left[0]) if isinstance(left[0], list) else left[0]
-
-
-def _part(batch: object, target: str | int) -> object:
-    """Return the target in a batch; raise if it is not there."""
-    parts = dict(batch) if isinstance(batch, Mapping) else {}
-    if isinstance(batch, tuple | list):
-        parts = dict(enumerate(batch))
-    if target not in parts:
-        raise ShapeError(f"a batch of the DataLoader must have the target {target!r}; got {_described(batch)}.")
-    return parts[target]
 
 
 def number_of_data(loader: DataLoader[Any], given: int | None) -> int:

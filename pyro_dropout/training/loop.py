@@ -33,14 +33,12 @@ def loop(
     blame: Callable[[], str] = str,
     keeper: Keeper | None = None,
     group: Group = ALONE,
-    over_ranks: Callable[[Tensor], Tensor] | None = None,
 ) -> History:
     """Take ``total`` steps of a run, with a progress bar.
 
     ``blame`` names a site whose term is not finite at the parameters that were published last; "" if there is none.
     The ranks of a group agree on whatever depends on a clock or a signal, because the others would wait for a rank that
-    left alone. ``over_ranks`` makes the losses of some steps from those that each of them has computed; by default
-    their mean.
+    left alone.
     """
     ledger = _Ledger(total)
     if keeper is not None:
@@ -58,7 +56,7 @@ def loop(
                 if group is ALONE:
                     ledger.enter(losses)
                 _stop_if_diverged(run, ledger.losses, seen, good, blame)
-            ledger.enter(group.mean(losses) if over_ranks is None else over_ranks(losses))
+            ledger.enter(group.mean(losses))
             taken, done = ledger.steps - done, ledger.steps
             now = time.perf_counter()
             # Reading a loss waits for the device, so it is done twice a second and not at every step.
@@ -88,10 +86,16 @@ def loop(
     if watch is not None and watch.kept:
         run.restore(watch.kept)
     run.publish()
-    how = (run.compile_seconds, run.compiled and not run.traced, torch.get_float32_matmul_precision())
-    checks = () if watch is None else (watch.seen, watch.best_step)
-    found = History(ledger.losses.cpu(), done, seconds, *how, *checks)
-    return replace(found, traced=run.compiled and run.traced, engine=run.engine, why="; ".join(run.why))
+    found = History(
+        ledger.losses.cpu(),
+        done,
+        seconds,
+        run.compile_seconds,
+        matmul_precision=torch.get_float32_matmul_precision(),
+        engine=run.engine,
+        why="; ".join(run.why),
+    )
+    return found if watch is None else replace(found, validation=watch.seen, best_step=watch.best_step)
 
 
 class _Ledger:
@@ -179,11 +183,9 @@ def _stop_if_diverged(
         run.restore(good)
         run.publish()
     before = blame()
-    if before:
-        reason = f"the term of site {before!r} is not finite even at the last good parameters."
-    else:
-        reason = f"that step broke {broken} of {len(run.values)} parameters."
-        reason += f" At the parameters after it the term of site {site!r} is not finite." if site else ""
+    reason = f"that step broke {broken} of {len(run.values)} parameters."
+    reason += f" At the parameters after it the term of site {site!r} is not finite." if site else ""
+    reason = f"the term of site {before!r} is not finite even at the last good parameters." if before else reason
     back = f"back where they were at step {seen}" if good else f"those after step {len(losses)}"
     raise DivergedError(f"{what}; {reason} The parameters are {back}. {REMEDY}") from run.failed
 
@@ -228,17 +230,15 @@ class _Interruption:
         """End the process, after the checkpoint, by a signal that it or another rank received; 0 is none."""
         if not number:
             return
-        if speaks and self.keeper is not None:
-            step, folder = self.keeper.step, self.keeper.folder
-            if not step:
-                where = f"no checkpoint could be written to {folder}, so nothing of this training is saved."
-            elif step == done:
-                where = f"training can resume from there (checkpoints in {folder})."
-            else:
-                where = f"its checkpoint could not be written; training can resume from step {step} (in {folder})."
-            print(f"\nstopped at step {done}; {where}", file=sys.stderr, flush=True)
         kept = f"stopped after {done} of {self._total} steps; the guide keeps what it has learned."
-        if speaks and self.keeper is None and self._progress:
+        if self.keeper is not None:
+            step, folder = self.keeper.step, self.keeper.folder
+            written = "" if step == done else "its checkpoint could not be written; "
+            there = "there" if step == done else f"step {step}"
+            where = f"{written}training can resume from {there} (checkpoints in {folder})."
+            lost = f"no checkpoint could be written to {folder}, so nothing of this training is saved."
+            kept = f"stopped at step {done}; {where if step else lost}"
+        if speaks and (self.keeper is not None or self._progress):
             print(f"\n{kept}", file=sys.stderr, flush=True)
         if number == signal.SIGINT:
             stop = KeyboardInterrupt()

@@ -15,10 +15,10 @@ from torch import Tensor
 from pyro_dropout.engines.torch_internals import fused_adam
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.mathematics.checks import check_count, check_non_negative, check_positive
-from pyro_dropout.protocols import Record
 
 Schedule = Callable[[Tensor], Tensor]
-Bound = Callable[[list[Tensor], list[Tensor], list[list[Tensor]]], Callable[[Tensor, Tensor], None]]
+State = list[list[Tensor]]  # the optimiser's tensors for each parameter
+InPlace = Callable[[Tensor, Tensor], None]  # (t, lr) -> None
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,8 @@ class Update:
         clip_each: whether ``clip_norm`` is the largest norm of each parameter's gradient, as in Pyro's optimisers.
         options: the settings of ``apply`` except the learning rate, so that two updates can be compared.
         schedule: multiplies ``lr``; a function of the number of steps done, as a tensor.
-        bind: (parameters, gradients, state) -> a function of (lr, t) that changes all of these tensors at once, for
-            steps in place, which otherwise copy what ``apply`` returns.
-        optimiser: torch's, of which this is a reading, or which runs itself, beside the step.
+        fused: (parameters, gradients, state) -> a function of (t, lr) that changes these tensors where they are.
+        optimiser: one of torch's, which runs itself, beside the step.
 
     Example:
         >>> import torch, pyro_dropout as pdrop
@@ -57,13 +56,8 @@ class Update:
     schedule: Schedule | None = None
     clip_each: bool = False
     options: tuple[tuple[str, object], ...] = ()
-    bind: Bound | None = None
+    fused: Callable[[list[Tensor], list[Tensor], State], InPlace] | None = None
     optimiser: torch.optim.Optimizer | None = None
-
-    @property
-    def beside(self) -> bool:
-        """Whether torch's optimiser takes the step, given the gradients."""
-        return self.optimiser is not None and self.name == "beside"
 
     def __post_init__(self) -> None:
         check_non_negative("lr", self.lr)
@@ -75,13 +69,13 @@ class Update:
             if limit is not None:
                 check_positive(name, limit)
 
-    def start(self, parameters: list[Tensor]) -> list[list[Tensor]]:
+    def start(self, parameters: list[Tensor]) -> State:
         """Return the state before the first step: zeros."""
         return [[torch.zeros_like(p, dtype=_counted(p)) for _ in range(self.slots)] for p in parameters]
 
     def step(
-        self, parameters: list[Tensor], gradients: list[Tensor], state: list[list[Tensor]], t: Tensor, lr: Tensor
-    ) -> tuple[list[Tensor], list[list[Tensor]]]:
+        self, parameters: list[Tensor], gradients: list[Tensor], state: State, t: Tensor, lr: Tensor
+    ) -> tuple[list[Tensor], State]:
         """Return parameters and state after step number ``t`` (from 1) with base learning rate ``lr``."""
         gradients, lr = self.prepared(gradients, t, lr)
         numbers = _stored(self.numbers(lr, t))
@@ -91,30 +85,25 @@ class Update:
         ]
         return [new.to(old.dtype) for (new, _), old in zip(done, parameters, strict=True)], [s for _, s in done]
 
-    def step_in_place(
-        self, parameters: list[Tensor], gradients: list[Tensor], state: list[list[Tensor]], t: Tensor, lr: Tensor
-    ) -> None:
-        """Change parameters and state as ``step`` does, without a second copy of them."""
-        gradients, lr = self.prepared(gradients, t, lr)
-        if self.bind is not None and _can_be_bound(parameters):
-            self.bind(parameters, gradients, state)(lr, t)
-            return
-        numbers = _stored(self.numbers(lr, t))
-        for p, g, own in zip(parameters, gradients, state, strict=True):
-            value, new = self.apply(p.to(_counted(p)), g.to(_counted(g)), own, *numbers)
-            for mine, each in zip([p, *own], [value, *new], strict=True):
-                mine.copy_(each)
+    def in_place(self, parameters: list[Tensor], gradients: list[Tensor], state: State) -> InPlace:
+        """Return a function of (t, lr) that changes these tensors as ``step`` does, without a second copy of them."""
+        fused = self.fused if parameters and all(map(_plain, [*parameters, *gradients])) else None
+        if fused is not None and self.clip_norm is None and self.clip_value is None:
+            run = fused(parameters, gradients, state)
+            return lambda t, lr: run(t, self.prepared([], t, lr)[1])
 
-    def bound(
-        self, parameters: list[Tensor], gradients: list[Tensor], state: list[list[Tensor]]
-    ) -> Callable[[Tensor, Tensor], None]:
-        """Return a function of (t, lr) that does what ``step_in_place`` does, for always these tensors."""
-        every = [*parameters, *gradients, *(slot for own in state for slot in own)]
-        copied = self.clip_norm is not None or self.clip_value is not None or not all(e.is_contiguous() for e in every)
-        if self.bind is None or copied or not _can_be_bound(parameters):
-            return lambda t, lr: self.step_in_place(parameters, gradients, state, t, lr)
-        update = self.bind(parameters, gradients, state)
-        return lambda t, lr: update(self.prepared([], t, lr)[1], t)
+        def update(t: Tensor, lr: Tensor) -> None:
+            slopes, rate = self.prepared(gradients, t, lr)
+            if fused is not None:
+                fused(parameters, slopes, state)(t, rate)
+                return
+            numbers = _stored(self.numbers(rate, t))
+            for p, g, own in zip(parameters, slopes, state, strict=True):
+                value, new = self.apply(p.to(_counted(p)), g.to(_counted(g)), own, *numbers)
+                for mine, each in zip([p, *own], [value, *new], strict=True):
+                    mine.copy_(each)
+
+        return update
 
     def prepared(self, gradients: list[Tensor], t: Tensor, lr: Tensor) -> tuple[list[Tensor], Tensor]:
         """Return the clipped gradients, and the learning rate of a step."""
@@ -135,25 +124,9 @@ def _counted(value: Tensor) -> torch.dtype:
     return torch.float32 if torch.finfo(value.dtype).bits < 32 else value.dtype
 
 
-def _can_be_bound(parameters: list[Tensor]) -> bool:
-    """Whether torch's fused kernels can change these: their elements fill memory, in any order, each once."""
-    dense = (torch.empty_like(p, device="meta").stride() == p.stride() for p in parameters)
-    return bool(parameters) and all(dense) and all(_counted(p) == p.dtype for p in parameters)
-
-
-def _in_memory(parameter: Tensor, value: Tensor) -> Tensor:
-    """Return a tensor in the parameter's order in memory, which is the order of torch's fused kernels.
-
-    All tensors of a parameter have the same shape: on a GPU torch refuses others. If the parameter is not contiguous,
-    that of a vector. Complex numbers are pairs.
-    """
-    if parameter.is_complex():
-        parameter, value = torch.view_as_real(parameter), torch.view_as_real(value.resolve_conj())
-    if parameter.is_contiguous():
-        return value.contiguous()
-    if value.stride() != parameter.stride():
-        value = torch.empty_like(parameter).copy_(value)
-    return value.as_strided((value.numel(),), (1,))
+def _plain(value: Tensor) -> bool:
+    """Whether torch's fused kernels can change a tensor, beside others of its shape."""
+    return value.is_contiguous() and value.dtype in (torch.float32, torch.float64)
 
 
 def _stored(numbers: list[Tensor]) -> list[Tensor]:
@@ -191,31 +164,25 @@ def adam(
         square = beta2 * state[1] + (1 - beta2) * g * g
         return p - rate * mean / (square.sqrt() * unbias + eps), [mean, square]
 
-    def bind(
-        parameters: list[Tensor], gradients: list[Tensor], state: list[list[Tensor]]
-    ) -> Callable[[Tensor, Tensor], None]:
-        done = torch.zeros((), dtype=torch.float32, device=parameters[0].device)
-        fused, kinds = fused_adam(decoupled), dict.fromkeys(p.dtype for p in parameters)
+    def fused(parameters: list[Tensor], gradients: list[Tensor], state: State) -> InPlace:
+        kernel, done = fused_adam(decoupled), torch.zeros((), dtype=torch.float32, device=parameters[0].device)
         settings: Any = {"beta1": beta1, "beta2": beta2, "weight_decay": weight_decay, "eps": eps}
+        rows = [(p, g, *slots) for p, g, slots in zip(parameters, gradients, state, strict=True)]
         calls = []
-        for kind in kinds:
-            own = [
-                [_in_memory(p, value) for value in (p, g, *slots)]
-                for p, g, slots in zip(parameters, gradients, state, strict=True)
-                if p.dtype == kind
-            ]
+        for kind in dict.fromkeys(p.dtype for p in parameters):
+            own = [row for row in rows if row[0].dtype == kind]
             calls.append([*(list(column) for column in zip(*own, strict=True)), [], [done] * len(own)])
 
-        def update(lr: Tensor, t: Tensor) -> None:
+        def update(t: Tensor, lr: Tensor) -> None:
             done.copy_(t)
             for lists in calls:
-                fused(*lists, lr=float(lr), amsgrad=False, maximize=False, **settings)
+                kernel(*lists, lr=float(lr), amsgrad=False, maximize=False, **settings)
 
         return update
 
     name = "adamw" if decoupled else "adam"
     options = (("betas", betas), ("eps", eps), ("weight_decay", weight_decay))
-    return Update(name, lr, 2, apply, numbers, options=options, bind=bind)
+    return Update(name, lr, 2, apply, numbers, options=options, fused=fused)
 
 
 def sgd(lr: float = 1e-2, momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False) -> Update:
@@ -285,25 +252,6 @@ def plain(value: object) -> Any:
     return {str(name): plain(each) for name, each in value.items()} if isinstance(value, dict) else value
 
 
-_OPTIONS = ("betas", "eps", "weight_decay", "decoupled_weight_decay", "momentum", "nesterov")
-
-
-def from_group(kind: type, group: Record) -> Update | None:
-    """Return the update of a torch optimiser of this class with one group; None if it is not implemented here."""
-    options = {name: plain(value) for name, value in group.items() if name != "params"}
-    if any(options.get(name) for name in ("amsgrad", "maximize", "dampening")):
-        return None
-    if kind in (torch.optim.Adam, torch.optim.AdamW):
-        decoupled = kind is torch.optim.AdamW or bool(options.get("decoupled_weight_decay"))
-        beta1, beta2 = options["betas"]
-        found = adam(options["lr"], (beta1, beta2), options["eps"], options["weight_decay"], decoupled=decoupled)
-    elif kind is torch.optim.SGD:
-        found = sgd(*(options[name] for name in ("lr", "momentum", "weight_decay", "nesterov")))
-    else:
-        return None
-    return replace(found, options=tuple((name, options[name]) for name in _OPTIONS if name in options))
-
-
 def named(optim: object, lr: float, schedule: Schedule | None = None, clip_norm: float | None = None) -> Update:
     """Return "adam", "adamw" or "sgd" (momentum 0.9, as the paper trains) with a learning rate, and no weight decay.
 
@@ -318,7 +266,10 @@ def named(optim: object, lr: float, schedule: Schedule | None = None, clip_norm:
 
 
 def chosen(optim: object, lr: float, schedule: Schedule | None, clip_norm: float | None) -> Update:
-    """Return the update for a name and a learning rate; an ``Update`` is returned as it is, with its own."""
+    """Return the update for a name and a learning rate, of torch's optimiser, or the ``Update`` itself."""
+    if isinstance(optim, torch.optim.Optimizer):
+        how: Any = {"schedule": schedule, "clip_norm": clip_norm, "optimiser": optim}
+        return Update(type(optim).__name__, 0.0, 0, lambda p, g, state, *numbers: (p, state), **how)
     if not isinstance(optim, Update):
         return named(optim, lr, schedule, clip_norm)
     if schedule is not None or clip_norm is not None:

@@ -79,38 +79,30 @@ def check_how(
     loss: object = None,
     optim: object = None,
 ) -> None:
-    """Raise an error unless these are valid; None is not checked, and the schedule is called once, at step 0.
-
-    Warn of a weight decay in ``optim``.
-    """
+    """Raise an error unless these are valid; None is not checked. Warn of a weight decay in ``optim``."""
     warn_of_decay(optim, loss)
     if isinstance(optim, torch.optim.LBFGS):
         raise PyroDropoutError(
             "optim must be an optimiser that takes one gradient per step; got LBFGS, which evaluates the loss"
             " repeatedly, while weight draws change it each time. Use 'adam'."
         )
-    if isinstance(lr, Tensor) and lr.dim():
-        raise ShapeError(f"lr must be one number; got shape {tuple(lr.shape)}.")
+    for name, value in (("lr", lr), ("clip_norm", clip_norm)):
+        if isinstance(value, Tensor) and (value.numel() != 1 or (name == "lr" and value.dim())):
+            raise ShapeError(f"{name} must be one number; got shape {tuple(value.shape)}.")
+    if clip_norm is not None:
+        check_positive("clip_norm", clip_norm)
     if callable(schedule):
-        _check_schedule(schedule)
+        found = schedule(torch.zeros(()))
+        one = found.numel() == 1 and not found.is_complex() if isinstance(found, Tensor) else isinstance(found, Real)
+        if not one:
+            raise PyroDropoutError(
+                f"schedule must return one number to multiply lr with, as inverse_decay() does; got {describe(found)}."
+            )
     if loss is not None and (isinstance(loss, type) or not hasattr(loss, "differentiable_loss")):
         raise PyroDropoutError(f"loss must be pyro_dropout.ELBO() or a loss of Pyro's; got {describe(loss)}.")
-    if clip_norm is not None:
-        if isinstance(clip_norm, Tensor) and clip_norm.numel() != 1:
-            raise ShapeError(f"clip_norm must be one number; got shape {tuple(clip_norm.shape)}.")
-        check_positive("clip_norm", clip_norm)
     check_seed(seed, 0, LARGEST_SEED)
     if device is not None:
         check_device("device", device)
-
-
-def _check_schedule(schedule: Callable[[Tensor], object]) -> None:
-    found = schedule(torch.zeros(()))
-    one = found.numel() == 1 and not found.is_complex() if isinstance(found, Tensor) else isinstance(found, Real)
-    if not one:
-        raise PyroDropoutError(
-            f"schedule must return one number to multiply lr with, as inverse_decay() does; got {describe(found)}."
-        )
 
 
 def check_data(call: ModelCall, batch_size: int | None) -> ModelCall:
@@ -192,14 +184,23 @@ def check_validation(
     return call
 
 
-def check_shared(call: ModelCall) -> None:
-    """Raise an error unless several processes can share the data of a call: x, y, and their number."""
+def check_parallel(call: ModelCall, batch: int = 1, world: int = 1, compile: object = None) -> None:
+    """Raise an error unless several processes can share each batch of a call: x, y, and their number."""
     pair = len(call.args) == 3 and isinstance(call.args[0], AnyInputs) and isinstance(call.args[1], Tensor)
-    pair = pair and not call.kwargs and not takes_all(call.model)
-    if not pair or not takes(call.model, "num_data"):
+    if not pair or call.kwargs or takes_all(call.model) or not takes(call.model, "num_data"):
         raise PyroDropoutError(
             f"distributed=True is for models that are called as model(x, y, num_data); {name_of(call.model)} is called"
             f" with {len(call.args)} arguments and {len(call.kwargs)} keyword arguments. Train it in one process."
+        )
+    if compile is True:
+        raise PyroDropoutError(
+            "compile=True and distributed=True cannot be combined: the steps of several processes run eagerly. Leave"
+            " compile at 'auto', or train in one process."
+        )
+    if batch < world:
+        raise RangeError(
+            f"a batch has {batch} points, fewer than the {world} processes, and each needs at least one: give a larger"
+            " batch_size (it counts over all processes), or start fewer."
         )
 
 

@@ -1,7 +1,7 @@
 """The state of one training run: parameters, optimiser, data order, and the loop that takes the steps.
 
-A run changes always the same tensors. Those of one guide are its own, so that parameters exist once; those of a fleet
-or an ensemble belong to the run, and ``publish`` puts them back.
+A run changes always the same tensors. Those of a guide are its own, so that parameters exist once; those of a fleet
+belong to the run, and ``publish`` puts them back.
 """
 
 import time
@@ -12,14 +12,33 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.engines.choose import HowCompiled, chosen
-from pyro_dropout.engines.engine import CHAIN, Direct, Eager, Engine, Loop, Step, copy_into
+from pyro_dropout.engines.engine import (
+    CHAIN,
+    Direct,
+    Eager,
+    Engine,
+    Gradient,
+    Loop,
+    Row,
+    Step,
+    Taken,
+    copy_into,
+    is_large,
+)
+from pyro_dropout.engines.program import apart_in_memory
+from pyro_dropout.engines.torch_internals import tree_leaves
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.precision import precision_now, products_in
 from pyro_dropout.generative.random_state import forked
-from pyro_dropout.protocols import Record
-from pyro_dropout.training.batches import Batches, Source
+from pyro_dropout.protocols import Record, Tree
+from pyro_dropout.training.batches import Batches
+from pyro_dropout.training.compile.functional import Gradients, Parameters, make_step, numbered
 from pyro_dropout.training.history import is_divergence
+from pyro_dropout.training.loader import Stream
+from pyro_dropout.training.optimisers import Update, clock, plain
 from pyro_dropout.training.svi import warn_uncompiled
 
+Source = Batches | Stream  # where mini-batches come from
 _MANY = 2**20  # more steps than any engine takes at once
 
 
@@ -51,42 +70,21 @@ class TrainingRun:
         before: Sequence[Engine] = (),
         fatal: tuple[type[Exception], ...] = (),
     ) -> None:
-        self._step, self._write, self._batches = step, write, batches
-        self._before, self._fatal, self._precision = before, fatal, precision_now()
+        self._step, self._write, self._batches, self._precision = step, write, batches, precision_now()
         self._eager: Loop = Direct(step)
         self.refused, self.compile_seconds = False, 0.0
         self.failed: Exception | None = None
-        self.why: list[str] = []
         self.break_off: Callable[[], bool] = lambda: False
-        self._loop: Loop = self._eager
-        self.choose(compile)
-
-    def choose(self, compile: HowCompiled) -> None:
-        """Choose the engine that takes the steps from here on."""
         start = time.perf_counter()
-        how: Any = {"before": self._before, "fatal": self._fatal, "around": forked, "warn": warn_uncompiled}
-        self._loop, self.why = chosen(compile, self._step, **how)
-        if self.compiled:
+        how: Any = {"before": before, "fatal": fatal, "around": forked, "warn": warn_uncompiled}
+        self._loop, self.why = chosen(compile, step, **how)
+        if self.engine != Eager.name:
             self.compile_seconds = time.perf_counter() - start
-
-    def run_eagerly(self) -> None:
-        """Take all steps as they are written."""
-        self._loop = self._eager
 
     @property
     def engine(self) -> str:
         """What takes the steps."""
         return self._loop.name
-
-    @property
-    def compiled(self) -> bool:
-        """Whether steps are recorded or compiled."""
-        return self.engine != Eager.name
-
-    @property
-    def traced(self) -> bool:
-        """Whether steps are recorded, and not compiled."""
-        return self.engine.startswith("recorded")
 
     @property
     def chained(self) -> bool:
@@ -180,3 +178,169 @@ class TrainingRun:
                 value.copy_(tensors[name])
         if self._batches is not None:
             self._batches.set_state(tensors)
+
+
+# --- runs of one guide or of an ensemble ------------------------------------------------------------------------------
+
+
+def make_run(
+    gradients_of: Gradients,
+    parameters: Parameters,
+    update: Update,
+    *,
+    inputs: tuple[Tree, ...],
+    guarded: bool = True,
+    **how: Any,
+) -> TrainingRun:
+    """Return a training run whose steps change the owners' own tensors.
+
+    Args:
+        gradients_of: (values, *inputs, *row) -> (loss, gradients).
+        parameters: what is trained.
+        update: an optimiser of this package, inside the step, or one of torch's beside it.
+        inputs: the other inputs of every step: trees of tensors.
+        guarded: whether steps of a large network are left out if their loss or gradient is not finite; others are taken
+            back, by a copy of the parameters.
+        how: batches, compile, before and fatal, as in ``TrainingRun``.
+    """
+    if update.optimiser is not None:
+        return TorchOptimiserRun(gradients_of, parameters, update, inputs, **how)
+    gradient_of = numbered(gradients_of)
+    values, write = parameters.values, None
+    # Weights of a recurrent layer on a GPU are parts of one tensor.
+    if not apart_in_memory([*values, *tree_leaves(inputs)], len(values)):
+        values, write = [value.clone() for value in values], parameters.copy
+    around, state = surroundings(values, update, inputs, how["batches"]), update.start(values)
+    t, lr = around["t"], around["lr"]
+    guarded = guarded and is_large(values)
+
+    def moving(gradients: list[Tensor]) -> Callable[[Tensor, Tensor], None]:
+        some = [k for k in range(len(values)) if k not in parameters.unused]
+        return update.in_place([values[k] for k in some], [gradients[k] for k in some], [state[k] for k in some])
+
+    def take(row: Row, recorded: Gradient | None) -> Taken:
+        loss, gradients = (recorded or gradient_of)(values, t, *inputs, *row)
+        if guarded:
+            sizes = torch.stack([loss.to(t), *(size.to(t) for size in torch._foreach_norm(gradients))])
+            if not bool(torch.isfinite(sizes).all()):
+                return loss, False
+        moving(gradients)(t, lr)
+        t.add_(1)
+        return loss, True
+
+    def bind(gradients: list[Tensor]) -> Callable[[], None]:
+        move = moving(gradients)
+
+        def moved() -> None:
+            move(t, lr)
+            t.add_(1)
+
+        return moved
+
+    whole = make_step(gradients_of, parameters, update)
+    step = Step(whole, values, state, gradient=gradient_of, take=take, bind=bind, guarded=guarded, **around)
+    return TrainingRun(step, write=write, **how)
+
+
+def surroundings(
+    values: list[Tensor], update: Update, inputs: tuple[Tree, ...], batches: Source | None
+) -> dict[str, Any]:
+    """Return what a step has besides its functions, parameters and state."""
+    t, lr = clock(update, values, 1)
+    row = [] if batches is None else batches.example()
+    return {"t": t, "lr": lr, "inputs": inputs, "row": row, "chained": batches is None or batches.chained}
+
+
+class TorchOptimiserRun(TrainingRun):
+    """A training run whose optimiser is torch's own, and runs beside a step that gives gradients.
+
+    What it holds is trained, and nothing else, with the settings of each group and the state that it has.
+    """
+
+    def __init__(
+        self, gradients_of: Gradients, parameters: Parameters, update: Update, inputs: tuple[Tree, ...], **how: Any
+    ) -> None:
+        assert update.optimiser is not None
+        self._update, self._optimiser = update, update.optimiser
+        trained = list(parameters.by_name.values())
+        held = {id(each) for group in update.optimiser.param_groups for each in group["params"]}
+        self._held = {k: each for k, each in enumerate(trained) if id(each) in held}
+        if trained and not self._held:
+            raise PyroDropoutError(
+                f"optim must hold parameters of the guide or the model; this {update.name} holds none of them. Make it"
+                " with guide.parameters()."
+            )
+        gradient, values = numbered(gradients_of), [each.detach() for each in trained]
+        around = surroundings(values, update, inputs, how["batches"])
+        t = around["t"]
+
+        def move(gradients: list[Tensor]) -> None:
+            self._move(gradients, t)
+            for mine, theirs in zip(values, trained, strict=True):  # an optimiser may give a parameter new memory
+                if mine.data_ptr() != theirs.data_ptr():
+                    theirs.data = mine.copy_(theirs.detach())
+            t.add_(1)
+
+        def take(row: Row, recorded: Gradient | None) -> Taken:
+            loss, gradients = (recorded or gradient)(values, t, *inputs, *row)
+            move(gradients)
+            return loss, True
+
+        def bind(gradients: list[Tensor]) -> Callable[[], None]:
+            return lambda: move([each.clone() for each in gradients])  # an optimiser may change them
+
+        step = Step(None, values, [[] for _ in values], gradient=gradient, take=take, bind=bind, **around)
+        super().__init__(step, **how)
+
+    def _move(self, gradients: list[Tensor], t: Tensor) -> None:
+        """Let the optimiser take a step with these gradients, at its own learning rates times the schedule."""
+        slopes, factor = self._update.prepared([gradients[k] for k in self._held], t, torch.ones_like(t))
+        for parameter, slope in zip(self._held.values(), slopes, strict=True):
+            parameter.grad = slope
+        rates = [group["lr"] for group in self._optimiser.param_groups]
+        if self._update.schedule is not None:
+            for group, rate in zip(self._optimiser.param_groups, rates, strict=True):
+                group["lr"] = rate * float(factor)
+        self._optimiser.step()
+        self._optimiser.zero_grad()
+        for group, rate in zip(self._optimiser.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+    def state(self) -> tuple[dict[str, Tensor], Record]:
+        """Return the state of the steps and that of the optimiser."""
+        found, _ = super().state()
+        whole = self._optimiser.state_dict()
+        rest: Record = {"groups": plain(whole["param_groups"]), "numbers": []}
+        for index, slots in whole["state"].items():
+            for slot, value in slots.items():
+                if isinstance(value, Tensor):
+                    found[f"optimiser.{index}.{slot}"] = value
+                elif value is None or isinstance(value, int | float | bool | str):
+                    rest["numbers"].append([index, slot, value])
+                else:
+                    raise PyroDropoutError(
+                        f"the state of {self._update.name} ({slot!r} is a {type(value).__name__}) cannot be written to"
+                        " a checkpoint; train without one, or with Adam, AdamW or SGD."
+                    )
+        return found, rest
+
+    def set_state(self, tensors: dict[str, Tensor], rest: Record) -> None:
+        """Restore a state."""
+        state: dict[int, dict[str, object]] = {}
+        for name, value in tensors.items():
+            if name.startswith("optimiser."):
+                _, index, slot = name.split(".", 2)
+                state.setdefault(int(index), {})[slot] = value
+        for index, slot, value in rest["numbers"]:
+            state.setdefault(index, {})[slot] = value
+        groups = [
+            {name: _like(now.get(name), value) for name, value in kept.items()}
+            for kept, now in zip(rest["groups"], self._optimiser.param_groups, strict=True)
+        ]
+        self._optimiser.load_state_dict({"state": state, "param_groups": groups})
+        super().set_state(tensors, rest)
+
+
+def _like(now: object, value: object) -> object:
+    """Return a number read from a file as a tensor, if the current value is a tensor."""
+    return torch.as_tensor(value).to(now) if isinstance(now, Tensor) else value

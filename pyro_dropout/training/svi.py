@@ -23,8 +23,7 @@ from pyro_dropout.generative.precision import Precision, check_precision, produc
 from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.mathematics.checks import check_choice, describe
 from pyro_dropout.protocols import PyroModel
-from pyro_dropout.training.compile.arguments import Arguments
-from pyro_dropout.training.compile.compiled_step import CompiledStep
+from pyro_dropout.training.compile.compiled_step import Arguments, CompiledStep
 from pyro_dropout.training.history import all_finite, is_divergence
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.preflight import check_gradients, warn_of_decay
@@ -35,9 +34,9 @@ _MOST = 16  # the most programs of one SVI; a model that needs more is not worth
 class SVI(pyro.infer.SVI):
     """Pyro's SVI with compiled steps: the same constructor, ``step`` and ``evaluate_loss``.
 
-    Arguments of ``step`` are trees: dicts, lists, tuples and dataclasses of tensors and numbers. Tensors and floats may
-    change from step to step; a new structure, shape or whole number is compiled again. The optimiser's state stays
-    where Pyro keeps it, so compiled and eager steps can follow each other.
+    Arguments of ``step`` are trees: dicts, lists and tuples of tensors and numbers. Tensors and floats may change from
+    step to step; a new structure, shape or whole number is compiled again, and what holds other objects runs eagerly.
+    The optimiser's state stays where Pyro keeps it, so compiled and eager steps can follow each other.
 
     Args:
         model: the Pyro model.
@@ -135,11 +134,8 @@ class SVI(pyro.infer.SVI):
         """Return the compiled step for these arguments; raise the reason if there is none."""
         elbo = self._elbo
         if not isinstance(elbo, ELBO):
-            raise _Eagerly(
-                f"the loss is {type(elbo).__name__}, which reads values while it runs; pyro_dropout.ELBO can"
-                " be compiled",
-                for_good=True,
-            )
+            reads = "which reads values while it runs; pyro_dropout.ELBO can be compiled"
+            raise _Eagerly(f"the loss is {type(elbo).__name__}, {reads}", for_good=True)
         if given.unknown:
             raise _Eagerly(given.unknown)
         # What a compiled step depends on besides its arguments and what the model reads.
@@ -153,29 +149,25 @@ class SVI(pyro.infer.SVI):
             what = f"{changed!r} keeps changing" if changed else "its arguments keep changing their structure or shapes"
             raise _Eagerly(f"{_MOST} programs were compiled for it already, and {what}")
         self._built += 1
+        parts = (self.model, self.guide, elbo, self.optim, given, known)
         try:
-            program = self._compiled(elbo, given, known)
-            if program.replaces is not None:
-                known.remove(program.replaces)
-                self._built -= 1
-            known.append(program)
+            try:
+                program = CompiledStep(*parts)
+            except Exception:
+                if not given.floats:
+                    raise
+                program = CompiledStep(*parts, fixed=True)  # the model reads the values of floats
         except ShapeError:  # a mistake in the data, which an eager step would meet as well
             raise
         except Exception as cause:
             # A model that could never be traced will not be traceable for the next batch either.
             never = not any(self._programs.values())
             raise _Eagerly(f"{type(cause).__name__}: {_first_line(cause)}", for_good=never) from cause
-        return known[-1]
-
-    def _compiled(self, elbo: ELBO, given: Arguments, known: list[CompiledStep]) -> CompiledStep:
-        """Return a new compiled step; floats are constants if the model cannot be traced with tensors for them."""
-        parts = (self.model, self.guide, elbo, self.optim, given, known)
-        try:
-            return CompiledStep(*parts)
-        except Exception:
-            if not given.floats:
-                raise
-            return CompiledStep(*parts, fixed=True)
+        if program.replaces is not None:
+            known.remove(program.replaces)
+            self._built -= 1
+        known.append(program)
+        return program
 
     def _say_once(self, reason: "_Eagerly") -> None:
         text = str(reason)

@@ -1,12 +1,13 @@
 """What a training run fits: a model call, a guide and a loss; the data are there, or come from a ``DataLoader``."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from pyro_dropout.engines.choose import HowCompiled
@@ -20,28 +21,25 @@ from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.mathematics.checks import check_count
 from pyro_dropout.protocols import PyroModel, Record
-from pyro_dropout.training.batches import Batches, Source
+from pyro_dropout.training.batches import Batches
 from pyro_dropout.training.checkpoints.fingerprint import told_loss
 from pyro_dropout.training.checkpoints.tensor_file import digest
 from pyro_dropout.training.compile.functional import (
     Buffers,
+    Gradients,
     Loss,
     Parameters,
     loss_and_gradients,
     make_gradients,
     unvalidated,
 )
-from pyro_dropout.training.distributed.data_parallel import check_parallel, parallel_run
 from pyro_dropout.training.distributed.process_group import Group
 from pyro_dropout.training.early_stopping import Watch
 from pyro_dropout.training.loader import Call, Stream, Target, divided, number_of_data
 from pyro_dropout.training.loss.elbo import ELBO
-from pyro_dropout.training.make_run import make_run
 from pyro_dropout.training.optimisers import Update
-from pyro_dropout.training.out_of_memory import LESS
-from pyro_dropout.training.preflight import check_data, check_trained, outputs_at
-from pyro_dropout.training.runner import TrainingRun
-from pyro_dropout.training.torch_optimisers import for_parameters
+from pyro_dropout.training.preflight import check_data, check_parallel, check_trained, outputs_at
+from pyro_dropout.training.runner import Source, TrainingRun, make_run
 from pyro_dropout.training.wide_kernels.kernels import kernels_for
 
 
@@ -58,15 +56,9 @@ class TrainingTask:
         """Model, guide and loss."""
         return self.call.model, self.guide, self.loss
 
-    @property
-    def less(self) -> str:
-        """What to do if not even a step of a single point fits into memory."""
-        return LESS
-
-    @property
-    def kept(self) -> object:
-        """The guide that is written to checkpoints."""
-        return self.guide
+    less = "a smaller batch_size"  # what to do if a step does not fit into memory
+    guarded = True  # whether steps that are not finite may be left out
+    fatal: ClassVar[tuple[type[Exception], ...]] = ()  # errors that are no reason for another engine
 
     def start(
         self,
@@ -76,28 +68,35 @@ class TrainingTask:
         seed: int | None = None,
         group: Group | None = None,
     ) -> TrainingRun:
-        """Return a training run, ready to start: one of this process, or one of all ranks of a group."""
-        if group is None:
-            return self.run(update, batch, compile)
-        # Each rank draws its own masks, and all draw the same batches.
-        check_parallel(group, batch, compile)
-        base = group.one_seed(seed)
-        torch.manual_seed(base)
-        run = parallel_run(group, self.parts, self.call.args[0], self.call.args[1], update, batch)
-        torch.manual_seed(group.seed(base))
+        """Return a training run, ready to start: one of this process, or one of all ranks of a group.
+
+        Ranks draw masks of their own, and the same batches.
+        """
+        base = 0
+        if group is not None:
+            check_parallel(self.call, batch, group.world, compile)
+            base = group.one_seed(seed)
+            torch.manual_seed(base)
+        parameters = self._parameters(batch)
+        batches, gradients_of = self._batches(batch), self._gradients(parameters)
+        how: Any = {"batches": batches, "compile": compile, "fatal": self.fatal, "guarded": self.guarded}
+        how["before"] = kernels_for(self.parts, update, self.call, parameters, batch, batches)
+        if group is not None:
+            start_alike(group, self.parts[:2], parameters)
+            gradients_of = SharedGradients(group, self, parameters, batch)
+            how |= {"compile": False, "guarded": False}
+        how["inputs"] = (Buffers(self.call.model, self.guide).values,)
+        with quietly(self.call.model, self.guide):  # compiling runs the model, whose buffers must not change
+            run = self._within_memory(lambda: make_run(gradients_of, parameters, update, **how))
+        if group is not None:
+            torch.manual_seed(group.seed(base))
         return run
 
-    def run(self, update: Update, batch: int, compile: HowCompiled) -> TrainingRun:
-        """Return a training run of the guide's and the model's parameters in this process."""
-        parameters, batches = self._parameters(batch), self._batches(batch)
-        update = for_parameters(update, parameters.by_name.values())
-        kernels = kernels_for(self.parts, update, self.call, parameters, batch, batches)
-        gradients_of = make_gradients(*self.parts, parameters, self._arguments)
-        buffers = Buffers(self.call.model, self.guide).values
-        inputs = (buffers,)
-        with quietly(self.call.model, self.guide):  # compiling runs the model, whose buffers must not change
-            how: Any = {"inputs": inputs, "batches": batches, "compile": compile, "before": kernels}
-            return make_run(gradients_of, parameters, update, **how)
+    def _within_memory(self, work: Callable[[], TrainingRun]) -> TrainingRun:
+        return work()
+
+    def _gradients(self, parameters: Parameters) -> Gradients:
+        return make_gradients(*self.parts, parameters, self._arguments)
 
     def _parameters(self, batch: int) -> Parameters:
         first = self.call if batch == (self.call.count or 1) else self.call.at(slice(0, batch))
@@ -123,27 +122,9 @@ class TrainingTask:
         """Return what stops the training early, by the held-out data of ``call``."""
         return Watch(call, self.guide, run, patience, every, seed, group)
 
-    def over_ranks(self, losses: Tensor, group: Group) -> Tensor:
-        """Return the losses of some steps, from those that this rank has computed."""
-        return group.mean(losses)
-
     def _arguments(self, *index: Tensor) -> tuple[tuple[object, ...], dict[str, object]]:
         call = self.call.at(index[0]) if index else self.call
         return call.args, call.kwargs
-
-    def _some(self, points: int) -> ModelCall:
-        """Return the call with the first points, repeated if there are fewer."""
-        count, device = self.call.count or 1, next(self.call.leaves()).device
-        return self.call.at(torch.arange(points, device=device) % count)
-
-    def try_step(self, points: int) -> None:
-        """Take the gradient of the first ``points`` points and discard it, to see whether it fits into memory."""
-        batch = self._some(points)
-        parameters = Parameters(*self.parts, batch.args, batch.kwargs)
-        moments = [torch.zeros_like(value) for value in parameters.values for _ in range(2)]  # as Adam has them
-        with quietly(self.call.model, self.guide):
-            loss_and_gradients(*self.parts, parameters, parameters.values, batch.args, batch.kwargs)
-        del moments
 
     def facts(self) -> Record:
         """Return what must be the same when the training is resumed."""
@@ -259,3 +240,67 @@ def check_loader(guide: object, batch_size: object, distributed: bool) -> None:
         raise PyroDropoutError("distributed=True needs x and y: its processes divide every batch. Leave it out.")
     if isinstance(guide, Ensemble):
         raise ShapeError("an Ensemble is trained on tensors, x and y, not on a DataLoader.")
+
+
+# --- several processes ------------------------------------------------------------------------------------------------
+#
+# With N points, a batch of B and R ranks, rank r has s_r of the batch's points, and its loss is that of a mini-batch of
+# s_r, L_r = (N / s_r) Σ_{i in share} -log p(y_i | w) + KL. The gradients of (R s_r / B) L_r are averaged over ranks,
+# and since Σ_r s_r = B, that average is (N / B) Σ_{i in batch} -log p(y_i | w) + KL: the loss of the whole batch with
+# one KL, even if B is not a multiple of R.
+
+
+class SharedGradients:
+    """The gradients of a batch that is split among the ranks, as a function of parameters, buffers and indices."""
+
+    def __init__(self, group: Group, task: TrainingTask, parameters: Parameters, batch: int) -> None:
+        model, guide, _ = self._parts = task.parts
+        (x, self._y), self._group, self._parameters = task.call.args[:2], group, parameters
+        self._x = x
+        self._share = group.share(batch)
+        self._weight = group.world * (self._share.stop - self._share.start) / batch
+        self._places = Buffers(model, guide)
+        first = [torch.arange(batch, device=x.device)] if batch < len(x) else []
+        before = [buffer.clone() for buffer in self._places.values]
+        with quietly(model, guide):
+            self._own(parameters.values, *first)
+            moved = [not torch.equal(*pair) for pair in zip(before, self._places.values, strict=True)]
+        self._changing = [k for k, any_rank in enumerate(group.any(*moved)) if any_rank]
+
+    def __call__(self, values: list[Tensor], buffers: list[Tensor], *index: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Return this rank's part of the loss, whose mean over ranks is the loss, and the whole gradients."""
+        with self._places.replaced(buffers):
+            loss, gradients = self._own(values, *index)
+        found = [buffers[k] for k in self._changing]
+        # Running means are averaged; whole numbers, such as how many batches were seen, are those of the first rank.
+        self._average([*gradients, *(buffer for buffer in found if buffer.is_floating_point())])
+        self._group.copy_from_first([buffer for buffer in found if not buffer.is_floating_point()])
+        return loss, gradients
+
+    def _own(self, values: list[Tensor], *index: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Return the weighted loss of this rank's share of a batch, and its gradients."""
+        rows = index[0][self._share] if index else self._share
+        args = (self._x[rows], self._y[rows], len(self._x))
+        loss, gradients = loss_and_gradients(*self._parts, self._parameters, values, args, {})
+        self._parameters.unused = set()  # another rank's share may depend on them
+        return self._weight * loss, [self._weight * slope for slope in gradients]
+
+    def _average(self, tensors: list[Tensor]) -> None:
+        """Replace tensors by their means over ranks, in one message for each type."""
+        if self._group.world == 1:
+            return
+        for kind in dict.fromkeys(tensor.dtype for tensor in tensors):
+            own = [tensor for tensor in tensors if tensor.dtype == kind]
+            flat = torch.cat([tensor.reshape(-1) for tensor in own]) / self._group.world
+            dist.all_reduce(flat)
+            for tensor, mean in zip(own, flat.split([tensor.numel() for tensor in own]), strict=True):
+                tensor.copy_(mean.reshape(tensor.shape))
+
+
+def start_alike(group: Group, parts: Iterable[object], parameters: Parameters) -> None:
+    """Give all ranks the tensors of the first: those of modules, and what is trained; raise unless they are alike."""
+    modules = [part for part in parts if isinstance(part, nn.Module)]
+    tensors = {id(t): t for module in modules for t in (*module.parameters(), *module.buffers())}
+    tensors |= {id(tensor): tensor for tensor in parameters.by_name.values()}
+    group.check_same({"the tensors of model and guide": [[*t.shape, str(t.dtype)] for t in tensors.values()]})
+    group.copy_from_first(list(tensors.values()))

@@ -53,7 +53,7 @@ def fitting(
     posterior = guide(model).to(device)
     task = TrainingTask(posterior, pd.ELBO(per_example=per_example), ModelCall(model, (x, y, len(x))))
     with products_in(products):
-        run = task.run(named("adam", LEARNING_RATE), size.batch, compile)
+        run = task.start(named("adam", LEARNING_RATE), size.batch, compile)
 
     def advance(steps: int) -> None:
         done = 0

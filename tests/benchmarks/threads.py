@@ -37,7 +37,7 @@ class Runner:
             task = TrainingTask(dropout(model), pd.ELBO(per_example=True), ModelCall(model, (x, y, len(x))))
             self._trial: Callable[[], object] | None = (lambda: task.trial(size.batch)) if chosen else None
             with self._within():
-                self.run = task.run(named("adam", LEARNING_RATE), size.batch, HOW[how])  # type: ignore[arg-type]
+                self.run = task.start(named("adam", LEARNING_RATE), size.batch, HOW[how])  # type: ignore[arg-type]
                 self.run.advance(2)
 
     @contextlib.contextmanager

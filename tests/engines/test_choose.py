@@ -180,7 +180,7 @@ def test_an_engine_that_cannot_is_noted_and_one_that_fails_is_warned_of(kind: ty
         warned = before and kind is RuntimeError
         kernels = mock.patch("pyro_dropout.training.training_task.kernels_for", return_value=before)
         with kernels, pytest.warns(UserWarning, match="'broken' failed.*report") if warned else nullcontext():
-            run = task.run(named("adam", 0.01), len(X), True)
+            run = task.start(named("adam", 0.01), len(X), True)
         found.append(run.advance(3))
     assert run.engine == "C"
     assert run.why == ["broken: no compiler"]

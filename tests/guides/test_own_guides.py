@@ -120,7 +120,7 @@ def test_draws_in_place_are_refused_in_a_fleet_and_trained_one_by_one_in_compari
         return model, kind(model)
 
     x = torch.randn(20, 2)
-    message = rf"{kind.__name__} at site 'weight' does.*Write rsample with .*or train without a fleet"
+    message = rf"the model or its {kind.__name__} does.*Write rsample with .*or train without a fleet"
     with pytest.raises(pd.errors.PyroDropoutError, match=message):
         pd.Fleet(build, {"seed": [0, 1]}).fit(x, x[:, :1], steps=2, compile=False, progress=False)
     quick: Any = {"steps": 3, "samples": 20, "seeds": 2, "compile": False, "progress": False}

@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -109,7 +108,7 @@ def mistakes() -> dict[str, Any]:
         try:
             pd.fit(
                 model,
-                pd.AutoDropout(model),
+                options.pop("made", pd.AutoDropout)(model),
                 x,
                 y,
                 **{"steps": 3, "seed": SEED, "distributed": True, **QUIET, **options},
@@ -130,6 +129,7 @@ def mistakes() -> dict[str, Any]:
         "other steps": said(steps=3 + here()),
         "diverged": said(data=(x, broken), steps=30),
         "no folder": said(checkpoint="/dev/null/checkpoints"),
+        "ensemble": said(made=pd.Ensemble),
         "all well": said(),
     }
 
@@ -203,112 +203,7 @@ def elastic(folder: Path) -> dict[str, Any]:
     return {"hash": resumable(folder / "elastic", schedule), "restarts": os.environ["TORCHELASTIC_RESTART_COUNT"]}
 
 
-# --- fleets, predictions, commands ------------------------------------------------------------------------------------
-
-
-def replica(seed: int, keep: float) -> tuple[Any, Any]:
-    """One replica of a fleet; in one of them nothing is random."""
-    torch.manual_seed(seed)
-    model = pd.BayesianNet(nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 1)), likelihood=pd.Gaussian(10.0))
-    return model, pd.AutoDropout(model, keep={"0.weight": 1.0, "2.weight": keep})
-
-
-def fleet_of(replicas: int, distributed: bool, folder: Path | None = None, **options: Any) -> dict[str, Any]:
-    """A fleet with learning rates and rows of its own for each replica, all but free of noise."""
-    x, y = wave(40)
-    fleet = pd.Fleet(replica, {"seed": list(range(replicas)), "keep": [1 - 1e-6] * replicas})
-    rows = torch.stack([torch.arange(k, k + 30) for k in range(replicas)])
-    rates = torch.linspace(0.005, 0.02, replicas)
-    asked = {"steps": 20, "indices": rows, "lr": rates, "compile": False, "progress": False, "seed": SEED, **options}
-    if folder is not None:
-        asked["checkpoint"] = pd.training.Checkpoint(folder, every=10, seconds=1e9)
-    history = fleet.fit(x, y, distributed=distributed, **asked)
-    means = [guide.mean()["0.weight"].flatten().tolist() for _, guide in fleet]
-    return {"losses": history.losses.tolist(), "means": means, "steps": history.steps}
-
-
-def fleets(folder: Path) -> dict[str, Any]:
-    """More replicas than ranks, fewer, some that are lost, and a fleet that is taken up again."""
-    found: dict[str, Any] = {"five": fleet_of(5, True), "one": fleet_of(1, True)}
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        lost = fleet_of(2, True, optim="sgd", lr=torch.tensor([1e-4, 1e9]))
-    found["lost"] = {**lost, "said": [str(each.message) for each in said]}
-    try:
-        fleet_of(2, True, optim="sgd", lr=1e9)
-    except pd.errors.DivergedError as stop:
-        found["all lost"] = str(stop)
-    fleet_of(5, True, folder / "fleet", steps=10)
-    found["longer"] = fleet_of(5, True, folder / "fleet")
-    found["folders"] = sorted(path.name for path in (folder / "fleet").iterdir())
-    return found
-
-
-def ensemble_of(case: str, distributed: bool, folder: Path | None = None, steps: int = 20) -> dict[str, Any]:
-    """An ensemble of points, of which nothing is random but the order of the data; every rank builds another one."""
-    options: dict[str, Any] = {
-        "shared": {"learn": True, "batch_size": 7, "clip_norm": 5.0},  # three members and two, with one τ
-        "apart": {"batch_size": 7},
-        "compiled": {"batch_size": 7, "compile": distributed},
-        "groups": {"members": 3, "group": 1},  # of the third, the second rank has none
-        "few": {"members": 1, "learn": True},
-        "validation": {"learn": True, "validation": wave(9, torch.float64), "patience": 2, "check_every": 3, "lr": 0.3},
-        "lost": {"learn": True, "members": 4},
-    }.get(case, {})
-    torch.manual_seed(100 + (here() if distributed else 0))
-    layers = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1)).double()
-    model = pd.BayesianNet(layers, likelihood=pd.Gaussian(10.0, learn=options.pop("learn", False))).double()
-    ensemble = pd.Ensemble(model, members=options.pop("members", 5), group=options.pop("group", None))
-    if case == "lost":
-        with torch.no_grad():
-            next(iter(ensemble.parameters()))[3] = float("nan")  # on the last rank
-    how = None if folder is None else pd.training.Checkpoint(folder, every=5, seconds=1e9)
-    x, y = wave(24, torch.float64)
-    asked = {**QUIET, "steps": steps, "seed": SEED, "compile": False, "checkpoint": how, **options}
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        history = pd.fit(model, ensemble, x, y, distributed=distributed, **asked)
-        if case == "more":
-            pd.fit(model, ensemble.more(3), x, y, distributed=distributed, **asked)
-    assert history.member_losses is not None
-    seen = {name: value.tolist() for name, value in ensemble.stacked().items()}
-    seen["tau"] = [p.tolist() for p in model.likelihood.parameters()]
-    return {
-        "seen": seen,
-        "losses": history.losses.tolist(),
-        "each": history.member_losses.tolist(),
-        "validation": [list(pair) for pair in history.validation],
-        "said": [str(each.message) for each in said if "members" in str(each.message)],
-        "members": ensemble.members,
-        "hash": hash_of(model, ensemble),
-    }
-
-
-ENSEMBLES = ("shared", "apart", "compiled", "groups", "few", "validation", "lost", "more")
-
-
-def ensembles(folder: Path) -> dict[str, Any]:
-    """Members shared out in every way; trainings that are taken up again; members that draw."""
-    found: dict[str, Any] = {case: ensemble_of(case, True) for case in ENSEMBLES}
-    for case in ("shared", "groups", "validation"):
-        ensemble_of(case, True, folder / case, steps=10)
-        found[f"{case} resumed"] = ensemble_of(case, True, folder / case)
-    x, y = wave(24)
-    model = network()
-    dropout = pd.Ensemble(model, pd.AutoDropout, members=3)
-    history = pd.fit(model, dropout, x, y, steps=5, seed=SEED, distributed=True, **QUIET)
-    found["dropout"] = {"hash": hash_of(model, dropout), "losses": history.losses.tolist()}
-    broken = y.clone()
-    broken[0] = float("nan")
-    try:
-        pd.fit(model, dropout, x, broken, steps=5, distributed=True, **QUIET)
-    except pd.errors.DivergedError as stop:
-        found["diverged"] = {"said": [str(stop), *stop.__notes__], "hash": hash_of(model, dropout)}
-    try:
-        pd.fit(model, dropout, x, y, steps=5, distributed=True, compile=True, progress=False)
-    except pd.errors.PyroDropoutError as mistake:
-        found["compile"] = str(mistake)
-    return found
+# --- predictions ------------------------------------------------------------------------------------------------------
 
 
 def dropout_line() -> tuple[Any, Any]:
@@ -365,7 +260,7 @@ def predictions() -> dict[str, Any]:
 # --- all together -----------------------------------------------------------------------------------------------------
 
 WITHOUT_FOLDER = {each.__name__: each for each in (exactness, masks, mistakes, predictions)}
-WITH_FOLDER = {each.__name__: each for each in (checkpoints, elastic, fleets, ensembles)}
+WITH_FOLDER = {each.__name__: each for each in (checkpoints, elastic)}
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Memory that runs out in training: a message with the mini-batch that fits, and nothing lost."""
+"""Memory that runs out in training: a message that says what needs less, and nothing lost."""
 
 from typing import Any
 
@@ -32,22 +32,12 @@ def short_of_memory(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     monkeypatch.setattr(pd.ELBO, "differentiable_loss", loss)
 
 
-@pytest.mark.parametrize(("most", "fits"), [(999, 512), (100, 64), (80, 64), (79, 32), (1, 1)])
-def test_the_message_names_a_batch_with_a_quarter_to_spare(
-    monkeypatch: pytest.MonkeyPatch, most: int, fits: int
-) -> None:
+def test_the_message_says_what_needs_less_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     model, guide = pair()
     before = {name: value.clone() for name, value in guide.state_dict().items()}
-    short_of_memory(monkeypatch, most)
+    short_of_memory(monkeypatch, 100)
     quiet: Any = {"compile": False, "progress": False, "steps": 2}
-    with pytest.raises(OutOfMemoryError, match=rf"a step of 1000 points.* fit\(batch_size={fits}\)"):
+    with pytest.raises(OutOfMemoryError, match=r"a step of 1000 points: CUDA out of memory\. Use a smaller batch_size"):
         pd.fit(model, guide, X, X, **quiet)
     assert all(torch.equal(value, before[name]) for name, value in guide.state_dict().items())
-    assert pd.fit(model, guide, X, X, batch_size=fits, **quiet).steps == 2
-
-
-def test_where_one_point_is_too_much_the_remedy_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, guide = pair()
-    short_of_memory(monkeypatch, 0)
-    with pytest.raises(pd.errors.PyroDropoutError, match=r"a single point: CUDA out of memory\. Use a smaller network"):
-        pd.fit(model, guide, X, X, steps=2, compile=False, progress=False)
+    assert pd.fit(model, guide, X, X, batch_size=100, **quiet).steps == 2

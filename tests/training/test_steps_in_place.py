@@ -41,7 +41,7 @@ def test_in_place_equals_the_functional_update(update: Update, clip: float | Non
     for t in range(1, 8):
         slopes, when = [torch.randn_like(value) for value in values], torch.tensor(float(t), dtype=dtype)
         values, state = update.step(values, slopes, state, when, lr)
-        update.step_in_place(mine, [slope.clone() for slope in slopes], slots, when, lr)
+        update.in_place(mine, [slope.clone() for slope in slopes], slots)(when, lr)
     slack = 1e-6 if dtype == torch.float32 else 1e-7  # torch's kernel takes the learning rate as a float
     torch.testing.assert_close(mine, values, rtol=slack, atol=slack)
     torch.testing.assert_close(slots, state, rtol=slack, atol=slack)
@@ -52,7 +52,7 @@ def test_a_gradient_may_lie_in_memory_in_another_order() -> None:
     update, value = adam(0.1), torch.zeros(3, 4)
     slope = torch.arange(12.0).sub(5.5).reshape(4, 3).mT
     state, one = update.start([value]), torch.tensor(1.0)
-    update.step_in_place([value], [slope], state, one, torch.tensor(0.1))
+    update.in_place([value], [slope], state)(one, torch.tensor(0.1))
     torch.testing.assert_close(value, -0.1 * slope.sign())
 
 
@@ -75,7 +75,7 @@ def test_parameters_may_lie_in_memory_in_any_order(kind: str, decoupled: bool) -
     copy = [value.clone()]
     for t in map(torch.tensor, (1.0, 2.0, 3.0)):
         slope = torch.randn(value.shape)
-        update.step_in_place([value], [slope], mine, t, lr)
+        update.in_place([value], [slope], mine)(t, lr)
         copy, theirs = update.step(copy, [slope], theirs, t, lr)
     torch.testing.assert_close(value, copy[0])
 

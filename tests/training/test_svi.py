@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import pyro_dropout as pd
 from pyro_dropout.engines import program as compiled
 from pyro_dropout.engines.generated import library
+from pyro_dropout.training.compile import compiled_step
 
 F64 = torch.float64
 
@@ -124,11 +125,11 @@ def test_a_shape_that_fails_later_keeps_the_optimisers_moments(monkeypatch: pyte
     theirs = pyro.infer.SVI(twin.model, twin, pyro.optim.Adam({"lr": 0.01}), pd.ELBO())
     svi.step(x, y, 16)
 
-    def refuse(*args: Any) -> Any:
+    def refuse(*args: Any, **options: Any) -> Any:
         raise RuntimeError("no")
 
     with monkeypatch.context() as patch:
-        patch.setattr(compiled, "_compile", refuse)
+        patch.setattr(compiled_step, "chosen", refuse)
         with pytest.warns(UserWarning, match="this step cannot be compiled"):
             svi.step(x[:5], y[:5], 16)
     svi.step(x, y, 16)

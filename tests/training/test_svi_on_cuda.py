@@ -1,8 +1,7 @@
 """Compiled steps replayed as CUDA graphs are the eager ones: trees of inputs, what lies around a model, saved state."""
 
-import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyro
 import pyro.distributions as dist
@@ -21,8 +20,7 @@ def on_the_gpu() -> Iterator[None]:
         yield
 
 
-@dataclasses.dataclass
-class Batch:
+class Batch(NamedTuple):
     x: Tensor
     rest: dict[str, Any]
 

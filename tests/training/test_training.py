@@ -12,8 +12,6 @@ from torch import Tensor, nn
 
 import pyro_dropout as pd
 from pyro_dropout.errors import UnfinishedTrainingWarning
-from pyro_dropout.generative.model_call import ModelCall
-from pyro_dropout.training.fit import move
 from pyro_dropout.training.runner import TrainingRun
 from pyro_dropout.training.unfinished import still_falling
 
@@ -106,15 +104,6 @@ def test_what_a_fresh_optimiser_does_not_hold_stays(compile: Any) -> None:
     assert not any(torch.equal(*pair) for pair in zip(before, guide.parameters(), strict=True))
 
 
-def test_members_that_share_what_an_optimiser_lacks_are_refused() -> None:
-    model = pd.BayesianNet(nn.Linear(1, 1), likelihood=pd.Gaussian(tau=4.0, learn=True))
-    ensemble, x = pd.Ensemble(model, members=2), torch.linspace(-1, 1, 8).unsqueeze(-1)
-    with pytest.raises(pd.errors.PyroDropoutError, match="which this Adam does not hold"):
-        pd.fit(model, ensemble, x, x, steps=1, optim=torch.optim.Adam(ensemble.parameters()), **QUIET)
-    optim = torch.optim.Adam([*ensemble.parameters(), *model.likelihood.parameters()])
-    assert pd.fit(model, ensemble, x, x, steps=1, optim=optim, **QUIET).steps == 1
-
-
 def test_early_stopping_keeps_the_best_parameters() -> None:
     """The validation targets contradict the training ones, so the best step comes early."""
     model, guide, x, y = problem()
@@ -194,30 +183,6 @@ def test_what_torch_rejects_after_a_divergence_is_said_as_one(model: Any, how: A
             train()
     assert "Lower the learning rate" in str(stop.value)
     assert how == "svi" or all(value.isfinite().all() for value in guide.parameters())
-
-
-def test_networks_that_a_plain_function_calls_are_moved() -> None:
-    """With their buffers, which the run that finds them leaves alone; what is not moved is told."""
-    net, held = nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2), nn.Linear(2, 1)), nn.Linear(1, 1)
-
-    def model(x: Tensor) -> None:
-        pyro.sample("y", dist.Normal(net(x), 1.0).to_event(2), obs=x)
-
-    def guide(x: Tensor) -> None:
-        held(x)
-
-    place = torch.device("meta")
-    move(model, guide, ModelCall(model, (torch.ones(4, 1, device=place),)), place)
-    assert {value.device.type for part in (net, held) for value in part.state_dict().values()} == {"meta"}
-    net, held = nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2), nn.Linear(2, 1)), nn.Linear(1, 1)
-    move(lambda x: model(x), lambda x: guide(x), ModelCall(model, (torch.ones(4, 1),)), torch.device("cpu"))
-    assert not net[1].running_mean.any()
-
-    def other(x: Tensor) -> None:
-        raise RuntimeError("Expected all tensors to be on the same device, but got mat2 on cpu")
-
-    with pytest.raises(pd.errors.PyroDropoutError, match="another tensor too, which is on another device"):
-        move(other, other, ModelCall(other, (torch.ones(4, 1),)), torch.device("cpu"))
 
 
 def test_an_interruption_keeps_what_was_learned(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ def told_update(update: Update) -> Record:
     For an ``Update``, a few of its steps and its schedule; for torch's, the options of its groups.
     """
     schedule = None if update.schedule is None else _told_schedule(update.schedule)
-    if update.optimiser is not None and update.beside:
+    if update.optimiser is not None:
         groups = {str(k): _options(**group) for k, group in enumerate(update.optimiser.param_groups)}
         own = {"schedule": schedule, "clip_norm": update.clip_norm}
         given = {name: value for name, value in own.items() if value is not None}
@@ -71,11 +71,10 @@ def told_loss(loss: object, model: object = None) -> dict[str, str | int | float
     heat = getattr(loss, "temperature", None)
     if callable(heat):
         found["temperature"] = _told_schedule(heat)
-    elif heat in (1.0, "auto"):
-        found.pop("temperature", None)  # as in checkpoints of earlier versions, which knew no other
-    parts = model.modules() if isinstance(model, nn.Module) and heat == "auto" else ()
-    if any(getattr(getattr(part, "prior", None), "tempered", False) for part in parts):
-        found["temperature"] = "auto"
+    elif heat == "auto":
+        parts = model.modules() if isinstance(model, nn.Module) else ()
+        tempered = any(getattr(getattr(part, "prior", None), "tempered", False) for part in parts)
+        found["temperature"] = "auto" if tempered else 1.0
     return {"kind": type(loss).__name__} | found
 
 

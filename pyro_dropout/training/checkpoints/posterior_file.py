@@ -1,8 +1,7 @@
 """Saving a trained model and guide, and loading them into the same ones; a file holds data only, never code."""
 
-import contextlib
 import errno
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pyro
@@ -58,8 +57,8 @@ def save(path: str | Path, model: object, guide: object, extra: Mapping[str, obj
     if extra is not None and not isinstance(extra, Mapping):
         raise PyroDropoutError(f"extra must be a dict writable as JSON; got {type(extra).__name__} {extra!r}.")
     try:
-        told = {"ignores": ignored_inputs(guide)} if ignored_inputs(guide) else {}
-        write_tensors(path, tensors, {"kind": "posterior", **identity, **told, "extra": dict(extra or {})})
+        told = {"ignores": ignored_inputs(guide), "extra": dict(extra or {})}
+        write_tensors(path, tensors, {"kind": "posterior", **identity, **told})
     except TypeError as cause:
         raise PyroDropoutError(f"extra must be writable as JSON: {cause}.") from None
     except OSError as cause:
@@ -97,28 +96,22 @@ def load(path: str | Path, model: object, guide: object) -> Record:
         True
     """
     tensors, facts = read_tensors(path)
-    with room_for(tensors, guide):
+    before = None
+    if isinstance(guide, AutoLaplace):  # whose tensors training adds: make room for those of the file
+        before = guide.curvature if guide.finished else None
+        own = ((name, value) for name, value in tensors.items() if name.startswith("guide."))
+        guide.expect({name.removeprefix("guide."): value for name, value in own})
+    try:
         check_identity(path, facts, tensors, model, guide)
+    except Exception:
+        if isinstance(guide, AutoLaplace):
+            guide.set_curvature(before)
+        raise
     put(tensors, model, guide)
     _note_widths(model, facts)
     note_training(guide, "", ignores=str(facts.get("ignores", "")))
     extra: Record = facts.get("extra", {})
     return extra
-
-
-@contextlib.contextmanager
-def room_for(tensors: Mapping[str, Tensor], guide: object) -> Iterator[None]:
-    """Give a guide whose tensors training adds, such as ``AutoLaplace``, those of a file; not if an error is raised."""
-    if not isinstance(guide, AutoLaplace):
-        yield
-        return
-    before = guide.curvature if guide.finished else None
-    guide.expect({name.removeprefix("guide."): value for name, value in tensors.items() if name.startswith("guide.")})
-    try:
-        yield
-    except Exception:
-        guide.set_curvature(before)
-        raise
 
 
 def tensors_of(model: object, guide: object, names: Sequence[str] = ()) -> dict[str, Tensor]:
@@ -179,7 +172,7 @@ def _note_widths(model: object, facts: Record) -> None:
     """Note which prior widths the file's model had found from data: here they are no settings any more."""
     told: list[str] = facts.get("told", [])
     for path, module in model.named_modules() if isinstance(model, nn.Module) else ():
-        if isinstance(module, BayesianNet) and "told" in facts:  # files of earlier versions do not have it
+        if isinstance(module, BayesianNet):
             names = {name: f"prior_scale/{name.replace('.', '/')}" for name in module.sites}
             free = {n: b for n, b in names.items() if ".".join(filter(None, ("model", path, b))) not in told}
             module.set_prior_scales({name: module.get_buffer(buffer) for name, buffer in free.items()})
@@ -204,7 +197,7 @@ def check_identity(
 ) -> None:
     """Raise an error that lists what differs, unless a file belongs to this model and guide."""
     here, own = _here(tensors, model, guide), identity_of(model, guide)
-    told = set(own["told"]) & set(facts["told"] if "told" in facts else own["told"])  # not in files of earlier versions
+    told = set(own["told"]) & set(facts.get("told", []))
     wrong = _other_values(facts.get("kinds", {}), own["kinds"]) + _only_on_one_side(tensors, here)
     for name in (name for name in here if name in tensors):
         mine, theirs = here[name].detach(), tensors[name]
@@ -214,16 +207,11 @@ def check_identity(
             wrong.append(f"{name}: {theirs.dtype} in the file, {mine.dtype} here")
         elif name in told and not torch.equal(mine.cpu(), theirs):
             wrong.append(f"{name}: {_short(theirs)} in the file, {_short(mine)} here")
-    if "layers" in facts:  # files of earlier versions do not have them
-        wrong += _other_layers(facts["layers"], own["layers"])
+    wrong += _other_layers(facts.get("layers", {}), own["layers"])
     if wrong:
         more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
         functions = any(name.startswith(("store.", "called.")) and name not in here for name in tensors)
-        run = (
-            " What plain functions train is known when they have run: call fit(..., steps=1) before."
-            if functions
-            else ""
-        )
+        run = " What plain functions train is known when they have run: call fit(..., steps=1) before." * functions
         raise DifferentModelError(
             f"{Path(path).name} belongs to another model or guide: {'; '.join(wrong[:_SHOWN])}{more}. Build them as"
             f" they were when it was written.{run}"

@@ -21,8 +21,6 @@ from pyro_dropout.training.distributed.process_group import ALONE, Group
 from pyro_dropout.training.early_stopping import Watch
 from pyro_dropout.training.runner import TrainingRun
 
-State = tuple[dict[str, Tensor], Record]  # tensors by name, and the rest, which JSON can hold
-
 _NAME = re.compile(r"step-(\d+)\.safetensors")
 
 
@@ -75,16 +73,16 @@ class Checkpoint:
             raise PyroDropoutError(f"run must be text that identifies the training; got {self.run!r}.")
 
 
-def last_facts(folder: Path) -> tuple[Record, int]:
-    """Return what the last readable checkpoint in a folder says of its training run, and its step; {} and 0 if none."""
-    files = sorted(path for path in folder.glob("step-*.safetensors") if _NAME.fullmatch(path.name))
+def last_facts(checkpoint: Checkpoint) -> Record:
+    """Return what the last readable checkpoint in a folder says of its training run; {} if there is none."""
+    files = sorted(path for path in Path(checkpoint.folder).glob("step-*.safetensors") if _NAME.fullmatch(path.name))
     for path in reversed(files):
         try:
-            found = read_facts(path)
-            return found.get("facts", {}), found.get("step", 0)
+            found: Record = read_facts(path).get("facts", {})
+            return found
         except DamagedFileError:
             continue
-    return {}, 0
+    return {}
 
 
 class Keeper:
@@ -139,27 +137,22 @@ class Keeper:
         """Write a checkpoint, then remove the oldest; if it cannot be written, warn and continue training."""
         if step == self.step:
             return
-        states = _random_states(self.run.t.device, self._group)
-        state = self.run.state()  # on all ranks: some of it may be held by others
-        watched = None if self.watch is None else self.watch.state()
-        written = self._group.first and self._written(step, losses, states, state, watched)
+        random = _random_states(self.run.t.device, self._group)  # on all ranks
+        written = self._group.first and self._written(step, losses, random)
         self._time = time.monotonic()
         if self._group.any(written)[0]:
             self.step = step
 
-    def _written(
-        self, step: int, losses: Tensor, states: dict[str, Tensor], state: State, watched: State | None
-    ) -> bool:
+    def _written(self, step: int, losses: Tensor, random: dict[str, Tensor]) -> bool:
         """Write a checkpoint and return whether that succeeded."""
-        tensors, rest = state
-        found = {f"run.{name}": value for name, value in tensors.items()}
-        found |= {f"rng.{name}": value for name, value in states.items()}
-        found |= tensors_of(self.model, self.guide)
-        found["losses"] = losses
+        tensors, rest = self.run.state()
+        found = tensors_of(self.model, self.guide) | {"losses": losses}
         facts = {"kind": "training", "step": step, "facts": self.facts, "run": rest}
-        if watched is not None:
-            kept, facts["watch"] = watched
-            found |= {f"watch.{name}": value for name, value in kept.items()}
+        parts = {"run": tensors, "rng": random}
+        if self.watch is not None:
+            parts["watch"], facts["watch"] = self.watch.state()
+        for part, named in parts.items():
+            found |= {f"{part}.{name}": value for name, value in named.items()}
         path = self.folder / f"step-{step:012d}.safetensors"
         try:
             write_tensors(path, found, facts | identity_of(self.model, self.guide))
@@ -185,7 +178,15 @@ class Keeper:
             return []
         name, facts = found
         self._check(name, tensors, facts, total)
-        self._go_back(tensors, facts)
+        put(tensors, self.model, self.guide)
+        self.run.set_state(_under("run.", tensors), facts["run"])
+        if self.watch is not None:
+            self.watch.set_state(_under("watch.", tensors), facts["watch"])
+        own = _under("rng." if self._group.world == 1 else f"rng.{self._group.rank}.", tensors)
+        torch.set_rng_state(own["cpu"])
+        if self.run.t.is_cuda and "cuda" in own:
+            torch.cuda.set_rng_state(own["cuda"], self.run.t.device)
+        self.step = facts["step"]
         return [tensors["losses"].to(self.run.t.device)]
 
     def _last(self) -> tuple[dict[str, Tensor], tuple[str, Record] | None]:
@@ -213,9 +214,8 @@ class Keeper:
     def _check(self, file: str, tensors: dict[str, Tensor], facts: Record, total: int) -> None:
         if facts.get("kind") != "training":
             raise PyroDropoutError(f"{file} is not a training checkpoint; give another folder.")
-        own = {
-            name: value for name, value in tensors.items() if name.startswith(("model.", "guide.", "store.", "called."))
-        }
+        ours = ("model.", "guide.", "store.", "called.")
+        own = {name: value for name, value in tensors.items() if name.startswith(ours)}
         check_identity(file, facts, own, self.model, self.guide)
         theirs, mine = (each.get("world") for each in (facts["facts"], self.facts))
         if theirs != mine:
@@ -231,17 +231,6 @@ class Keeper:
             )
         if facts["step"] > total:
             raise PyroDropoutError(f"{file} is from step {facts['step']}, beyond the {total} requested.")
-
-    def _go_back(self, tensors: dict[str, Tensor], facts: Record) -> None:
-        put(tensors, self.model, self.guide)
-        self.run.set_state(_under("run.", tensors), facts["run"])
-        if self.watch is not None:
-            self.watch.set_state(_under("watch.", tensors), facts["watch"])
-        own = _under("rng." if self._group.world == 1 else f"rng.{self._group.rank}.", tensors)
-        torch.set_rng_state(own["cpu"])
-        if self.run.t.is_cuda and "cuda" in own:
-            torch.cuda.set_rng_state(own["cuda"], self.run.t.device)
-        self.step = facts["step"]
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

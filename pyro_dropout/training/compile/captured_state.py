@@ -11,11 +11,10 @@ calls or read a clock. Where no code of a user runs (``is_known``), once is enou
 import functools
 import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from pyro.poutine.runtime import _PYRO_STACK
 from torch import Tensor, nn
@@ -56,16 +55,14 @@ class CapturedState:
 
     Attributes:
         tensors: the tensors that were found, with a place for each.
+        unwatched: what cannot be watched, and why; empty if everything can.
     """
 
     def __init__(self, roots: Iterable[object], known: Iterable[Tensor]) -> None:
         self._known = {id(tensor) for tensor in known}
         self._met: dict[int, object] = {}
-        self._primitives: list[tuple[Place, object]] = []
-        self._same: list[tuple[Place, object, int]] = []  # containers and objects, with their lengths
-        self._arrays: list[tuple[Place, npt.NDArray[np.generic]]] = []
+        self._watched: list[tuple[Place, Callable[[Any], bool]]] = []  # with whether a value is still the same
         self.tensors: list[tuple[Place, Tensor]] = []
-        self._versions: list[tuple[Place, Tensor, int]] = []
         self.unwatched = ""
         for root in roots:
             self._look(root, 0, "")
@@ -78,13 +75,14 @@ class CapturedState:
             if id(value) not in self._known:
                 self.tensors.append((place, value))
         elif isinstance(value, _PRIMITIVES):
-            self._primitives.append((place, value))
+            self._watched.append((place, functools.partial(_equal, value)))
         elif isinstance(value, np.ndarray):
             if value.size > _LARGE and not self.unwatched:
                 self.unwatched = f"{place.name} is a numpy array of {value.size} numbers; use a tensor"
-            self._arrays.append((place, value.copy()))
+            self._watched.append((place, functools.partial(np.array_equal, value.copy())))
         elif not isinstance(value, type | types.ModuleType) or not _is_library(value):
-            self._same.append((place, value, _length(value)))
+            length = _length(value)
+            self._watched.append((place, lambda now: now is value and _length(value) == length))
             self._look(value, depth + 1, place.name)
 
     def _look(self, value: object, depth: int, name: str) -> None:
@@ -98,38 +96,27 @@ class CapturedState:
     def watch(self, lifted: Iterable[Tensor]) -> None:
         """Watch all tensors except those that a step receives from now on."""
         given = {id(tensor) for tensor in lifted}
-        self._versions = [(p, t, t._version) for p, t in self.tensors if id(t) not in given and not t.is_inference()]
+        for place, tensor in self.tensors:
+            if id(tensor) not in given and not tensor.is_inference():
+                self._watched.append((place, functools.partial(_untouched, tensor, tensor._version)))
 
     def changed(self) -> Place | None:
         """Return a place that has changed; None if none has."""
-        for place, before in self._primitives:
-            now = place.read()
-            same = now is before or (type(now) is type(before) and now == before)
-            if not same and (before == before or now == now):  # a NaN equals a NaN here
-                return place
-        for place, held, length in self._same:
-            if place.read() is not held or _length(held) != length:
-                return place
-        for place, tensor, version in self._versions:
-            if place.read() is not tensor or tensor._version != version:
-                return place
-        for place, array in self._arrays:
-            now = place.read()
-            if not isinstance(now, np.ndarray) or not np.array_equal(now, array):
-                return place
-        return None
+        return next((place for place, same in self._watched if not same(place.read())), None)
 
     def forget(self, places: Iterable[Place]) -> None:
         """Stop watching these places: changes there have not changed the program."""
         gone = {(id(place.holder), place.key) for place in places}
+        self._watched = [row for row in self._watched if (id(row[0].holder), row[0].key) not in gone]
 
-        def stays(place: Place) -> bool:
-            return (id(place.holder), place.key) not in gone
 
-        self._primitives = [row for row in self._primitives if stays(row[0])]
-        self._same = [row for row in self._same if stays(row[0])]
-        self._versions = [row for row in self._versions if stays(row[0])]
-        self._arrays = [row for row in self._arrays if stays(row[0])]
+def _equal(before: Any, now: Any) -> bool:
+    same = now is before or (type(now) is type(before) and now == before)
+    return bool(same or (before != before and now != now))  # a NaN equals a NaN here
+
+
+def _untouched(tensor: Tensor, version: int, now: object) -> bool:
+    return now is tensor and tensor._version == version
 
 
 def _length(value: object) -> int:
@@ -153,31 +140,32 @@ def _places(value: object, name: str, depth: int) -> Iterator[Place]:
         yield Place(_ATTRIBUTE, value, "__self__", f"{at}self")
         yield Place(_ATTRIBUTE, value, "__func__", name)
     elif isinstance(value, types.FunctionType):
+        yield from _variables(value, at)
         if depth == 0 or not _is_library(value):
-            yield from _read_by(value, at)
-        else:
-            yield from _variables(value, at)
+            yield from _globals(value)
     elif isinstance(value, functools.partial):
         for part in ("func", "args", "keywords"):
             yield Place(_ATTRIBUTE, value, part, name)
-    elif isinstance(value, dict):
-        for key in value:
+    elif isinstance(value, dict | list | tuple):
+        for key in value if isinstance(value, dict) else range(len(value)):
             yield Place(_ITEM, value, key, f"{name}[{key!r}]")
-    elif isinstance(value, list | tuple):
-        for index in range(len(value)):
-            yield Place(_ITEM, value, index, f"{name}[{index}]")
-    elif isinstance(value, type):
-        yield from _methods(value, at)
-    elif isinstance(value, nn.Module):
-        yield from _of_module(value, at)
+    elif isinstance(value, type):  # numbers, and functions that read other things
+        for key, held in vars(value).items():
+            if isinstance(held, (types.FunctionType, *_PRIMITIVES, Tensor)) and not key.startswith("__"):
+                yield Place(_ATTRIBUTE, value, key, f"{at}{key}")
     elif hasattr(value, "__dict__") and not isinstance(value, types.ModuleType | torch.Generator):
-        for key in vars(value):
-            yield Place(_ATTRIBUTE, value, key, f"{at}{key}")
-        yield from _class_of(value, at)
+        yield from _of_module(value, at) if isinstance(value, nn.Module) else _attributes(value, at)
+        if not _is_library(type(value)):
+            yield Place(_ATTRIBUTE, value, "__class__", f"{at}{type(value).__name__}")
+
+
+def _attributes(value: object, at: str) -> Iterator[Place]:
+    for key in vars(value):
+        yield Place(_ATTRIBUTE, value, key, f"{at}{key}")
 
 
 def _of_module(module: nn.Module, at: str) -> Iterator[Place]:
-    """Yield what a module holds besides its buffers: its attributes, its submodules, its parameters, its methods."""
+    """Yield what a module holds besides its buffers: its attributes, its submodules, its parameters."""
     ours = type(module).__module__.startswith(("pyro_dropout.", "pyro.infer.autoguide"))
     for key, value in vars(module).items():
         if key in ("_buffers", "_pyro_context") or "_hook" in key or key.startswith("_non_persistent"):
@@ -188,19 +176,6 @@ def _of_module(module: nn.Module, at: str) -> Iterator[Place]:
         # A guide's internal state does not change; its settings may be changed by a user.
         elif not ours or (not key.startswith("_") and isinstance(value, _PRIMITIVES)):
             yield Place(_ATTRIBUTE, module, key, f"{at}{key}")
-    yield from _class_of(module, at)
-
-
-def _class_of(value: object, at: str) -> Iterator[Place]:
-    if not _is_library(type(value)):
-        yield Place(_ATTRIBUTE, value, "__class__", f"{at}{type(value).__name__}")
-
-
-def _methods(kind: type, at: str) -> Iterator[Place]:
-    """Yield the attributes of a user's class: numbers, and functions that read other things."""
-    for key, value in vars(kind).items():
-        if isinstance(value, (types.FunctionType, *_PRIMITIVES, Tensor)) and not key.startswith("__"):
-            yield Place(_ATTRIBUTE, kind, key, f"{at}{key}")
 
 
 def _variables(function: types.FunctionType, at: str) -> Iterator[Place]:
@@ -210,13 +185,11 @@ def _variables(function: types.FunctionType, at: str) -> Iterator[Place]:
     for part in ("__defaults__", "__kwdefaults__", "__wrapped__"):
         if getattr(function, part, None) is not None:
             yield Place(_ATTRIBUTE, function, part, f"{at}{function.__name__}")
-    for key in vars(function):
-        yield Place(_ATTRIBUTE, function, key, f"{at}{key}")
+    yield from _attributes(function, at)
 
 
-def _read_by(function: types.FunctionType, at: str) -> Iterator[Place]:
-    """Yield the places that the code of a function names: variables, globals, and attributes of modules."""
-    yield from _variables(function, at)
+def _globals(function: types.FunctionType) -> Iterator[Place]:
+    """Yield the globals that the code of a function names, and the attributes of modules."""
     names = set(_names(function.__code__))
     for key in sorted(names & function.__globals__.keys()):
         value = function.__globals__[key]
@@ -238,7 +211,8 @@ def _names(code: types.CodeType) -> Iterator[str]:
 # --- code that does the same every time -------------------------------------------------------------------------------
 
 _KNOWN = ("torch", "pyro", "pyro_dropout", "builtins", "collections")
-_PLAIN = (Tensor, str, bytes, int, float, complex, type(None), torch.dtype, torch.device, torch.Size)
+_PLAIN = (Tensor, *_PRIMITIVES, torch.dtype, torch.device, torch.Size)
+_NAMED = (type, types.FunctionType, types.MethodType, types.BuiltinFunctionType)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -250,33 +224,28 @@ def is_known(*parts: object) -> bool:
         (True, False)
     """
     for_all = (hooks_of_all._global_forward_hooks, hooks_of_all._global_forward_pre_hooks)
-    return not _PYRO_STACK and not any(for_all) and all(_walk(part, set()) for part in parts)
+    return not _PYRO_STACK and not any(for_all) and _walk(parts, set())
 
 
 def _walk(part: object, seen: set[int]) -> bool:
     if isinstance(part, _PLAIN) or id(part) in seen:
         return True
     seen.add(id(part))
+    inside: Iterable[object] = ()
+    written: object = part if isinstance(part, _NAMED) else type(part)
     if isinstance(part, Mapping):
-        return all(_walk(each, seen) for each in part.values()) and _ours(type(part))
-    if isinstance(part, list | tuple | set | frozenset):
-        return all(_walk(each, seen) for each in part) and _ours(type(part))
-    if isinstance(part, type):
-        return _ours(part)
-    if isinstance(part, functools.partial):
+        inside = part.values()
+    elif isinstance(part, list | tuple | set | frozenset):
+        inside = part
+    elif isinstance(part, functools.partial):
         return _walk((part.func, part.args, part.keywords), seen)
-    if isinstance(part, types.FunctionType):
-        kept = (part.__defaults__, part.__kwdefaults__)
-        return _ours(part) and _walk(([cell.cell_contents for cell in part.__closure__ or ()], *kept), seen)
-    if isinstance(part, types.MethodType):
-        return _walk(part.__func__, seen) and _walk(part.__self__, seen)
-    if isinstance(part, types.BuiltinFunctionType):
-        return _ours(part)
-    if isinstance(part, nn.Module) and any(part.__dict__.get(name) for name in _HOOKS):
+    elif isinstance(part, types.FunctionType):
+        inside = (*(cell.cell_contents for cell in part.__closure__ or ()), part.__defaults__, part.__kwdefaults__)
+    elif isinstance(part, types.MethodType):
+        inside = (part.__func__, part.__self__)
+    elif isinstance(part, nn.Module) and any(part.__dict__.get(name) for name in _HOOKS):
         return False
-    return _ours(type(part)) and _walk(getattr(part, "__dict__", {}), seen)
-
-
-def _ours(thing: object) -> bool:
-    """Whether a class or a function was written here, or in torch or Pyro."""
-    return (getattr(thing, "__module__", None) or "builtins").split(".")[0] in _KNOWN
+    elif not isinstance(part, _NAMED):
+        inside = getattr(part, "__dict__", {}).values()
+    ours = (getattr(written, "__module__", None) or "builtins").split(".")[0] in _KNOWN
+    return ours and all(_walk(each, seen) for each in inside)

@@ -1,6 +1,11 @@
-"""One step of SVI for arguments of one structure: traced through Pyro, compiled, and checked before every use."""
+"""One step of SVI for arguments of one structure: traced through Pyro, compiled, and checked before every use.
 
-from collections.abc import Sequence
+Arguments are trees: dicts, lists, tuples and named tuples of tensors, numbers and text, nested as you like. Every
+tensor and every float in them is an input of a compiled step; everything else is part of its structure.
+"""
+
+import enum
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,23 +17,81 @@ from pyro_dropout.engines.choose import chosen
 from pyro_dropout.engines.engine import Loop, Step
 from pyro_dropout.engines.inductor import Chain
 from pyro_dropout.engines.program import Function, Program
+from pyro_dropout.engines.torch_internals import tree_flatten, tree_unflatten
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.protocols import PyroModel, Tree
-from pyro_dropout.training.compile.arguments import Arguments
 from pyro_dropout.training.compile.captured_state import CapturedState, Place
-from pyro_dropout.training.compile.functional import (
-    Buffers,
-    Gradients,
-    Loss,
-    Parameters,
-    make_gradients,
-    make_step,
-)
+from pyro_dropout.training.compile.functional import Buffers, Gradients, Parameters, make_gradients, make_step
 from pyro_dropout.training.compile.optimiser_state import OptimiserState
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.loss.temperature import at_step
 from pyro_dropout.training.optimisers import Update, clock
+
+_OF_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format)
+_PLAIN = (bool, int, float, str, bytes, complex, type(None), type(...), slice, range, enum.Enum, *_OF_TORCH)
+
+
+class Arguments:
+    """The arguments of one call of a model.
+
+    Attributes:
+        tensors: all tensors, in order.
+        floats: all Python floats, in order.
+        key: the structure: two calls with equal keys differ in the values of tensors and floats only.
+        objects: functions and modules among the arguments, which are known by identity.
+        unknown: what cannot be searched for tensors, and why; empty if everything can.
+
+    Example:
+        >>> import torch
+        >>> from pyro_dropout.training.compile.compiled_step import Arguments
+        >>> first, second = (Arguments(({"x": torch.full((2,), k), "rate": k},), {}) for k in (1.0, 2.0))
+        >>> first.key == second.key, second.floats, len(second.tensors)
+        (True, [2.0], 1)
+        >>> first.rebuilt(iter([torch.zeros(2)]), iter([0.5]))[0]
+        ({'x': tensor([0., 0.]), 'rate': 0.5},)
+    """
+
+    def __init__(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        self.args, self.kwargs = args, dict(sorted(kwargs.items()))
+        self._leaves, self._spec = tree_flatten((self.args, self.kwargs))
+        self.tensors: list[Tensor] = []
+        self.floats: list[float] = []
+        self.objects: list[object] = []
+        self.unknown = ""
+        self.key: Hashable = (self._spec, tuple(map(self._key, self._leaves)))
+
+    def _key(self, leaf: Any) -> Hashable:
+        kind = type(leaf)
+        if isinstance(leaf, Tensor):
+            self.tensors.append(leaf)
+            if leaf.requires_grad:
+                self.unknown = "a tensor among the arguments requires a gradient, which a compiled step does not give"
+            return (kind, leaf.shape, leaf.stride(), leaf.dtype, leaf.device)
+        if kind is float:
+            self.floats.append(leaf)
+            return float
+        if isinstance(leaf, _PLAIN):
+            return (kind, (leaf.start, leaf.stop, leaf.step) if isinstance(leaf, slice) else leaf)
+        if callable(leaf):  # compared by identity, and searched as surroundings
+            self.objects.append(leaf)
+        else:
+            self.unknown = (
+                f"an argument is a {kind.__module__}.{kind.__qualname__}, which cannot be searched for tensors; pass"
+                " tensors, numbers, or dicts, lists and tuples of them"
+            )
+        return (kind, id(leaf))
+
+    def rebuilt(
+        self, tensors: Iterator[Tensor], floats: Iterator[float | Tensor]
+    ) -> tuple[tuple[object, ...], dict[str, object]]:
+        """Return arguments of the same structure with other tensors and floats."""
+        leaves = [
+            next(tensors) if isinstance(leaf, Tensor) else next(floats) if type(leaf) is float else leaf
+            for leaf in self._leaves
+        ]
+        found: tuple[tuple[object, ...], dict[str, object]] = tree_unflatten(leaves, self._spec)
+        return found
 
 
 class CompiledStep:
@@ -53,66 +116,55 @@ class CompiledStep:
         known: Sequence["CompiledStep"],
         fixed: bool = False,
     ) -> None:
-        self.program: Program
-        self._loop: Loop
         self.changed = ""
         self._optim, self._given, self._fixed, self.loss = optim, given, fixed, loss
         self._scheduled = callable(loss.temperature)
         self.parameters = Parameters(model, guide, loss, given.args, given.kwargs)
         self.buffers = Buffers(model, guide)
         trained, values = list(self.parameters.by_name.values()), self.parameters.values
-        self._dtype = clock(_NO_UPDATE, values, 0)[0].dtype
-        inputs = self._inputs(given)
-        outside = CapturedState([model, guide, loss, *given.objects], [*trained, *self.buffers.values, *given.tensors])
-        if outside.unwatched:
-            raise PyroDropoutError(outside.unwatched)
         state = OptimiserState(optim, trained)
-        self._update = state.update if state.steps is not None else None
+        self._update = self._now = state.update if state.steps is not None else None
+        self.t, self.lr = clock(self._update or _NO_UPDATE, values, 0)
+        inputs = self._inputs(given)
+        self._outside = CapturedState(
+            [model, guide, loss, *given.objects], [*trained, *self.buffers.values, *given.tensors]
+        )
+        if self._outside.unwatched:
+            raise PyroDropoutError(self._outside.unwatched)
         gradients_of = make_gradients(model, guide, loss, self.parameters, self._call)
         gradients_of = _by_number(gradients_of) if self._scheduled else gradients_of
-        buffers = self.buffers.values
-        like = [step.program for step in known if step._update is not None]
         if given.floats and not fixed:
-            self._check_floats(model, guide, loss, inputs)
+            self._check_floats(model, guide, inputs)
+        self._own: Step | Chain | None = None
+        self._loop: Loop
         with quietly(model, guide):
             if self._update is None:
-                self.program = Program(gradients_of, values, buffers, *inputs, outside=outside.tensors)
+                self.program = Program(
+                    gradients_of, values, self.buffers.values, *inputs, outside=self._outside.tensors
+                )
             else:
-                whole = make_step(gradients_of, self.parameters, self._update)
-                self.t, self.lr = clock(self._update, values, 0)
-                self._slots = state.read(self._update)
-                if self.t.is_cuda:
-                    tensors = (values, self._slots, self.t, self.lr, buffers, *inputs)
-                    self.program = Program(whole, *tensors, outside=outside.tensors, like=like, captured=True)
-                else:
-                    self._on_own_tensors(whole, values, inputs, outside, known)
+                whole, slots = make_step(gradients_of, self.parameters, self._update), state.read(self._update)
+                like = [step for step in known if step._update is not None]
+                (self._in_a_graph if self.t.is_cuda else self._by_an_engine)(whole, values, slots, inputs, like)
         # torch's optimisers skip parameters that the loss does not depend on.
         self._used = [k for k in range(len(trained)) if k not in self.parameters.unused]
         self._state = OptimiserState(optim, [trained[k] for k in self._used])
-        outside.watch(tensor for _, tensor in self.program.lifted)
+        self._outside.watch(tensor for _, tensor in self.program.lifted)
         # If the program is the same as before, what has changed does not affect it, and is not watched any longer.
         self.replaces = next((step for step in known if step.program is self.program.twin), None)
+        self._place: Place | None = None
         self._ignored: list[Place] = []
         if self.replaces is not None:
             self._ignored = [*self.replaces._ignored, *filter(None, [self.replaces._place])]
-            outside.forget(self._ignored)
-        self._outside = outside
-        self._place: Place | None = None
-        self._now = self._update
-        self.chain: Chain | None = None
-        if self._update is not None and self.t.is_cuda:
-            self._static = [x.clone() for x in [*inputs, *self.program.outside()]]
-            rest = (buffers, *self._static)
-            self.chain = Chain(self._fixed_step, values, self._slots, self.t, self.lr, [rest])
-            self._captured = self._where()
+            self._outside.forget(self._ignored)
 
-    def _on_own_tensors(
+    def _by_an_engine(
         self,
         whole: Function,
         values: list[Tensor],
+        slots: list[list[Tensor]],
         inputs: list[Tensor],
-        outside: CapturedState,
-        known: Sequence["CompiledStep"],
+        like: Sequence["CompiledStep"],
     ) -> None:
         """Let an engine take the steps, on tensors that the parameters and the optimiser hold from then on."""
         count = len(self.buffers.values)
@@ -122,18 +174,38 @@ class CompiledStep:
         ) -> tuple[list[Tensor], list[list[Tensor]], Tensor]:
             return whole(values, state, t, lr, list(row[:count]), *row[count:])
 
-        copies = [value.clone() for value in values], [[slot.clone() for slot in own] for own in self._slots]
-        row = [*self.buffers.values, *inputs]
-        like = [each for each in known if each._update is not None]
-        more: Any = {"row": row, "outside": outside.tensors, "like": [each.program for each in like]}
-        self._step = Step(flat, *copies, self.t, self.lr, **more)
-        self.program = self._step.recorded
+        copies = [value.clone() for value in values], [[slot.clone() for slot in own] for own in slots]
+        more: Any = {"row": [*self.buffers.values, *inputs], "outside": self._outside.tensors}
+        step = Step(flat, *copies, self.t, self.lr, like=[each.program for each in like], **more)
+        self.program = step.recorded
         same = next((each for each in like if each.program is self.program.twin), None)
         if same is not None:  # its loop goes on, with what is outside in the places where it was found now
-            same._step.recorded.lifted = self.program.lifted
-            self._step, self._loop, self.t, self.lr = same._step, same._loop, same.t, same.lr
+            assert isinstance(same._own, Step)
+            same._own.recorded.lifted = self.program.lifted
+            self._own, self._loop, self.t, self.lr = same._own, same._loop, same.t, same.lr
             return
-        self._loop, _ = chosen(True, self._step, warn=_not_eagerly)
+        self._own, (self._loop, _) = step, chosen(True, step, warn=_not_eagerly)
+
+    def _in_a_graph(
+        self,
+        whole: Function,
+        values: list[Tensor],
+        slots: list[list[Tensor]],
+        inputs: list[Tensor],
+        like: Sequence["CompiledStep"],
+    ) -> None:
+        """Capture the step in a CUDA graph, with the tensors around the model at fixed addresses."""
+        tensors, buffers = (values, slots, self.t, self.lr), self.buffers.values
+        more: Any = {"outside": self._outside.tensors, "like": [each.program for each in like], "captured": True}
+        self.program = Program(whole, *tensors, buffers, *inputs, **more)
+        self._static = [x.clone() for x in [*inputs, *self.program.outside()]]
+        self._own = Chain(self._fixed_step, *tensors, [(buffers, *self._static)])
+        self._captured = self._where()
+
+    def _fixed_step(self, *inputs: Tree) -> tuple[list[Tensor], list[list[Tensor]], Tensor]:
+        count = len(inputs) - len(self.program.lifted)
+        values, state, loss = self.program(*inputs[:count], lifted=inputs[count:])
+        return values, state, loss
 
     def _call(self, *tensors: Tensor) -> tuple[tuple[object, ...], dict[str, object]]:
         """Return the model's arguments with these tensors, and with tensors for floats that are not fixed."""
@@ -141,32 +213,25 @@ class CompiledStep:
         floats = self._given.floats if self._fixed else tensors[count:]
         return self._given.rebuilt(iter(tensors[:count]), iter(floats))
 
-    def _check_floats(self, model: PyroModel, guide: PyroModel, loss: Loss, inputs: list[Tensor]) -> None:
+    def _check_floats(self, model: PyroModel, guide: PyroModel, inputs: list[Tensor]) -> None:
         """Raise an error unless the loss is the same with tensors in place of floats."""
         found = []
         for args, kwargs in ((self._given.args, self._given.kwargs), self._call(*inputs)):
             with torch.no_grad(), quietly(model, guide), poutine.block():
-                found.append(loss.differentiable_loss(model, guide, *args, **kwargs))
+                found.append(self.loss.differentiable_loss(model, guide, *args, **kwargs))
         slack = 1e3 * torch.finfo(found[0].dtype).eps
         if not torch.allclose(found[0], found[1].to(found[0]), rtol=slack, atol=slack, equal_nan=True):
             raise PyroDropoutError("a float among the arguments behaves differently as a tensor")
 
     def _inputs(self, given: Arguments) -> list[Tensor]:
-        device = next((p.device for p in self.parameters.by_name.values()), torch.device("cpu"))
         floats = [] if self._fixed else given.floats
-        # The loss counts its steps, compiled or not.
-        step = [self.loss.steps + 1.0] if self._scheduled else []
-        numbers = [torch.tensor(value, dtype=self._dtype, device=device) for value in [*floats, *step]]
-        return [*given.tensors, *numbers]
+        step = [self.loss.steps + 1.0] if self._scheduled else []  # the loss counts its steps, compiled or not
+        return [*given.tensors, *(self.t.new_tensor(value) for value in [*floats, *step])]
 
     def _where(self) -> list[int]:
         return [buffer.data_ptr() for buffer in self.buffers.values]
 
-    def _fixed_step(self, *inputs: Tree) -> tuple[list[Tensor], list[list[Tensor]], Tensor]:
-        """Use the compiled step with the tensors around the model at fixed addresses, as a CUDA graph requires."""
-        count = len(inputs) - len(self.program.lifted)
-        values, state, loss = self.program(*inputs[:count], lifted=inputs[count:])
-        return values, state, loss
+    # --- before every use ---------------------------------------------------------------------------------------------
 
     def valid(self, given: Arguments) -> bool:
         """Whether the step still matches an eager one: nothing around the model has changed."""
@@ -183,7 +248,7 @@ class CompiledStep:
         if self._place is not None:
             return self._place.name or "the model"
         # A CUDA graph reads buffers at the addresses they had when it was captured.
-        if self.chain is not None and self._where() != self._captured:
+        if isinstance(self._own, Chain) and self._where() != self._captured:
             return "a buffer"
         if not self.program.fits():
             return self.program.lifted[0][0].name
@@ -193,23 +258,23 @@ class CompiledStep:
         same = now is not None and self._state.steps is not None and _settings(now) == _settings(self._update)
         return "" if same else "the optimiser's settings"
 
+    # --- the step -----------------------------------------------------------------------------------------------------
+
     def step(self, given: Arguments) -> Tensor:
         """Take one step with arguments of the same structure, and return the loss before it."""
-        inputs = self._inputs(given)
-        if self._update is None:
+        inputs, own, update = self._inputs(given), self._own, self._now
+        if own is None or update is None:
             return self._with_other_optimiser(inputs)
-        update = self._now
-        assert update is not None
-        self.t.fill_((self._state.steps or 0) + 1)
-        self.lr.fill_(update.lr)
-        if self.chain is not None:
-            return self._replay(self.chain, inputs, update)
-        return self._advance(self._loop, self._step, inputs, update)
-
-    def _advance(self, loop: Loop, own: Step, inputs: list[Tensor], update: Update) -> Tensor:
-        """Take a step on an engine's tensors, which then are those of the parameters and of the optimiser."""
+        own.t.fill_((self._state.steps or 0) + 1)
+        own.lr.fill_(update.lr)
         self._fetch(own.values, own.state, update)
-        loss, _ = loop.one([*self.buffers.values, *inputs])
+        if isinstance(own, Chain):
+            for target, source in zip(self._static, [*inputs, *self.program.outside()], strict=True):
+                target.copy_(source)
+            own.replay()
+            loss = own.losses[0]
+        else:
+            loss, _ = self._loop.one([*self.buffers.values, *inputs])
         self.parameters.write(own.values)
         self._state.write(update, [own.state[k] for k in self._used])
         return loss
@@ -234,17 +299,6 @@ class CompiledStep:
         for parameter in trained:
             parameter.grad = None
         return torch.as_tensor(loss)
-
-    def _replay(self, chain: Chain, inputs: list[Tensor], update: Update) -> Tensor:
-        for target, source in zip(self._static, [*inputs, *self.program.outside()], strict=True):
-            target.copy_(source)
-        self._fetch(chain.values, chain.state, update)
-        chain.t.copy_(self.t)
-        chain.lr.copy_(self.lr)
-        chain.replay()
-        self.parameters.write(chain.values)
-        self._state.write(update, [chain.state[k] for k in self._used])
-        return chain.losses[0]
 
 
 def _by_number(gradients_of: Gradients) -> Gradients:

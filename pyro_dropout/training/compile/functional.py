@@ -166,21 +166,17 @@ class Buffers:
     """The tensors of a model and a guide that are not trained: settings such as keep, τ and length-scales."""
 
     def __init__(self, model: object, guide: object) -> None:
-        self._places: list[_Holder] = []
-        self.names: list[str] = []
-        for root, label in ((model, "model"), (guide, "guide")):
-            for path, module in root.named_modules() if isinstance(root, nn.Module) else ():
-                for key, value in module._buffers.items():
-                    place = (module._buffers, key)
-                    if value is not None and not any(holder is place[0] and key == k for holder, k in self._places):
-                        self._places.append(place)
-                        self.names.append(".".join(filter(None, (label, path, key))))
-        known = {id(holder) for holder, _ in self._places}
-        for number, module in enumerate(holders_of(model, guide)):
+        roots = [(label, root) for label, root in (("model", model), ("guide", guide)) if isinstance(root, nn.Module)]
+        modules = [(f"{label}.{path}", module) for label, root in roots for path, module in root.named_modules()]
+        modules += [(f"called.{number}", module) for number, module in enumerate(holders_of(model, guide))]
+        found: dict[tuple[int, str], tuple[_Holder, str]] = {}
+        for path, module in modules:
             for key, value in module._buffers.items():
-                if value is not None and id(module._buffers) not in known:
-                    self._places.append((module._buffers, key))
-                    self.names.append(f"called.{number}.{key}")
+                if value is not None:
+                    name = f"{path.rstrip('.')}.{key}"
+                    found.setdefault((id(module._buffers), key), ((module._buffers, key), name))
+        self._places = [place for place, _ in found.values()]
+        self.names = [name for _, name in found.values()]
 
     @property
     def values(self) -> list[Tensor]:

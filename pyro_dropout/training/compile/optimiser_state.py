@@ -13,7 +13,7 @@ from pyro.optim.optim import PyroOptim, _load_state_dict
 from torch import Tensor
 
 from pyro_dropout.protocols import Record
-from pyro_dropout.training.optimisers import Update, from_group
+from pyro_dropout.training.optimisers import Update, adam, plain, sgd
 
 _SLOTS = {"adam": ("exp_avg", "exp_avg_sq"), "adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
 
@@ -28,8 +28,6 @@ class OptimiserState:
         self._each = [each for each in found if isinstance(each, torch.optim.Optimizer)]
         # A scheduler wraps its optimiser, and steps separately.
         self._simple = 0 < len(self._each) == len(found) and not callable(self._clip)
-        self._marks: list[object] | None = None
-        self._steps: int | None = 0
         self._options: Record | None = None
         self._update: Update | None = None
 
@@ -53,16 +51,11 @@ class OptimiserState:
 
     @property
     def steps(self) -> int | None:
-        """How many steps all parameters have taken; None if the numbers differ."""
+        """How many steps all parameters have taken, where that is counted; None if the numbers differ."""
         if not self._simple:
             return None
-        counters = [each.state[p].get("step") if p in each.state else None for each, p in self._pairs()]
-        marks = [_mark(counter) for counter in counters]
-        if marks != self._marks:
-            counts = {0 if counter is None else int(float(counter)) for counter in counters}
-            self._steps = counts.pop() if len(counts) == 1 else None
-            self._marks = marks
-        return self._steps
+        counts = {int(float(each.state[p].get("step", 0))) if p in each.state else 0 for each, p in self._pairs()}
+        return counts.pop() if len(counts) == 1 else None
 
     def read(self, update: Update) -> list[list[Tensor]]:
         """Return the moments of all parameters; zeros where there are none yet."""
@@ -88,17 +81,9 @@ class OptimiserState:
                 counters.append(state["step"])
         if counters:
             torch._foreach_add_(counters, 1)
-            self._marks = [_mark(counter) for counter in counters]
-        if self._steps is not None:
-            self._steps += 1
 
     def _pairs(self) -> Iterator[tuple[torch.optim.Optimizer, Tensor]]:
         return zip(self._each, self._parameters, strict=True)
-
-
-def _mark(counter: object) -> object:
-    """Return a key that changes when a counter is set or moved: reading its value would take longer."""
-    return (id(counter), counter._version) if isinstance(counter, Tensor) else counter
 
 
 def _known(optim: PyroOptim, parameter: Tensor) -> object:
@@ -111,3 +96,22 @@ def _known(optim: PyroOptim, parameter: Tensor) -> object:
         if waiting is not None:
             _load_state_dict(optim.optim_objs[parameter], waiting)
     return optim.optim_objs[parameter]
+
+
+_OPTIONS = ("betas", "eps", "weight_decay", "decoupled_weight_decay", "momentum", "nesterov")
+
+
+def from_group(kind: type, group: Record) -> Update | None:
+    """Return the update of a torch optimiser of this class with one group; None if it is not implemented here."""
+    options = {name: plain(value) for name, value in group.items() if name != "params"}
+    if any(options.get(name) for name in ("amsgrad", "maximize", "dampening")):
+        return None
+    if kind in (torch.optim.Adam, torch.optim.AdamW):
+        decoupled = kind is torch.optim.AdamW or bool(options.get("decoupled_weight_decay"))
+        beta1, beta2 = options["betas"]
+        found = adam(options["lr"], (beta1, beta2), options["eps"], options["weight_decay"], decoupled=decoupled)
+    elif kind is torch.optim.SGD:
+        found = sgd(*(options[name] for name in ("lr", "momentum", "weight_decay", "nesterov")))
+    else:
+        return None
+    return replace(found, options=tuple((name, options[name]) for name in _OPTIONS if name in options))

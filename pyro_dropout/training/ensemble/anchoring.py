@@ -27,7 +27,7 @@ from pyro_dropout.generative.observed_sites import observed_sites
 from pyro_dropout.generative.priors import Tempered
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.trial_run import quietly
-from pyro_dropout.guides.points import anchor_seed, anchors, centres, gaussian_at, is_gaussian
+from pyro_dropout.guides.points import anchor_seed, anchors, centres, gaussian_at
 from pyro_dropout.mathematics.shapes import base_distribution
 from pyro_dropout.protocols import Distribution, Message, Trace
 from pyro_dropout.training.loss.temperature import Marks, numbers_of, share_of_data
@@ -191,35 +191,16 @@ class PerturbedNormal(dist.Normal):
         return found
 
 
-class PerturbedMultivariateNormal(dist.MultivariateNormal):
-    """The same for a Gaussian with a full covariance."""
-
-    def __init__(self, of: MultivariateNormal, noise: Tensor, weight: Tensor | None = None) -> None:
-        super().__init__(of.loc, scale_tril=of.scale_tril, validate_args=False)
-        self.noise, self.weight = noise, weight
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log density of value + L · noise; its gradient in L is that at the value itself."""
-        tril = self.scale_tril.detach()
-        moved_value = value + (tril @ self.noise.unsqueeze(-1)).squeeze(-1)
-        found: Tensor = dist.MultivariateNormal(self.loc, scale_tril=tril, validate_args=False).log_prob(moved_value)
-        if self.scale_tril.requires_grad:
-            held = dist.MultivariateNormal(self.loc.detach(), scale_tril=self.scale_tril, validate_args=False)
-            own = held.log_prob(value)
-            own = own if self.weight is None else self.weight[..., 0] * own
-            found = found + own - own.detach()
-        return found
-
-
 def perturbed(p: Distribution, noise: Tensor, weight: Tensor | None) -> Distribution:
     """Return a Gaussian likelihood of targets that have noise added, and weights if the width is latent."""
     base = base_distribution(p)
-    made: Distribution = (
-        PerturbedMultivariateNormal(base, noise, weight)
-        if isinstance(base, MultivariateNormal)
-        else PerturbedNormal(base.loc, base.scale, noise, weight)
-    )
+    made: Distribution = PerturbedNormal(base.loc, base.scale, noise, weight)
     return made.to_event(p.event_dim - made.event_dim) if p.event_dim > made.event_dim else made
+
+
+def has_noise(p: Distribution) -> bool:
+    """Whether targets can be perturbed by noise: one number for each; others have random weights."""
+    return isinstance(base_distribution(p), Normal)
 
 
 def free_points(ensemble: "Ensemble") -> frozenset[str]:
@@ -285,8 +266,7 @@ def perturbation(
         raise PyroDropoutError("the model observes nothing with these arguments, so there is nothing to train on.")
     for name, site in observed.items():
         _check_plates(name, site, batch, count)
-    shapes = {name: _whole(site, batch, count) for name, site in observed.items() if is_gaussian(site["fn"])}
-    uncertain = {name: _one_for_each(shapes[name], observed[name]["fn"]) for name in wide}
+    shapes = {name: _whole(site, batch, count) for name, site in observed.items() if has_noise(site["fn"])}
     sizes: dict[str, int] = {}
     for name, site in observed.items():
         if name not in shapes:
@@ -300,7 +280,7 @@ def perturbation(
             kinds = {name: observed[name]["value"].dtype for name in shapes}
             noise = {name: math.sqrt(heat) * torch.randn(shape, dtype=kinds[name]) for name, shape in shapes.items()}
             weights = {key: _weights(torch.Size([size]), heat).to(call.dtype) for key, size in sizes.items()}
-            widths = {name: _weights(shape, heat).to(call.dtype) for name, shape in uncertain.items()}
+            widths = {name: _weights(shape, heat).to(call.dtype) for name, shape in shapes.items() if name in wide}
         rows.append({"anchors": own, "noise": noise, "weights": weights, "widths": widths})
     return {
         part: {name: torch.stack([row[part][name] for row in rows]).to(device) for name in rows[0][part]}
@@ -316,19 +296,11 @@ def _weights(shape: torch.Size, heat: float) -> Tensor:
 
 def _depends(p: Distribution, latent: list[Tensor]) -> bool:
     """Whether this is a Gaussian whose width depends on latent values."""
-    if not is_gaussian(p):
-        return False
-    base = base_distribution(p)
-    width = base.scale_tril if isinstance(base, MultivariateNormal) else base.scale
-    if not width.requires_grad:
+    width = base_distribution(p).scale if has_noise(p) else None
+    if width is None or not width.requires_grad:
         return False
     slopes = torch.autograd.grad(width.sum(), latent, allow_unused=True, retain_graph=True)
     return any(slope is not None and bool((slope != 0).any()) for slope in slopes)
-
-
-def _one_for_each(shape: torch.Size, p: Distribution) -> torch.Size:
-    """Return the shape of one number for each target; with a full covariance, for each vector of them."""
-    return torch.Size([*shape[:-1], 1]) if isinstance(base_distribution(p), MultivariateNormal) else shape
 
 
 def _whole(site: Message, batch: int, count: int) -> torch.Size:
@@ -355,7 +327,7 @@ def _elements(name: str, site: Message, batch: int, count: int) -> tuple[str, in
     plates = plates_of(site)
     if not plates:
         raise PyroDropoutError(
-            f"site {name!r} is not Gaussian and in no plate, so the data points of an anchored ensemble cannot be told"
+            f"site {name!r} is no Normal and in no plate, so the data points of an anchored ensemble cannot be told"
             ' apart. Put it in pyro.plate("data", N), or use Ensemble(..., anchored=False).'
         )
     as_long = [plate for plate in plates if _size(plate, batch, count) == count]

@@ -7,20 +7,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from pyro import poutine
 from torch import Tensor
-from torch.func import vmap
 
-from pyro_dropout.engines.program import traced
 from pyro_dropout.engines.torch_internals import TreeSpec, tree_flatten, tree_unflatten
-from pyro_dropout.generative.own_noise import drawn_in_place, noise_of
 from pyro_dropout.generative.registration import forget
-from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.mathematics.whole_sums import is_traced
 from pyro_dropout.protocols import PyroModel, Tree
 from pyro_dropout.training.compile.functional import Buffers, Parameters, loss_and_gradients, unvalidated
-from pyro_dropout.training.distributed.process_group import Share
 from pyro_dropout.training.ensemble.anchoring import Anchoring, Problem, free_points
-from pyro_dropout.training.fleet.replicas import check_pure
-from pyro_dropout.training.loss.attempt import untraced
+from pyro_dropout.training.fleet.replicas import over_replicas
+from pyro_dropout.training.loss.elbo import untraced
 from pyro_dropout.training.loss.temperature import at_step, current_step
 from pyro_dropout.training.out_of_memory import unless_out_of_memory
 
@@ -59,26 +54,28 @@ class MemberLoss:
 
 @dataclass
 class _Graph:
-    """One member's loss and gradients, as a graph of tensor operations.
+    """The loss and the gradients of every member.
 
     Attributes:
-        run: (parameters, extras, buffers, arguments, number of the step) -> (loss, gradients).
+        run: (parameters, extras, buffers, arguments, number of the step) -> (loss, gradients), of all members.
         parameters: those of a member's guide and of the model.
         names: the name of each in the member's guide; None for those of the model, which all members share.
         buffers: the settings of the model and the guide.
     """
 
-    run: torch.fx.GraphModule
+    run: Callable[..., Any]
     parameters: Parameters
     names: list[str | None]
     buffers: Buffers
 
-    def settings(self, ensemble: "Ensemble") -> tuple[list[Tensor], list[int | None]]:
-        """Return all settings, and for each 0 if members have their own."""
-        own = {f"guide.{name}": value for name, value in ensemble.settings().items()}
-        mine = [own.get(name) for name in self.buffers.names]
-        values = [value if each is None else each for each, value in zip(mine, self.buffers.values, strict=True)]
-        return values, [None if each is None else 0 for each in mine]
+    def settings(self, ensemble: "Ensemble") -> list[Tensor]:
+        """Return all settings: those of every member, where members have their own."""
+        own = _own_settings(ensemble)
+        return [own.get(name, value) for name, value in zip(self.buffers.names, self.buffers.values, strict=True)]
+
+
+def _own_settings(ensemble: "Ensemble") -> dict[str, Tensor]:
+    return {f"guide.{name}": value for name, value in ensemble.settings().items()}
 
 
 class EnsembleLoss:
@@ -91,7 +88,6 @@ class EnsembleLoss:
         extras: the members' anchors and perturbed data; None if they are not anchored.
         clip_norm: the largest norm of a member's gradient.
         at_once: how many members are computed at once; None for all. It is halved whenever memory runs out.
-        share: which of the members these are, of those that all ranks train together; None for all.
         heat: T of anchored points.
     """
 
@@ -101,11 +97,9 @@ class EnsembleLoss:
         extras: Problem | None = None,
         clip_norm: float | None = None,
         at_once: int | None = None,
-        share: Share | None = None,
         heat: float = 1.0,
     ) -> None:
-        self.inner, self.extras, self.clip_norm, self.at_once, self._share = inner, extras, clip_norm, at_once, share
-        self.heat = heat
+        self.inner, self.extras, self.clip_norm, self.at_once, self.heat = inner, extras, clip_norm, at_once, heat
         self._graphs: dict[Any, _Graph] = {}
 
     def differentiable_loss(self, model: PyroModel, ensemble: "Ensemble", *args: Tree, **kwargs: Tree) -> Tensor:
@@ -130,7 +124,7 @@ class EnsembleLoss:
         leaves = [value.detach().requires_grad_() for value in values]
         with unvalidated(), poutine.block(), parameters.replaced(leaves):
             graph, held, losses, slopes = self._computed(model, ensemble, ensemble.stacked(), arguments)
-        slopes = _averaged(graph, losses, slopes, self._share)
+        slopes = _averaged(graph, losses, slopes)
         place = {id(value): k for k, value in enumerate(held)}
         order = [place[id(leaf)] for leaf in leaves]
         parameters.unused = {k for k, number in enumerate(order) if number in graph.parameters.unused}
@@ -147,22 +141,17 @@ class EnsembleLoss:
         leaves, shape = tree_flatten(arguments)
         graph = self._graph_of(model, ensemble, leaves, shape)
         values = [graph.parameters.tell(k) if name is None else stacked[name] for k, name in enumerate(graph.names)]
-        extras = [] if self.extras is None else tree_flatten(self.extras)[0]
-        settings, by_member = graph.settings(ensemble)
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        inputs = [*(value.detach() for value in values), *extras, *settings, *tensors, _step_now(values)]
-        own = (None if name is None else 0 for name in graph.names)
-        dims = (*own, *[0] * len(extras), *by_member, *[None] * len(tensors), None)
+        held = [value.detach() for value in values]
 
-        def mapped() -> list[Tensor]:
-            run = vmap(graph.run, in_dims=dims, randomness="different", chunk_size=self.at_once)
-            try:
-                return list(run(*inputs))
-            except RuntimeError as cause:
-                raise drawn_in_place(noise_of(model), cause) or cause from None
+        def computed() -> list[Tensor]:
+            found: list[Tensor] = graph.run(
+                held, self.extras or {}, graph.settings(ensemble), tensors, _step_now(values)
+            )
+            return found
 
         with torch.no_grad():
-            losses, *slopes = mapped() if is_traced() else self.within_memory(mapped, ensemble.rows)
+            losses, *slopes = computed() if is_traced() else self.within_memory(computed, ensemble.rows)
             return graph, values, losses, self._clipped(slopes)
 
     def within_memory(self, work: Callable[[], Result], members: int) -> Result:
@@ -208,11 +197,12 @@ class EnsembleLoss:
         forget(template.parameters())  # it is the ensemble's that are trained
         names = [own.get(id(value)) for value in parameters.by_name.values()]
         buffers = Buffers(model, template)
-        values, given = parameters.values, [leaves[k] for k in places]
-        example, parts = tree_flatten([values, first or {}, buffers.values, given, _step_now(values)])
+        values = parameters.values
+        example = (values, first or {}, buffers.values, [leaves[k] for k in places], _step_now(values))
 
-        def solo(*inputs: Tensor) -> list[Tensor]:
-            values, here, settings, tensors, step = tree_unflatten(inputs, parts)
+        def solo(
+            values: list[Tensor], here: Problem, settings: list[Tensor], tensors: list[Tensor], step: Tensor
+        ) -> list[Tensor]:
             now = dict(zip(places, tensors, strict=True))
             args, kwargs = tree_unflatten([now.get(k, leaf) for k, leaf in enumerate(leaves)], shape)
             loss = MemberLoss(self.inner, None if first is None else here, free, self.heat)
@@ -220,10 +210,10 @@ class EnsembleLoss:
                 value, slopes = loss_and_gradients(model, template, loss, parameters, values, args, kwargs)
             return [value, *slopes]
 
-        with quietly(model, template):
-            graph = traced(solo, example)
-        check_pure(graph)
-        return _Graph(graph, parameters, names, buffers)
+        by_member = [0 if name in _own_settings(ensemble) else None for name in buffers.names]
+        dims = ([None if name is None else 0 for name in names], 0, by_member, None, None)
+        run = over_replicas(solo, example, dims, (model, template), lambda: self.at_once)
+        return _Graph(run, parameters, names, buffers)
 
 
 def _step_now(values: list[Tensor]) -> Tensor:
@@ -232,7 +222,7 @@ def _step_now(values: list[Tensor]) -> Tensor:
     return values[0].new_ones(()) if t is None else t
 
 
-def _averaged(graph: _Graph, losses: Tensor, slopes: list[Tensor], share: Share | None = None) -> list[Tensor]:
+def _averaged(graph: _Graph, losses: Tensor, slopes: list[Tensor]) -> list[Tensor]:
     """Average the gradients of what members share, over those members for which they and the loss are finite."""
     common = [slope for slope, name in zip(slopes, graph.names, strict=True) if name is None]
     if not common:
@@ -240,8 +230,6 @@ def _averaged(graph: _Graph, losses: Tensor, slopes: list[Tensor], share: Share 
     finite = torch.stack([losses.isfinite(), *(s.reshape(len(s), -1).isfinite().all(1) for s in common)]).all(0)
     sums = [torch.where(finite.reshape(_column(slope)), slope, 0.0).sum(0) for slope in common]
     count = finite.sum().to(common[0])
-    if share is not None:
-        *sums, count = share.totals([*sums, count])
     means = iter([each / count.clamp(min=1.0) for each in sums])
     return [next(means) if name is None else slope for slope, name in zip(slopes, graph.names, strict=True)]
 

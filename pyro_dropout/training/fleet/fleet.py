@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.engines.choose import HowCompiled, check_how_compiled, decided, step_size
-from pyro_dropout.engines.engine import Solo
+from pyro_dropout.engines.engine import Solo, Step
 from pyro_dropout.engines.torch_internals import tree_flatten, tree_map, tree_unflatten
-from pyro_dropout.errors import DivergedError, PyroDropoutError, RangeError, ShapeError
+from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.generative.inputs import AnyInputs, check_pairs, inputs_of, named, takes_all
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.precision import Precision, check_precision, products_in
 from pyro_dropout.generative.process_lock import RUNNING
-from pyro_dropout.generative.random_state import forked, generators_stay, random_state
+from pyro_dropout.generative.random_state import RandomState, forked, generators_stay, random_state, set_random_state
 from pyro_dropout.guides.summary import note_training
 from pyro_dropout.mathematics.checks import check_positive
 from pyro_dropout.protocols import Record
@@ -33,9 +33,7 @@ from pyro_dropout.training.checkpoints.tensor_file import digest
 from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint, Keeper
 from pyro_dropout.training.collapse import warn_of_replicas
 from pyro_dropout.training.compile.functional import Buffers, Loss, Parameters, loss_and_gradients, make_step
-from pyro_dropout.training.distributed.process_group import join, local_device
 from pyro_dropout.training.ensemble.member_loss import ROWS, MemberLoss
-from pyro_dropout.training.fleet.fleet_run import FleetRun, exchange, folder_of_rank, joined
 from pyro_dropout.training.fleet.replicas import (
     Replica,
     anchored,
@@ -52,11 +50,43 @@ from pyro_dropout.training.laplace.after_training import curvature_after
 from pyro_dropout.training.loop import loop
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.loss.learned_widths import set_best_widths, widths_kept
-from pyro_dropout.training.make_run import own_step
 from pyro_dropout.training.optimisers import Schedule, Update, chosen, clock
 from pyro_dropout.training.preflight import check_duration, check_gradients, check_how, check_targets, check_trained
+from pyro_dropout.training.runner import TrainingRun, surroundings
 
 Rate = float | Tensor | Sequence[float]  # a learning rate, or one for each replica
+
+
+class FleetRun(TrainingRun):
+    """The training of a fleet.
+
+    Attributes:
+        total: how many steps ``fit`` takes.
+        names: the name of each of ``values``: its path in the first replica's model or guide.
+        facts: what must be the same when the training is resumed.
+        random: the states of the generators that a seed has started; None to draw from those of the process.
+    """
+
+    total: int
+    names: list[str]
+    facts: Callable[[], Record]
+    random: RandomState | None
+
+    def take_generators(self) -> None:
+        """Continue with the generators of the whole process, which a checkpoint contains."""
+        if self.random is not None:
+            set_random_state(self.random)
+            self.random = None
+
+    def advance(self, steps: int) -> Tensor:
+        """Take some steps, with the run's own generators if it has any; return the losses before each."""
+        if self.random is None:
+            return super().advance(steps)
+        with forked():
+            set_random_state(self.random)
+            losses = super().advance(steps)
+            self.random = random_state()
+        return losses
 
 
 class Fleet:
@@ -142,7 +172,6 @@ class Fleet:
         *,
         progress: bool = True,
         checkpoint: str | Path | Checkpoint | None = None,
-        distributed: bool = False,
         **options: Any,
     ) -> History:
         """Train all replicas, each on its own rows of one data set.
@@ -155,19 +184,20 @@ class Fleet:
             y: targets.
             progress: show a progress bar.
             checkpoint: a folder for checkpoints, or a ``Checkpoint``; as in ``fit``, the same call resumes from it.
-            distributed: whether this is one of several processes that torchrun has started; each trains its share of
-                the replicas, and all end with all of them.
             options: those of ``prepare``: ``steps`` or ``epochs``, ``indices``, ``batch_size``, ``lr``, ``optim``,
                 ``schedule``, ``clip_norm``, ``loss``, ``anchors``, ``compile``, ``precision``, ``seed``, ``device``.
 
         Returns:
             The history, with losses (steps, E).
         """
-        options["lr"] = _rate(options.get("optim"), options.get("lr"))
-        train = self._train_apart if distributed else self._train
         kept = nullcontext() if options.get("seed") is None else forked()
         with RUNNING, kept, curvature_after(self, x, y, options) as finished:
-            history = finished(train(x, y, progress, checkpoint, options))
+            run = self.prepare(x, y, **options)
+            run.take_generators()
+            keeper = None if checkpoint is None else Keeper(checkpoint, run, *self[0], run.facts(), None)
+            history = loop(run, run.total, progress, keeper=keeper)
+            history.losses[-1:, ~finite_rows(run.values).cpu()] = torch.nan  # what the last step breaks after its loss
+            history = finished(history)
         for (_, guide), bad in zip(self, history.diverged.tolist(), strict=True):
             if not bad:
                 note_training(guide, f"{history.summary}, in a fleet")
@@ -182,46 +212,6 @@ class Fleet:
                 stacklevel=2,
             )
         return history
-
-    def _train(
-        self, x: Any, y: Tensor, progress: bool, checkpoint: str | Path | Checkpoint | None, options: Record
-    ) -> History:
-        """Train all replicas in this process."""
-        run = self.prepare(x, y, **options)
-        run.take_generators()
-        keeper = None if checkpoint is None else Keeper(checkpoint, run, *self[0], run.facts(), None)
-        history = loop(run, run.total, progress, keeper=keeper)
-        history.losses[-1:, ~finite_rows(run.values).cpu()] = torch.nan  # what the last step breaks after its loss
-        return history
-
-    def _train_apart(
-        self, x: Any, y: Tensor, progress: bool, checkpoint: str | Path | Checkpoint | None, options: Record
-    ) -> History:
-        """Train replicas r, r + R, r + 2R, ... on rank r of R; all ranks end with all replicas and their history."""
-        if options.get("anchors") is not None:
-            raise PyroDropoutError("anchored replicas are trained in one process; leave out anchors or distributed.")
-        device = local_device(options.get("device"), self.place())
-        group = join(device)
-        x = inputs_of(x)
-        rows, rates = rows_of(x, options.get("indices"), len(self)), self.rates(options["lr"])
-        told = {name: options.get(name) for name in ("steps", "epochs", "batch_size", "seed", "clip_norm")}
-        parts = {name: digest(leaf) for name, leaf in named(x).items()}
-        data = {**parts, "y": digest(y), "indices": digest(rows), "lr": rates.tolist()}
-        group.check_same({"the number of replicas": len(self), **told, **data, "checkpoint": str(checkpoint)})
-        seed = group.seed(group.one_seed(options.get("seed")))
-        own = list(range(group.rank, len(self), group.world))
-        folder = None if checkpoint is None else folder_of_rank(group, checkpoint, len(self))
-        mine = {**options, "device": device, "seed": seed, "indices": rows[own], "lr": rates[own]}
-        self.to(device)
-        history, lost = None, ""
-        if own:
-            try:
-                history = self.select(own)._train(x, y, progress and group.first, folder, mine)
-            except DivergedError as stop:  # all replicas of this rank diverged; others' may not have
-                lost = str(stop)
-        found = joined(group, history, lost, len(self))
-        exchange(group, self._replicas, device)
-        return found
 
     @generators_stay
     def prepare(
@@ -299,8 +289,14 @@ class Fleet:
         check_how(clip_norm, seed, device, schedule=schedule, loss=loss, optim=optim)
         check_targets(self[0][0], x, y)
         rows = rows_of(x, indices, len(self))
-        rate = self.rates(_rate(optim, lr))
+        own = optim.lr if isinstance(optim, Update) else 1e-3
+        rate = self.rates(own if lr is None else lr)
         update = chosen(optim, float(rate[0]), schedule, clip_norm)
+        if update.optimiser is not None:
+            raise PyroDropoutError(
+                f"a fleet has its optimiser inside its step, and {update.name} would hold the parameters of one replica"
+                " at most. Use 'adam', 'adamw', 'sgd' or an Update."
+            )
         if seed is not None:
             pyro.set_rng_seed(seed)
         place = self.place() if device is None else device
@@ -348,7 +344,8 @@ class Fleet:
         with products_in(precision):
             function = over_replicas(solo, example, (0, 0, None, 0, 0, None, None, 0), self[0])
             inputs = (buffers, x, y, *([rows] if batches is None else []))
-            step = own_step(function, values, update, inputs=inputs, batches=batches, lr=rate)
+            around = surroundings(values, update, inputs, batches) | {"lr": rate}
+            step = Step(function, values, update.start(values), **around)
             shared = tree_map(lambda _: None, (x, y))
             step.solo = Solo(solo, example, (*example[:2], rate, rate, settings, *shared, rows))
             run = FleetRun(step, write=write, batches=batches, compile=how)
@@ -390,7 +387,3 @@ class Fleet:
         if rates.dim() > 1 or (rates.dim() == 1 and len(rates) != len(self)):
             raise ShapeError(f"lr must be a number, or one for each of {len(self)} replicas; got {tuple(rates.shape)}.")
         return rates.expand(len(self)).contiguous()
-
-
-def _rate(optim: object, lr: Rate | None) -> Rate:
-    return lr if lr is not None else optim.lr if isinstance(optim, Update) else 1e-3

@@ -15,12 +15,11 @@ from tqdm.auto import tqdm
 
 from pyro_dropout.engines.program import traced
 from pyro_dropout.engines.simplify_graph import owner
-from pyro_dropout.engines.torch_internals import TorchDispatchMode, TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+from pyro_dropout.engines.torch_internals import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.generative.inputs import AnyInputs
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.own_noise import drawn_in_place, noise_of
-from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.guides.ensemble import Ensemble
@@ -93,15 +92,20 @@ def told_settings(buffers: list[Tensor], pair: Replica) -> list[str]:
 
 
 def over_replicas(
-    solo: Callable[..., Tree], example: tuple[Tree, ...], in_dims: tuple[int | None, ...], pair: Replica
+    solo: Callable[..., Tree],
+    example: tuple[Tree, ...],
+    in_dims: tuple[int | Sequence[int | None] | None, ...],
+    pair: Replica,
+    at_once: Callable[[], int | None] = lambda: None,
 ) -> Callable[..., Tree]:
     """Return a computation of one replica as one of all: traced for the first, and mapped over what differs.
 
     Args:
         solo: the computation, a function of trees of tensors.
         example: the first replica's inputs.
-        in_dims: for each input 0, or None if all replicas share it.
+        in_dims: for each input, or each tensor in it, 0, or None if all replicas share it.
         pair: the first replica, (model, guide).
+        at_once: returns how many are computed at once; None for all.
     """
     leaves, shape = tree_flatten(example)
     outputs: list[TreeSpec] = []
@@ -113,12 +117,14 @@ def over_replicas(
 
     with quietly(*pair):
         graph = traced(flat, leaves)
-    check_pure(graph)
-    dims = tuple(dim for each, dim in zip(example, in_dims, strict=True) for _ in tree_leaves(each))
+    _check_pure(graph)
+    dims: list[int | None] = []
+    for each, dim in zip(example, in_dims, strict=True):
+        dims += dim if isinstance(dim, Sequence) else [dim] * len(tree_leaves(each))
     _check_draws(graph, dims, pair[1])
-    mapped = vmap(graph, in_dims=dims, randomness="different")
 
     def together(*inputs: Tree) -> Tree:
+        mapped = vmap(graph, in_dims=tuple(dims), randomness="different", chunk_size=at_once())
         try:
             return tree_unflatten(mapped(*tree_flatten(inputs)[0]), outputs[0])
         except RuntimeError as cause:
@@ -127,7 +133,7 @@ def over_replicas(
     return together
 
 
-def check_pure(graph: torch.fx.GraphModule) -> None:
+def _check_pure(graph: torch.fx.GraphModule) -> None:
     """Raise an error if a step changes its inputs in place, as BatchNorm does with its statistics."""
     for node in graph.graph.nodes:
         schema = getattr(node.target, "_schema", None)
@@ -138,7 +144,7 @@ def check_pure(graph: torch.fx.GraphModule) -> None:
             )
 
 
-def _check_draws(graph: torch.fx.GraphModule, dims: tuple[int | None, ...], guide: Any) -> None:
+def _check_draws(graph: torch.fx.GraphModule, dims: Sequence[int | None], guide: Any) -> None:
     """Raise an error if random numbers are written into a tensor that all replicas would share."""
     inputs = iter(dims)
     own: set[object] = set()  # nodes with a value for each replica
@@ -149,36 +155,14 @@ def _check_draws(graph: torch.fx.GraphModule, dims: tuple[int | None, ...], guid
             differs = any(each in own for each in node.all_input_nodes)
         if node.op == "call_function" and torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             if not differs and node.target._schema.is_mutable:
-                site = _drawn_in_place(guide)
-                where = "the model" if site is None else f"{type(guide).__name__} at site {site!r}"
                 raise PyroDropoutError(
-                    f"a fleet cannot draw in place ({node.target}), as {where} does: all replicas would share the"
-                    " numbers. Write rsample with torch.rand or torch.randn instead, or train without a fleet."
+                    f"a fleet cannot draw in place ({node.target}), as the model or its {type(guide).__name__} does:"
+                    " all replicas would share the numbers. Write rsample with torch.rand or torch.randn instead, or"
+                    " train without a fleet."
                 )
             differs = True
         if differs:
             own.add(node)
-
-
-class _InPlaceDraws(TorchDispatchMode):
-    """Notes whether random numbers are written into an existing tensor."""
-
-    found = False
-
-    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
-        self.found = self.found or (torch.Tag.nondeterministic_seeded in func.tags and func._schema.is_mutable)
-        return func(*args, **(kwargs or {}))
-
-
-def _drawn_in_place(guide: Any) -> str | None:
-    """Return the first site of a guide whose distribution draws in place."""
-    for name in getattr(guide, "_sites", {}):
-        q = guide.posterior(name)
-        with forked(), torch.no_grad(), _InPlaceDraws() as draws:  # type: ignore[no-untyped-call]
-            q.rsample() if q.has_rsample else q.sample()
-        if draws.found:
-            return str(name)
-    return None
 
 
 def _is_input(node: object) -> bool:

@@ -19,8 +19,7 @@ from pyro_dropout.mathematics.divergence import Method
 from pyro_dropout.mathematics.shapes import base_distribution
 from pyro_dropout.protocols import Message, PyroModel, Trace
 from pyro_dropout.training.loss.learned_widths import with_best_width
-from pyro_dropout.training.loss.operations import Args, Kwargs, tensors_in
-from pyro_dropout.training.loss.row_tracking import Order
+from pyro_dropout.training.loss.row_tracking import Args, Kwargs, Order, tensors_in
 from pyro_dropout.training.loss.site_terms import Term, Watch, auxiliary, divergence, observed, of_draw
 from pyro_dropout.training.loss.temperature import Marks, is_point, numbers_of, own_temperature, share_of_data
 

@@ -19,8 +19,7 @@ from pyro_dropout.errors import NotFollowedError, PyroDropoutError
 from pyro_dropout.mathematics.per_data_point import Layer, Lookup, MatrixProduct, PerDataPoint, drawn_per_data_point
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
 from pyro_dropout.protocols import Message
-from pyro_dropout.training.loss.operations import QUESTIONS, Args, Kwargs, Operation, name_of, tensors
-from pyro_dropout.training.loss.row_tracking import Order, Record
+from pyro_dropout.training.loss.row_tracking import QUESTIONS, Args, Kwargs, Operation, Order, Record, name_of, tensors
 
 _TRANSPOSED = "_pyro_dropout_transposed"  # on a placeholder
 

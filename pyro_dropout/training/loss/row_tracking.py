@@ -3,22 +3,163 @@
 A layer turns a placeholder into values whose rows were each made with the draw of one data point (`Rows`). Any other
 operation uses it as if it were a draw, or mixes data points that have their own draws, and then the draws are lost
 (`Lost`). The record is kept beside the tensors and never on them: they may be the user's.
+
+torch gives a handler only the function and its arguments; what the function does with these comes first in this file.
 """
 
-from collections.abc import Iterable, Mapping
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Generic, TypeVar
 
 import torch
+import torch.nn.functional as F
 from pyro.distributions.torch_distribution import ExpandedDistribution, MaskedDistribution
 from torch import Tensor
+from torch.distributions import Transform
 
 from pyro_dropout.engines.torch_internals import without_torch_function
 from pyro_dropout.errors import NotFollowedError
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
 from pyro_dropout.mathematics.shapes import base_distribution
 from pyro_dropout.protocols import Distribution
-from pyro_dropout.training.loss import operations
-from pyro_dropout.training.loss.operations import Args, Kwargs, Notes, Operation, tensors, tensors_in
+
+Operation = Callable[..., Any]  # a function of torch's
+Args = tuple[Any, ...]  # what it is called with
+Kwargs = Mapping[str, Any]
+Note = TypeVar("Note")
+
+# Operations that read only the shape of their first argument, or of all but the first, and not its values.
+_NOT_THE_FIRST = {"zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "randint_like"}
+_NOT_THE_FIRST |= {"new_zeros", "new_ones", "new_empty", "new_full", "new_tensor"}
+_ONLY_THE_FIRST = {"expand_as", "view_as", "reshape_as", "type_as", "to"}
+# Operations that return Python numbers; and those of them with which distributions check their parameters.
+_CHECKS = {"__bool__", "is_nonzero", "equal", "allclose"}
+_READS = _CHECKS | {"item", "tolist", "numpy", "__float__", "__int__", "__index__", "__complex__", "__array__"}
+# Layers that update their own statistics, which are not part of their output.
+STATISTICS = (F.batch_norm, F.instance_norm, torch.batch_norm, torch.instance_norm)
+# Operations that mix rows without changing the shape when they run along the first dimension.
+_ALONG = {"softmax", "log_softmax", "cumsum", "cumprod", "logcumsumexp", "flip", "roll", "sort", "argsort"}
+_ALONG |= {"gather", "index_select", "take_along_dim"}
+_REDUCTIONS = {"sum", "mean", "prod", "std", "var", "norm", "logsumexp", "max", "min", "amax", "amin", "median", "all"}
+_REDUCTIONS |= {"nansum", "nanmean", "any", "argmax", "argmin", "quantile", "mode"}
+_IN_PLACE = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")}
+_IN_PLACE |= {"__ilshift__", "__irshift__", "__setitem__"}
+# What is asked of a tensor that its values do not decide: answers are no tensors, and nothing is made from a draw.
+_ASKED = ("shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_leaf", "is_sparse", "is_nested", "is_cuda")
+QUESTIONS = {getattr(getattr(Tensor, name), "__get__") for name in _ASKED}  # noqa: B009 - properties
+QUESTIONS |= {Tensor.dim, Tensor.size, Tensor.stride, Tensor.numel, Tensor.__len__, Tensor.is_contiguous}
+QUESTIONS |= {Tensor.is_complex, Tensor.is_floating_point, Tensor.element_size}
+PRODUCTS = {"matmul", "mm", "__matmul__", "linear", "mv", "dot"}
+_DISTRIBUTIONS = ("torch.distributions", "pyro.distributions")
+_HOLDERS = (torch.distributions.Distribution, Transform, list, tuple, dict)
+
+
+class Notes(Generic[Note]):
+    """Notes on tensors, by identity: stored beside them, and dropped with their last use.
+
+    ``torch.utils.weak.WeakIdKeyDictionary`` does the same, with slower lookups.
+    """
+
+    def __init__(self) -> None:
+        self._notes: dict[int, tuple[weakref.ref[Tensor], Note]] = {}
+
+    def get(self, value: Tensor) -> Note | None:
+        """Return the note on a tensor, or None."""
+        found = self._notes.get(id(value))
+        return None if found is None or found[0]() is not value else found[1]
+
+    def __setitem__(self, value: Tensor, note: Note) -> None:
+        self._notes[id(value)] = (weakref.ref(value), note)
+
+
+def tensors(values: Iterable[object]) -> Iterator[Tensor]:
+    """Yield the tensors among ``values``, and in lists and tuples among them."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from tensors(value)
+
+
+def tensors_in(values: Iterable[object], seen: set[int] | None = None) -> Iterator[Tensor]:
+    """Yield all tensors that distributions are made of, including those in their transforms and collections."""
+    seen = set() if seen is None else seen
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, _HOLDERS) and id(value) not in seen:
+            seen.add(id(value))
+            inside = value if isinstance(value, list | tuple) else value if isinstance(value, dict) else vars(value)
+            yield from tensors_in(inside.values() if isinstance(inside, dict) else inside, seen)
+
+
+def name_of(func: Operation) -> str:
+    """Return the name of an operation, for messages."""
+    return str(getattr(func, "__qualname__", None) or getattr(func, "__name__", func))
+
+
+def carried(func: Operation, args: Args, kwargs: Kwargs) -> Iterator[Tensor]:
+    """Yield the tensors whose values an operation uses, and not only their shapes or types."""
+    name = getattr(func, "__name__", "")
+    if name in _NOT_THE_FIRST:
+        return tensors((*args[1:], *kwargs.values()))
+    return tensors(args[:1] if name in _ONLY_THE_FIRST else (*args, *kwargs.values()))
+
+
+def written_by_name(name: str, args: Args, kwargs: Kwargs) -> list[Tensor]:
+    """Return the tensors that an operation changes in place, judging by its name; version counters show the others."""
+    in_place = name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
+    in_place = in_place or (name == "__set__" and isinstance(args[-1], Tensor))  # x.data = w
+    return [*tensors(args[:1] if in_place else ()), *tensors((kwargs.get("out"),))]
+
+
+def version(value: Tensor) -> int:
+    """Return a number that grows with every in-place change; always 0 for tensors without a version counter."""
+    return 0 if value.is_inference() else int(value._version)
+
+
+def along_rows(name: str, subject: Tensor, args: Args, kwargs: Kwargs) -> bool:
+    """Whether an operation combines the rows of its input ``subject``, or reorders them."""
+    if name not in _ALONG and name not in _REDUCTIONS:
+        return False
+    given = kwargs.get("dim", kwargs.get("dims"))
+    if given is None:
+        if any(isinstance(each, Tensor) and each is not subject for each in args):  # torch.max(a, b)
+            return name in _ALONG
+        numbers = [each for each in args if isinstance(each, int | tuple | list) and not isinstance(each, bool)]
+        if not numbers and name in _REDUCTIONS:
+            return True
+        given = (numbers[-1] if name == "roll" else numbers[0]) if numbers else -1
+    dims = given if isinstance(given, tuple | list) else (given,)
+    return any(d in (0, -subject.dim()) for d in dims)
+
+
+def in_a_distribution() -> bool:
+    """Whether an operation is one of a distribution's own, on its parameters."""
+    return any(name.startswith(_DISTRIBUTIONS) for name in _callers())
+
+
+def _callers() -> Iterator[str]:
+    """Yield the modules on the call stack, innermost first, as far as a distribution may call torch's operations."""
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(15):
+        if frame is None:
+            return
+        yield str(frame.f_globals.get("__name__"))
+        frame = frame.f_back
+
+
+def reads_numbers(name: str, only_in_a_check: bool) -> bool:
+    """Whether an operation gives the model Python numbers; ``only_in_a_check`` leaves out yes-or-no questions."""
+    if name not in _READS:
+        return False
+    # Pyro's losses sum what the model returned, and check values; the model reads nothing there.
+    asks = next((name for name in _callers() if not name.startswith(("pyro_dropout.", "jaxtyping", "typeguard"))), "")
+    return not asks.startswith(("pyro.", *_DISTRIBUTIONS)) and not (only_in_a_check and name in _CHECKS)
+
 
 # How many rows there are, and what has been selected since: row n of two tensors is the same point if these agree.
 Order = tuple[int, tuple[object, ...]]
@@ -87,18 +228,18 @@ class Record:
 
     def run(self, func: Operation, args: Args, kwargs: Kwargs) -> object:
         """Run an operation that is not a layer, and record what it has made and changed."""
-        name, operation = str(getattr(func, "__name__", "")), operations.name_of(func)
+        name, operation = str(getattr(func, "__name__", "")), name_of(func)
         given = list(tensors((*args, *kwargs.values())))
-        carriers = list(operations.carried(func, args, kwargs))
+        carriers = list(carried(func, args, kwargs))
         lost = self._lost(carriers, operation)
-        if lost is not None and operations.reads_numbers(name, only_in_a_check=lost.mixes):
+        if lost is not None and reads_numbers(name, only_in_a_check=lost.mixes):
             raise NotFollowedError(
                 f"the model reads the numbers of site {lost.site!r} ({operation}), which differ for every data point"
                 " under per_example(). Use shared draws (per_example=False).",
                 lost.site,
                 f"the model reads its numbers by {operation}",
             )
-        changed = operations.written_by_name(name, args, kwargs)
+        changed = written_by_name(name, args, kwargs)
         recipe = next(filter(None, map(drawn_per_data_point, changed)), None)
         if recipe is not None:
             raise NotFollowedError(
@@ -107,10 +248,10 @@ class Record:
                 recipe.site,
                 f"the model changes it in place ({operation})",
             )
-        versions = [operations.version(value) for value in given]
+        versions = [version(value) for value in given]
         result = func(*args, **kwargs)
-        if func not in operations.STATISTICS:
-            changed += [v for v, before in zip(given, versions, strict=True) if operations.version(v) != before]
+        if func not in STATISTICS:
+            changed += [v for v, before in zip(given, versions, strict=True) if version(v) != before]
         # An input that is returned unchanged has not been touched: x.type_as(w) may be x itself.
         made = [value for value in tensors((result,)) if not any(value is other for other in given)]
         if changed:
@@ -127,7 +268,7 @@ class Record:
         for value in carriers:
             recipe, track = drawn_per_data_point(value), self.of(value)
             if recipe is not None:
-                return Lost(recipe.site, _PARAMETER if operations.in_a_distribution() else operation)
+                return Lost(recipe.site, _PARAMETER if in_a_distribution() else operation)
             if isinstance(track, Lost):
                 return track
         return None
@@ -149,10 +290,10 @@ class Record:
             return Rows({site: (count, (*order, key)) for site, order in track.orders.items()})
         subject, right = carriers[0], kwargs.get("weight", args[1] if len(args) > 1 else None)
         mixes = any(count and value.numel() % count for count in counts)
-        if name in operations.PRODUCTS and isinstance(right, Tensor):
+        if name in PRODUCTS and isinstance(right, Tensor):
             mixes = mixes or (right.dim() <= 2 and self.of(right) is not None)
         if subject.dim() and subject.shape[0] in counts - {1}:
-            mixes = mixes or operations.along_rows(name, subject, args, kwargs)
+            mixes = mixes or along_rows(name, subject, args, kwargs)
         return Lost(next(iter(track.orders)), operation, mixes=True) if mixes else track
 
     def _picked(self, name: str, args: Args, counts: set[int]) -> str | int | None:

@@ -23,7 +23,7 @@ from pyro_dropout.mathematics.row_mixture_distribution import LOG_2PI, RowMixtur
 from pyro_dropout.mathematics.scored import Stacked
 from pyro_dropout.mathematics.shapes import base_distribution
 from pyro_dropout.protocols import Distribution, Message
-from pyro_dropout.training.loss.operations import Args, Kwargs, Notes, Operation, carried, tensors
+from pyro_dropout.training.loss.row_tracking import Args, Kwargs, Notes, Operation, carried, tensors
 
 
 @dataclass(frozen=True)

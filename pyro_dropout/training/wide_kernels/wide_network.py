@@ -174,7 +174,7 @@ def _checked_loss(loss: object) -> ELBO:
 
 def _adam_of(update: Update) -> tuple[float, float, float]:
     """Return β₁, β₂ and ε of Adam without anything beside it."""
-    check(not update.beside, "the optimiser runs outside the step")
+    check(update.optimiser is None, "the optimiser runs outside the step")
     options = dict(update.options)
     ours = update.apply.__code__ is adam().apply.__code__ if hasattr(update.apply, "__code__") else False
     check(ours and update.name == "adam" and {"betas", "eps", "weight_decay"} <= options.keys(), "it is not Adam")

@@ -207,9 +207,7 @@ def guide_of(dice: Dice, model: Any) -> Any:
 
 def ensemble_of(dice: Dice, model: Any) -> pd.Ensemble:
     member = dice.pick((None, pd.AutoDropout, pd.AutoMeanField))
-    return pd.Ensemble(
-        model, member, members=3, start=dice.pick(("fresh", "module")), group=dice.pick((None, 2)), seed=1
-    )
+    return pd.Ensemble(model, member, members=3, start=dice.pick(("fresh", "module")), seed=1)
 
 
 def training(dice: Dice, points: int) -> dict[str, Any]:

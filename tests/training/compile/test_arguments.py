@@ -1,7 +1,6 @@
 """Trees of arguments: every tensor in them is an input of a compiled step, whatever holds it."""
 
 import collections
-import dataclasses
 import itertools
 import os
 from typing import Any, NamedTuple
@@ -22,18 +21,6 @@ from pyro_dropout.engines import program as compiled
 F64 = torch.float64
 
 
-@dataclasses.dataclass
-class Batch:
-    x: Any
-    rest: Any
-
-
-@dataclasses.dataclass(frozen=True)
-class Frozen:
-    x: Any
-    rest: Any
-
-
 class Pair(NamedTuple):
     left: Any
     right: Any
@@ -47,9 +34,8 @@ def fill(template: Any, step: int) -> Any:
         return 0.1 * (step + 1)
     if isinstance(template, dict):
         return type(template)((key, fill(value, step + k)) for k, (key, value) in enumerate(template.items()))
-    if isinstance(template, Pair | Batch | Frozen):
-        parts = template if isinstance(template, Pair) else (template.x, template.rest)
-        return type(template)(*(fill(part, step + k) for k, part in enumerate(parts)))
+    if isinstance(template, Pair):
+        return Pair(*(fill(part, step + k) for k, part in enumerate(template)))
     if isinstance(template, list | tuple):
         return type(template)(fill(part, step + k) for k, part in enumerate(template))
     return template
@@ -58,8 +44,6 @@ def fill(template: Any, step: int) -> Any:
 def leaves(tree: Any) -> list[Any]:
     if isinstance(tree, dict):
         return [leaf for key in tree for leaf in leaves(tree[key])]
-    if isinstance(tree, Batch | Frozen):
-        return leaves(tree.x) + leaves(tree.rest)
     if isinstance(tree, list | tuple):
         return [leaf for part in tree for leaf in leaves(part)]
     return [tree]
@@ -89,8 +73,6 @@ def nodes(children: Any) -> Any:
         st.lists(children, max_size=3),
         st.lists(children, max_size=3).map(tuple),
         st.builds(Pair, children, children),
-        st.builds(Batch, children, children),
-        st.builds(Frozen, children, children),
     )
 
 
@@ -212,11 +194,11 @@ def on_objects(batch: Any) -> None:
     ("batch", "word"),
     [
         (lambda k: Opaque(torch.zeros(2, 3), torch.full((2,), float(k))), "Opaque"),
-        (lambda k: Batch(np.ones((2, 3), np.float32), None), "ndarray"),
+        (lambda k: Pair(np.ones((2, 3), np.float32), None), "ndarray"),
     ],
 )
 def test_what_cannot_be_looked_into_runs_eagerly_and_is_named(batch: Any, word: str) -> None:
-    program = on_objects if word == "Opaque" else lambda b: annealed(torch.as_tensor(b.x), torch.ones(2), 1.0)
+    program = on_objects if word == "Opaque" else lambda b: annealed(torch.as_tensor(b.left), torch.ones(2), 1.0)
     svi = pd.SVI(program, pd.AutoMeanField(program), pyro.optim.Adam({"lr": 0.0}), pd.ELBO(per_example=False))
     with pytest.warns(UserWarning, match=f"{word}, which cannot be searched") as said:
         losses = [svi.step(batch(k)) for k in range(4)]

@@ -14,19 +14,17 @@ import pytest
 import torch
 
 import pyro_dropout as pd
+from pyro_dropout.cli.main import main
 from pyro_dropout.prediction.predict_parts import Shards
 from pyro_dropout.training.distributed.process_group import Group, join, local_device
 from tests.training.ranks import (
-    ENSEMBLES,
     dropout_line,
-    ensemble_of,
-    fleet_of,
     wave,
     without_noise,
 )
 
 ROOT = Path(__file__).parents[3]
-CASES = ("exactness", "masks", "mistakes", "checkpoints", "fleets", "ensembles", "predictions")
+CASES = ("exactness", "masks", "mistakes", "checkpoints", "predictions")
 Found = dict[str, list[Any]]
 
 
@@ -107,6 +105,7 @@ def test_each_rank_has_masks_of_its_own(found: Found) -> None:
         ("other steps", "PyroDropoutError: the 2 processes were not given the same: steps differ"),
         ("diverged", "DivergedError: the loss is nan at step 1"),
         ("no folder", "PyroDropoutError: checkpoint must be a folder"),
+        ("ensemble", "PyroDropoutError: distributed=True shares a batch among processes"),
         ("all well", ""),
     ],
 )
@@ -145,7 +144,6 @@ def test_a_process_that_torchrun_did_not_start(
     for call in (
         lambda: pd.fit(model, guide, x, y, steps=2, progress=False, distributed=True),
         lambda: pd.predict(model, guide, x, samples=2, distributed=True),
-        lambda: fleet_of(2, True),
     ):
         with pytest.raises(pd.errors.PyroDropoutError, match=words):
             call()
@@ -214,62 +212,7 @@ def test_another_number_of_processes_cannot_go_on(found: Found, folder: Path) ->
         pd.fit(model, guide, x, y, steps=40, compile=False, progress=False, checkpoint=folder / "cut")
 
 
-# --- fleets, predictions, commands ------------------------------------------------------------------------------------
-
-
-@pytest.mark.deep
-def test_a_fleet_is_shared_out_and_comes_back(found: Found) -> None:
-    first, second = found["fleets"]
-    assert first["five"] == second["five"]
-    alone = fleet_of(5, False)
-    # Almost without noise: with keep = 1 - 1e-6, any of the 5·4·30·20 rows is dropped with probability 0.012.
-    torch.testing.assert_close(first["five"]["losses"], alone["losses"], rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(first["five"]["means"], alone["means"], rtol=1e-4, atol=1e-4)
-    assert second["one"]["means"] == first["one"]["means"]  # the second rank had none to train
-    torch.testing.assert_close(second["one"]["means"][0], alone["means"][0], rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.deep
-def test_a_fleet_goes_on_and_bears_losses(found: Found) -> None:
-    first, second = found["fleets"]
-    assert first["longer"] == second["longer"] == first["five"]
-    assert first["folders"] == ["rank-000", "rank-001"]
-    for each in (first, second):
-        losses = torch.tensor(each["lost"]["losses"])
-        assert bool(losses[:, 0].isfinite().all())
-        assert not bool(losses[-1, 1].isfinite())
-        assert ["1 of 2 replicas" in text for text in each["lost"]["said"]] == [True]
-        assert each["all lost"].startswith("the loss is")
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("case", ENSEMBLES)
-def test_an_ensemble_is_shared_out_and_comes_back(found: Found, case: str) -> None:
-    """Every rank has the members that one process would have: only sums over members are rounded differently."""
-    first, second = (each[case] for each in found["ensembles"])
-    alone = ensemble_of(case, distributed=False)
-    assert first["hash"] == second["hash"]
-    for name in ("losses", "each", "validation"):
-        torch.testing.assert_close(first[name], alone[name], rtol=1e-11, atol=1e-11, equal_nan=True)
-    for name, value in alone["seen"].items():
-        torch.testing.assert_close(first["seen"][name], value, rtol=1e-11, atol=1e-11, equal_nan=True)
-    assert first["members"] == alone["members"]
-    assert first["said"] == second["said"] == alone["said"]
-    if case in ("shared", "few", "validation", "lost"):
-        assert first["seen"]["tau"] != [torch.tensor(10.0, dtype=torch.float64).log().item()]  # it was trained
-
-
-@pytest.mark.deep
-def test_an_ensemble_goes_on_and_bears_mistakes(found: Found) -> None:
-    first, second = found["ensembles"]
-    for case in ("shared", "groups", "validation"):
-        assert first[f"{case} resumed"]["hash"] == second[f"{case} resumed"]["hash"] == first[case]["hash"]
-    assert first["dropout"] == second["dropout"]
-    for each in (first, second):
-        assert each["diverged"]["hash"] == first["dropout"]["hash"]  # where they were before
-        assert each["diverged"]["said"][0].startswith("the loss is nan at step 1")
-        assert "members 0 to 2 so far. The next fit" in each["diverged"]["said"][1]
-        assert "members share 'Gaussian" in each["compile"]
+# --- predictions, commands --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.deep
@@ -321,7 +264,18 @@ def test_torchrun_starts_the_command(tmp_path: Path) -> None:
     x, y = wave(40)
     rows = [f"{a:.6f},{b:.6f}" for a, b in zip(x.flatten().tolist(), y.flatten().tolist(), strict=True)]
     (tmp_path / "wave.csv").write_text("\n".join(["x,y", *rows]) + "\n")
-    words = ["-m", "pyro_dropout", "fit", str(tmp_path / "wave.csv"), "--target", "y", "--steps", "200"]
+    words = [
+        "-m",
+        "pyro_dropout",
+        "fit",
+        str(tmp_path / "wave.csv"),
+        "--target",
+        "y",
+        "--steps",
+        "200",
+        "--guide",
+        "dropout",
+    ]
     done = torchrun(*words, "--out", str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("200 steps, loss") == 1
@@ -329,3 +283,15 @@ def test_torchrun_starts_the_command(tmp_path: Path) -> None:
     done = torchrun(*words, "--out", str(tmp_path / "run"))
     assert done.returncode != 0
     assert "already holds a run" in done.stderr
+
+
+def test_the_command_refuses_an_ensemble_at_the_door(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environment(monkeypatch, **TORCHRUN)
+    (tmp_path / "wave.csv").write_text("x,y\n1,2\n")
+    for guide, said in ((), "may choose an ensemble"), (("--guide", "ensemble"), "is an ensemble"):
+        words = ["fit", str(tmp_path / "wave.csv"), "--target", "y", "--out", str(tmp_path / "run"), *guide]
+        assert main(words) != 0
+        assert said in " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert not (tmp_path / "run").exists()

@@ -1,4 +1,4 @@
-"""Groups, interruptions and members that diverge: all others are what they would have been."""
+"""Checkpoints, interruptions and members that diverge: all others are what they would have been."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +11,6 @@ import torch
 from torch import Tensor, nn
 
 import pyro_dropout as pd
-from pyro_dropout.training import loop
-from pyro_dropout.training.checkpoints.training_checkpoint import Keeper
-from pyro_dropout.training.ensemble.members import MembersRun
 from pyro_dropout.training.optimisers import sgd
 from tests.training.ensemble.test_training import QUIET, data
 
@@ -43,95 +40,40 @@ def stop_at(step: int) -> Any:
     return schedule
 
 
-# --- groups -----------------------------------------------------------------------------------------------------------
+# --- seeds, and what is refused ---------------------------------------------------------------------------------------
 
 
-def test_groups_give_the_members_of_one_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three groups of at most two: the same members and losses, while no optimiser holds more than two of them."""
-    model, seen, bars = line(), [], []
-    first = MembersRun.__init__
-
-    def noted(self: MembersRun, loss: Any, share: Any, *rest: Any, **options: Any) -> None:
-        first(self, loss, share, *rest, **options)
-        seen.append(max(leaf.shape[0] for leaf in self.leaves))
-
-    def bar(*args: Any, **options: Any) -> Any:
-        bars.append(real(*args, **options))
-        return bars[-1]
-
-    real = loop.tqdm
-    monkeypatch.setattr(MembersRun, "__init__", noted)
-    monkeypatch.setattr(loop, "tqdm", bar)
-    found = {}
-    for group in (None, 2):
-        ensemble = pd.Ensemble(model, members=5, seed=3, group=group)
-        history = trained(model, ensemble, batch_size=8, seed=0, progress=True)
-        found[group] = {**values(ensemble), "losses": history.losses, "each": history.member_losses}
-    torch.testing.assert_close(found[2], found[None], rtol=1e-12, atol=1e-12)
-    assert found[2]["each"].shape == (12, 5)
-    assert seen == [5, 2, 2, 1]
-    assert [(each.n, each.total) for each in bars] == [(12, 12), (36, 36)]
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("longer", [False, pytest.param(True, marks=pytest.mark.deep)])
-def test_resumed_groups_end_as_if_they_had_never_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, longer: bool
-) -> None:
-    """Without a seed, in a process that has built another ensemble; and for more steps than before."""
+def test_a_resumed_ensemble_ends_as_if_it_had_never_stopped(tmp_path: Path) -> None:
+    """Without a seed, in a process that has built another ensemble: its seeds are those of the checkpoint."""
 
     def train(folder: str, steps: int, seed: int) -> dict[str, Tensor]:
         torch.manual_seed(seed)
         model = line()
-        ensemble = pd.Ensemble(model, members=4, group=2, start="fresh")
+        ensemble = pd.Ensemble(model, members=3)
         where = pd.training.Checkpoint(tmp_path / folder, every=5, seconds=1e9)
         trained(model, ensemble, steps=steps, batch_size=8, checkpoint=where)
         return values(ensemble)
 
-    write = Keeper.write
-
-    def cut(self: Keeper, step: int, losses: Tensor) -> None:
-        write(self, step, losses)
-        if self.folder.name == "group-001" and step == 20:
-            raise KeyboardInterrupt
-
-    steps = 30 if longer else 25
-    whole = train("whole", steps, seed=0)
-    with monkeypatch.context() as patch:
-        patch.setattr(Keeper, "write", cut)
-        with pytest.raises(KeyboardInterrupt):
-            train("parts", 25, seed=0)
-    if longer:
-        train("parts", 25, seed=1)
-    parts = train("parts", steps, seed=2)
+    whole = train("whole", 20, seed=0)
+    train("parts", 10, seed=0)
+    parts = train("parts", 20, seed=1)
     assert all(torch.equal(parts[name], value) for name, value in whole.items())
-    with pytest.raises(pd.errors.PyroDropoutError, match=r"in other groups\. Give the same group="):
-        trained(model := line(), pd.Ensemble(model, members=4), checkpoint=tmp_path / "parts")
 
 
 @pytest.mark.parametrize(
-    ("made", "options", "message"),
+    ("options", "message"),
     [
-        ({"group": 2, "learn": True}, {}, r"members share the trained parameter '.*log_tau', which groups"),
+        ({"distributed": True}, "the members of an Ensemble are trained in one"),
+        ({"optim": torch.optim.Adafactor}, r"members do not depend on each other; got Adafactor"),
         (
-            {"group": 2},
-            {"validation": (X, Y)},
-            r"validation stops all members together, but they are trained in 2 groups",
-        ),
-        ({"group": 2}, {"optim": torch.optim.NAdam}, r"NAdam holds the parameters of all members"),
-        ({}, {"optim": torch.optim.Adafactor}, r"members do not depend on each other; got Adafactor"),
-        (
-            {},
             {"optim": pd.training.Update("u", 0.1, 0, lambda p, g, s, *n: (p, s), clip_norm=1.0, clip_each=True)},
             "clip_each",
         ),
     ],
 )
-def test_what_groups_and_members_cannot_have_is_refused(
-    made: dict[str, Any], options: dict[str, Any], message: str
-) -> None:
-    model = line(made.pop("learn", False))
-    ensemble = pd.Ensemble(model, members=4, **made)
+def test_what_members_cannot_have_is_refused(options: dict[str, Any], message: str) -> None:
+    model = line()
+    ensemble = pd.Ensemble(model, members=4)
     if isinstance(options.get("optim"), type):
         options = {"optim": options["optim"](ensemble.parameters())}
     before = values(ensemble)

@@ -1,4 +1,4 @@
-"""An ensemble is its members: each is what it would have been alone, whatever the batches, groups and interruptions."""
+"""An ensemble is its members: each is what it would have been alone, whatever the batches and interruptions."""
 
 from typing import Any
 
@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 import pyro_dropout as pd
 from pyro_dropout.generative.model_call import ModelCall
-from pyro_dropout.training.ensemble.ensemble_training import EnsembleTraining
-from pyro_dropout.training.ensemble.members import Members
+from pyro_dropout.training.ensemble.ensemble_training import enlisted
 
 QUIET: dict[str, Any] = {"compile": False, "progress": False}
 LIKELIHOODS: dict[str, Any] = {
@@ -31,10 +30,6 @@ def data(points: int = 24) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(9)
     x = torch.randn(points, 2, generator=generator, dtype=torch.float64)
     return x, x.prod(1, keepdim=True)
-
-
-def enlisted(ensemble: pd.Ensemble, call: ModelCall, batch: int, **options: Any) -> Members:
-    return EnsembleTraining(ensemble, call, batch, **options).members()
 
 
 @pytest.mark.deep

@@ -108,9 +108,3 @@ def test_what_cannot_be_anchored_is_refused(build: Any, words: str) -> None:
     fleet = pd.Fleet(lambda replica: build(), {"replica": [0, 1]})
     with pytest.raises(pd.errors.PyroDropoutError, match=words):
         fleet.fit(x, (y > 0).double(), steps=1, anchors=[1, 2], **QUIET)
-
-
-def test_anchors_and_processes_exclude_each_other() -> None:
-    x, y = data(6)
-    with pytest.raises(pd.errors.PyroDropoutError, match="trained in one process"):
-        pd.Fleet(line, {"tau": [1.0, 2.0]}).fit(x, y, steps=1, anchors=[1, 2], distributed=True, **QUIET)

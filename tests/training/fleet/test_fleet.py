@@ -160,3 +160,10 @@ def test_replicas_of_other_structure_are_refused() -> None:
 
     with pytest.raises(pd.errors.PyroDropoutError, match="Put them in two fleets"):
         pd.Fleet(wider, {"width": [2, 3]})
+
+
+def test_an_optimiser_of_torch_is_refused_and_not_ignored() -> None:
+    fleet = pd.Fleet(build, {"seed": [0, 1]})
+    optim: Any = torch.optim.Adam(fleet[0][1].parameters())
+    with pytest.raises(pd.errors.PyroDropoutError, match="Adam would hold the parameters of one replica"):
+        fleet.fit(*data(), steps=1, optim=optim, **QUIET)

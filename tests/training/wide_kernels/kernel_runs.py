@@ -61,7 +61,7 @@ def one_run(
     task = TrainingTask(guide, pd.ELBO(), call)
     pyro.clear_param_store()
     with by_the_kernel() if compile else contextlib.nullcontext(), products_in(precision if compile else "float32"):
-        run = task.run(update or named("adam", 0.01), batch, compile)
+        run = task.start(update or named("adam", 0.01), batch, compile)
     assert (run.engine == "kernels") is compile
     return run
 
