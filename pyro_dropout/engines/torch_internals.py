@@ -46,6 +46,7 @@ from torch.overrides import _push_mode as push_mode
 # Sees every operation below autograd: how steps are recorded, counted and checked. Documented, in a private module.
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as dispatch_modes
 
 # Trees of tensors; torch.utils has no public ones. Without them: optree, a package.
 from torch.utils._pytree import (
@@ -95,6 +96,11 @@ Compiled = Callable[..., Any]
 def is_jit_traced() -> bool:
     """Whether torch.jit.trace runs. Without the name: a model under it cannot be told from another one."""
     return torch._C._get_tracing_state() is not None
+
+
+def is_traced() -> bool:
+    """Whether operations are being recorded for a compiled program; a mode that only counts them records nothing."""
+    return any(not getattr(mode, "only_counts", False) for mode in dispatch_modes())
 
 
 def is_mapped() -> bool:

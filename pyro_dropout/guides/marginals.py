@@ -21,7 +21,6 @@ from pyro_dropout.guides.sites import GuideSite
 from pyro_dropout.mathematics.checks import check_count, check_level
 from pyro_dropout.mathematics.mixtures import marginal_quantile
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
-from pyro_dropout.mathematics.scored import Stacked
 from pyro_dropout.mathematics.shapes import base_distribution
 from pyro_dropout.protocols import Distribution, Trace
 
@@ -216,9 +215,6 @@ def _quantiles(fn: Distribution, levels: list[float]) -> list[Tensor]:
     """Return quantiles of every element of a distribution."""
     if isinstance(fn, dist.Delta):
         return [fn.v for _ in levels]
-    if isinstance(fn, Stacked):
-        parts = [_quantiles(part, levels) for part in fn.parts]
-        return [torch.stack(each).reshape(fn.batch_shape + fn.event_shape) for each in zip(*parts, strict=True)]
     if isinstance(fn, RowMixture):
         return [marginal_quantile(fn, level) for level in levels]
     base = base_distribution(fn)

@@ -196,11 +196,6 @@ class GuideSite:
         """Whether a plate of the site is subsampled."""
         return any((frame.full_size or frame.size) != frame.size for frame in self.plates)
 
-    def element(self) -> "GuideSite":
-        """Return the site of one element of its plates."""
-        lead = self.start.dim() - self.free_dim
-        return replace(self, start=self.start[(0,) * lead], plates=())
-
     def image(self, free: Tensor) -> Tensor:
         """Map a value from unconstrained space to the support of the site."""
         return free if self.transform is None else torch.as_tensor(self.transform(free))
@@ -236,7 +231,7 @@ def read_site(
             free = periodic_repeat(free, size, frame.dim - free_dim).contiguous()
     kind = _kind(name, infer, real, free, bool(plates))
     known = GuideSite(name, kind, 0, free, transform, fn.event_dim, free_dim, plates, bool(infer.get("reused", False)))
-    shape = known.element().start.shape if plates else free.shape
+    shape = free.shape
     rows = _rows(name, infer, row_dim, sites, shape, kind)
     known = replace(known, row_dim=rows, fan_in=_fan_in(kind, shape, rows, infer))
     if isinstance(init, Given):
@@ -271,6 +266,11 @@ def per_row(name: str, value: Tensor, site: GuideSite) -> Tensor:
 def _kind(name: str, infer: Message, real: bool, free: Tensor, in_plates: bool) -> str:
     if infer.get("kind") is not None:
         check_choice(f"infer['kind'] of {name!r}", infer["kind"], ("weight", "bias", "other"))
+        if infer["kind"] == "weight" and in_plates:
+            raise PyroDropoutError(
+                f"site {name!r} is marked as a weight and is in a plate, but a weight is one tensor whose rows a guide"
+                " may drop. Sample it outside of all plates, or mark it as 'other'."
+            )
         return str(infer["kind"])
     if not real or in_plates or not free.dim():
         return "other"

@@ -155,11 +155,7 @@ class PerDataPoint:
         """Return a draw of the product with σ∘ε."""
         q = self.q
         # A low-rank part with a coefficient for each weight is independent noise too.
-        widths = None if q.row_dim is None and q.cov_factor is not None else q.width_parts()
-        if widths is not None:
-            variances = widths.variances
-        else:
-            variances = apart(q.component_variance() if q.row_dim is None else q.scale.square())
+        variances = apart(q.component_variance() if q.row_dim is None else q.scale.square())
         masks = self.masks if len(variances) > 1 else [None]
         if not layer.positions and not self.reused:
             self._uses += 1

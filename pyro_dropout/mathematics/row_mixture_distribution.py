@@ -5,8 +5,8 @@ input channel of a convolution, which is why ``row_dim`` is 1 by default. All we
 """
 
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, Self, TypeVar
+from collections.abc import Sequence
+from typing import Self
 
 import torch
 from torch import Size, Tensor
@@ -16,10 +16,8 @@ from pyro_dropout.mathematics.checks import check_finite, check_non_negative, de
 from pyro_dropout.mathematics.gaussian_rows import Factor, log_width, low_rank_factor, mahalanobis, standardise
 from pyro_dropout.mathematics.scored import Draw, Scored, is_placeholder
 from pyro_dropout.mathematics.shapes import Float, Int, RowDim, RowLayout, broadcast_shape
-from pyro_dropout.mathematics.whole_sums import Widths, runs_on_cpu, sum_of_squares, width_parts
 
 LOG_2PI = 1.8378770664093453
-Made = TypeVar("Made")
 
 
 class RowMixture(Scored):
@@ -92,7 +90,6 @@ class RowMixture(Scored):
         self.singular = bool(zero.any()) if isinstance(zero, Tensor) else zero
         self.noiseless = bool(zero.all()) if isinstance(zero, Tensor) else zero
         self._draw: Draw | None = None
-        self._kept: dict[tuple[str, bool], Any] = {}
         super().__init__(Size(), shape, validate_args=False)
 
     # --- what was given -------------------------------------------------------------------------------------------
@@ -157,10 +154,6 @@ class RowMixture(Scored):
         """Return the R columns of V, each as one or L tensors of shape (rows, rest); none where there is no V."""
         return [] if self.cov_factor is None else [apart(column) for column in self.cov_factor.unbind(-1)]
 
-    def factor_squares(self) -> list[tuple[Tensor, ...]]:
-        """Return Σv² of each of these tensors."""
-        return [tuple(map(sum_of_squares, column)) for column in self.factor_columns()]
-
     def factor_variance(self) -> Tensor | None:
         """Return what V adds to the variance of each weight, (1 or L, rows, rest); None where there is no V."""
         return None if self.cov_factor is None else self.cov_factor.square().sum(-1)
@@ -169,21 +162,6 @@ class RowMixture(Scored):
         """Return the variance of each weight under each component, (1 or L, *shape)."""
         added = self.factor_variance()
         return self.scale.square() if added is None else self.scale.square() + self.from_rows(added)
-
-    def width_parts(self) -> Widths | None:
-        """Return sums and squares of the widths, made once for KL and draws; None unless each weight has its own."""
-        if self.noiseless or not runs_on_cpu(self.scale) or not self.scale.is_contiguous():
-            return None
-        return self.once("widths", lambda: width_parts(self.scale))
-
-    def once(self, name: str, make: Callable[[], Made]) -> Made:
-        """Return what ``make`` makes; for a draw of a guide, of which KL and layers need the same, it is kept."""
-        if not self.lenient:  # anyone may use this distribution again, with gradients or without, and after a backward
-            return make()
-        if (key := (name, torch.is_grad_enabled())) not in self._kept:
-            self._kept[key] = make()
-        found: Made = self._kept[key]
-        return found
 
     @property
     def locs(self) -> Tensor:
@@ -373,7 +351,7 @@ class RowMixture(Scored):
     def expand(self, batch_shape: Sequence[int], _instance: Self | None = None) -> Self:
         """Return the same distribution with a larger batch; the parameters are shared, not copied."""
         new = super().expand(batch_shape, _instance)
-        new._draw, new._kept = None, {}
+        new._draw = None
         return new
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Distributions of weights that may draw labels, one or stacked in a plate; stand-ins for densities that do not exist.
+"""Distributions of weights that may draw labels, and stand-ins for densities that do not exist.
 
 A drawn label has no gradient in its probability; only its score has. A loss with a score term gets it here, and a loss
 without one raises an error, because it would leave the probabilities where they started: Pyro checks this only while
@@ -20,7 +20,6 @@ from torch.distributions import constraints
 
 from pyro_dropout.errors import PyroDropoutError, SingularError
 from pyro_dropout.mathematics.shapes import broadcast_shape
-from pyro_dropout.protocols import Distribution
 
 Kwargs = Mapping[str, object] | None
 MARK = "_pyro_dropout_per_data_point"
@@ -159,72 +158,3 @@ def _refuse_losses_without_scores() -> None:
         if frame.f_back is None:
             return
         frame = frame.f_back
-
-
-class Stacked(Scored):
-    """Independent distributions of the same event shape, as one batched distribution.
-
-    Args:
-        parts: the distributions, each without a batch, in the order of the elements of ``batch_shape``.
-        batch_shape: how they are laid out.
-    """
-
-    def __init__(self, parts: Sequence[Distribution], batch_shape: Sequence[int]) -> None:
-        self.parts = list(parts)
-        self.parts_shape = Size(batch_shape)
-        self._drawn: weakref.ref[Tensor] | None = None
-        super().__init__(self.parts_shape, parts[0].event_shape, validate_args=False)
-
-    @property
-    def singular(self) -> bool:
-        """Whether a part has no density."""
-        return any(getattr(part, "singular", False) for part in self.parts)
-
-    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Draw all parts, (*sample_shape, *batch_shape, *event_shape)."""
-        lead = (*sample_shape, *self.batch_shape[: len(self.batch_shape) - len(self.parts_shape)])
-        drawn = torch.stack([part.rsample(lead) for part in self.parts], len(lead))
-        laid_out: Tensor = drawn.unflatten(len(lead), self.parts_shape)
-        self._drawn = weakref.ref(laid_out)
-        return laid_out
-
-    @property
-    def scored(self) -> bool:
-        """Whether a part draws labels with trained probabilities, which have no pathwise gradient."""
-        return any(getattr(part, "scored", False) for part in self.parts)
-
-    def drew(self, value: object) -> bool:
-        """Whether ``value`` is the last draw."""
-        return self._drawn is not None and self._drawn() is value
-
-    def label_log_prob(self) -> Tensor:
-        """Return log p(z) of the labels of each part in the last draw, (*sample_shape, *batch_shape)."""
-        zero = self.parts[0].like.new_zeros(())
-        each = [part.label_log_prob() if part.scored else zero for part in self.parts]
-        labels: Tensor = torch.stack(torch.broadcast_tensors(*each), -1).unflatten(-1, self.parts_shape)
-        return labels
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log density of each part, (*sample_shape, *batch_shape)."""
-        if self.lenient and self.singular:
-            return self._no_density(value)
-        lead = value.dim() - len(self.event_shape) - len(self.parts_shape)
-        each = value.flatten(lead, lead + len(self.parts_shape) - 1).unbind(lead)
-        found = torch.stack([part.log_prob(one) for part, one in zip(self.parts, each, strict=True)], -1)
-        found = found.reshape(found.shape[:-1] + self.parts_shape)
-        return found.expand(broadcast_shape(found.shape, self.batch_shape))
-
-    def each(self, of: Callable[[Distribution], Tensor]) -> Tensor:
-        """Return one tensor from every part, stacked in the batch shape."""
-        found = torch.stack([of(part) for part in self.parts])
-        return found.reshape(self.parts_shape + found.shape[1:]).expand(self.batch_shape + found.shape[1:])
-
-    @property
-    def mean(self) -> Tensor:
-        """E[w], (*batch_shape, *event_shape)."""
-        return self.each(lambda part: part.mean)
-
-    @property
-    def variance(self) -> Tensor:
-        """Var[w] of each number, (*batch_shape, *event_shape)."""
-        return self.each(lambda part: part.variance)

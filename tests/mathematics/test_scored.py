@@ -1,6 +1,5 @@
 """Mixtures whose component probabilities are trained, under Pyro's own losses: the right gradient, or a refusal."""
 
-from contextlib import nullcontext
 from typing import Any
 
 import pyro
@@ -19,7 +18,6 @@ from pyro.infer import (
 from torch import Tensor
 
 import pyro_dropout as pd
-from pyro_dropout.mathematics.scored import Stacked
 
 X, Y = torch.tensor([[1.0, 0.3], [-0.2, 1.0]]), torch.tensor([1.5, 2.5])
 LOCS, WIDTH = torch.tensor([[[1.8, -1.5]], [[-0.6, 2.1]]]), 0.4
@@ -34,24 +32,21 @@ def divergence(locs: Tensor, probs: Tensor) -> Tensor:
 
 
 class Case:
-    """A row of two weights in a mixture of two, in a plate or not, and the exact gradient of its logits."""
+    """A row of two weights in a mixture of two, and the exact gradient of its logits."""
 
-    def __init__(self, plated: bool) -> None:
-        self.plated = plated
+    def __init__(self) -> None:
         self.logits = pyro.param("logits", torch.tensor([[0.3, -0.4], [1.0, 0.2]]))
 
     def model(self) -> None:
         prior = dist.Normal(0.0, 1.0).expand([1, 2]).to_event(2)
-        with pyro.plate("one", 1) if self.plated else nullcontext():
-            w = pyro.sample("w", prior)
-            w = w.reshape(*w.shape[: max(0, w.dim() - 4)], -1, 2)  # vectorised particles stand in front
-            with pyro.plate("data", len(X), dim=-2):
-                pyro.sample("y", dist.Normal((X @ w.mT), 1.0), obs=Y.unsqueeze(-1))
+        w = pyro.sample("w", prior)
+        w = w.reshape(*w.shape[: max(0, w.dim() - 4)], -1, 2)  # vectorised particles stand in front
+        with pyro.plate("data", len(X), dim=-2):
+            pyro.sample("y", dist.Normal((X @ w.mT), 1.0), obs=Y.unsqueeze(-1))
 
     def guide(self) -> None:
         q = pd.paper.RowMixture(LOCS, WIDTH, pyro.param("logits").softmax(-1), validate_args=False)
-        with pyro.plate("one", 1) if self.plated else nullcontext():
-            pyro.sample("w", Stacked([q], (1,)) if self.plated else q)
+        pyro.sample("w", q)  # type: ignore[arg-type]
 
     def exact(self) -> Tensor:
         probs = self.logits.softmax(-1)
@@ -65,20 +60,10 @@ class Case:
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize(
-    ("loss", "plated"),
-    [
-        (Trace_ELBO, True),
-        pytest.param(TraceGraph_ELBO, False, marks=pytest.mark.deep),
-        pytest.param(Trace_ELBO, False, marks=pytest.mark.deep),
-        pytest.param(TraceGraph_ELBO, True, marks=pytest.mark.deep),
-        pytest.param(TraceEnum_ELBO, False, marks=pytest.mark.deep),
-        pytest.param(TraceEnum_ELBO, True, marks=pytest.mark.deep),
-    ],
-)
-def test_probabilities_have_the_gradient_of_their_expectation(loss: Any, plated: bool) -> None:
+@pytest.mark.parametrize("loss", [Trace_ELBO, TraceGraph_ELBO, TraceEnum_ELBO])
+def test_probabilities_have_the_gradient_of_their_expectation(loss: Any) -> None:
     pyro.set_rng_seed(0)
-    case, repeats = Case(plated), 1000
+    case, repeats = Case(), 1000
     quiet: Any = {"strict_enumeration_warning": False} if loss is TraceEnum_ELBO else {}
     estimate = loss(max_plate_nesting=2, **quiet)
     found = []
@@ -93,10 +78,9 @@ def test_probabilities_have_the_gradient_of_their_expectation(loss: Any, plated:
     assert (error.max() * 4.5) < 0.6 * truth.abs().max(), "the test sees nothing"
 
 
-@pytest.mark.parametrize("plated", [False, True], ids=["alone", "in a plate"])
 @pytest.mark.parametrize("loss", [RenyiELBO, TraceMeanField_ELBO, TraceTailAdaptive_ELBO])
-def test_a_loss_without_scores_is_refused_by_name(loss: Any, plated: bool) -> None:
-    case = Case(plated)
+def test_a_loss_without_scores_is_refused_by_name(loss: Any) -> None:
+    case = Case()
     options: Any = {"num_particles": 3, "vectorize_particles": True} if loss is TraceTailAdaptive_ELBO else {}
     for checked in (True, False):
         with pyro.validation_enabled(checked), pytest.raises(ValueError, match=r"(?s)no score term.*weights='fixed'"):
@@ -104,7 +88,7 @@ def test_a_loss_without_scores_is_refused_by_name(loss: Any, plated: bool) -> No
 
 
 def test_a_loss_that_needs_a_path_hears_that_there_is_none() -> None:
-    case = Case(False)
+    case = Case()
     with pytest.raises(ValueError, match="fully reparametrized"):
         EnergyDistance(max_plate_nesting=3)(case.model, case.guide)
 

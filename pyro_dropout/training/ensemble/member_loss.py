@@ -10,11 +10,10 @@ from torch import Tensor
 from torch.func import vmap
 
 from pyro_dropout.engines.program import traced
-from pyro_dropout.engines.torch_internals import TreeSpec, tree_flatten, tree_unflatten
+from pyro_dropout.engines.torch_internals import TreeSpec, is_traced, tree_flatten, tree_unflatten
 from pyro_dropout.generative.own_noise import drawn_in_place, noise_of
 from pyro_dropout.generative.registration import forget
 from pyro_dropout.generative.trial_run import quietly
-from pyro_dropout.mathematics.whole_sums import is_traced
 from pyro_dropout.protocols import PyroModel, Tree
 from pyro_dropout.training.compile.functional import Buffers, Parameters, loss_and_gradients, unvalidated
 from pyro_dropout.training.distributed.process_group import Share

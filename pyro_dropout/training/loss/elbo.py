@@ -18,11 +18,11 @@ from pyro import poutine
 from pyro.util import warn_if_nan
 from torch import Tensor
 
+from pyro_dropout.engines.torch_internals import is_traced
 from pyro_dropout.errors import NotFollowedError
 from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.mathematics.checks import check_choice, check_count
 from pyro_dropout.mathematics.divergence import Method
-from pyro_dropout.mathematics.whole_sums import is_traced
 from pyro_dropout.protocols import PyroModel, Trace
 from pyro_dropout.training.loss.attempt import Attempt, check_data_axis, untraced
 from pyro_dropout.training.loss.operations import Args, Kwargs

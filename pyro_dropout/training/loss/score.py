@@ -13,7 +13,7 @@ from pyro.poutine.indep_messenger import CondIndepStackFrame
 from torch import Tensor
 
 from pyro_dropout.mathematics.per_data_point import PerDataPoint, drawn_per_data_point
-from pyro_dropout.mathematics.scored import Scored, Stacked
+from pyro_dropout.mathematics.scored import Scored
 from pyro_dropout.protocols import Distribution, Message, Trace
 from pyro_dropout.training.loss.row_tracking import Order
 from pyro_dropout.training.loss.site_terms import Term
@@ -57,7 +57,7 @@ def _log_chance(site: Message) -> Tensor | None:
 
 def _touched(terms: Sequence[Term], name: str, q: Distribution) -> list[Term]:
     """Return the terms that a shared draw may affect: not its own closed-form divergence, which averages over it."""
-    ours = isinstance(q, Stacked) or getattr(q, "learns_probs", False)  # a guide of this package: sites are independent
+    ours = getattr(q, "learns_probs", False)  # a guide of this package: sites are independent
     others = [term for term in terms if term.sampled or term.site != name]
     return [term for term in others if term.sampled or term.moved] if ours else others
 

@@ -117,14 +117,14 @@ def test_a_part_of_a_plate_counts_for_the_whole() -> None:
 @pytest.mark.deep
 @pytest.mark.parametrize("make", [pd.AutoMeanField, lambda m: pd.AutoDropout(m, keep=0.8, scale=0.1, bias="gaussian")])
 def test_guides_of_this_package_in_plates(make: Any) -> None:
-    """Real-valued and constrained sites in plates, and a weight for each group."""
+    """Real-valued and constrained sites in plates, and a matrix for each group."""
 
     def model() -> None:
         s = pyro.sample("s", dist.HalfNormal(1.0))
         with pyro.plate("groups", 4):
             z = pyro.sample("z", dist.Normal(0.0, s + 0.5))
             t = pyro.sample("t", dist.Gamma(3.0, 2.0))
-            w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([2, 2]).to_event(2), infer={"kind": "weight"})
+            w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([2, 2]).to_event(2))
             pyro.sample("y", dist.Normal(z + w.sum((-2, -1)), t), obs=DATA)
 
     alike(model, make(model), ours=pd.ELBO("exact", per_example=False))
@@ -209,7 +209,7 @@ def test_discrete_sites_have_the_gradient_of_their_score() -> None:
 
 @pytest.mark.parametrize("per_example", [pytest.param(True, marks=pytest.mark.deep), False])
 @pytest.mark.parametrize(
-    "kind", [pd.paper.RowMixture, *(pytest.param(kind, marks=pytest.mark.deep) for kind in ("learned", "plated"))]
+    "kind", [pd.paper.RowMixture, pytest.param("learned", marks=pytest.mark.deep)]
 )
 def test_labels_of_ones_own_mixture_are_trained(kind: Any, per_example: bool) -> None:
     """Against the expectation, which is a sum over the labels of two rows."""
@@ -222,24 +222,13 @@ def test_labels_of_ones_own_mixture_are_trained(kind: Any, per_example: bool) ->
         family = pd.paper.RowMixture
 
     def model(x: Tensor, y: Tensor) -> None:
-        if kind == "plated":
-            with pyro.plate("one", 1):
-                w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([1, 2]).to_event(2))[0]
-        else:
-            w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([1, 2]).to_event(2))
-        with pyro.plate("data", len(x), dim=-2 if kind == "plated" else -1):
-            f = x @ w.T
-            pyro.sample("y", dist.Normal(f, 1.0).to_event(0 if kind == "plated" else 1), obs=y)
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([1, 2]).to_event(2))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(x @ w.T, 1.0).to_event(1), obs=y)
 
     def guide(x: Tensor, y: Tensor) -> None:
         q = family(locs, width, logits.softmax(-1), validate_args=False)
-        if kind == "plated":
-            from pyro_dropout.mathematics.scored import Stacked
-
-            with pyro.plate("one", 1):
-                pyro.sample("w", Stacked([q], (1,)))
-        else:
-            pyro.sample("w", q)
+        pyro.sample("w", q)
 
     probs = logits.softmax(-1)
     expected = torch.zeros(())
