@@ -208,9 +208,7 @@ def test_discrete_sites_have_the_gradient_of_their_score() -> None:
 
 
 @pytest.mark.parametrize("per_example", [pytest.param(True, marks=pytest.mark.deep), False])
-@pytest.mark.parametrize(
-    "kind", [pd.paper.RowMixture, pytest.param("learned", marks=pytest.mark.deep)]
-)
+@pytest.mark.parametrize("kind", [pd.paper.RowMixture, pytest.param("learned", marks=pytest.mark.deep)])
 def test_labels_of_ones_own_mixture_are_trained(kind: Any, per_example: bool) -> None:
     """Against the expectation, which is a sum over the labels of two rows."""
     x, y = torch.randn(5, 2), torch.randn(5, 1)
