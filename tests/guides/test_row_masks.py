@@ -186,6 +186,9 @@ BRANCHES: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "a layer of its own": (
         lambda: nn.Sequential(nn.Linear(3, 4), Threshold(), nn.Dropout(0.3), nn.Linear(4, 2)), "Threshold '1'",
     ),
+    "statistics of its own": (
+        lambda: nn.Sequential(nn.Linear(3, 4), Normed(), nn.Dropout(0.3), nn.Linear(4, 2)), "Normed '1'",
+    ),
     "around noise": (
         lambda: Net(lambda n, x: n.d(n.a(x)) * 3 if n.training else n.d(n.a(x))), "Net ''",
     ),
@@ -203,13 +206,6 @@ def test_a_branch_on_the_mode_is_refused_by_name(name: str, trained: bool) -> No
         pd.from_dropout(net, example=torch.randn(4, 3))
     with pytest.raises(pd.errors.PyroDropoutError, match=words):
         pd.predict(*pd.from_dropout(net), torch.randn(4, 3), samples=2)
-
-
-def test_statistics_of_its_own_are_used_with_a_warning() -> None:
-    net = nn.Sequential(nn.Linear(3, 4), Normed(), nn.Dropout(0.3), nn.Linear(4, 2))
-    with pytest.warns(UserWarning, match="Normed '1' gives another output in training mode, where it changes its buf"):
-        pd.from_dropout(net, example=torch.randn(4, 3))
-    assert float(net[1].centre.abs().sum()) == 0
 
 
 # --- weights that are computed at every pass --------------------------------------------------------------------------
