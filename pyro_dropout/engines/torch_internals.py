@@ -36,12 +36,10 @@ from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
 # A network under torch.jit.trace, which functional_call refuses. Without it: such networks cannot be traced.
 from torch.nn.utils.stateless import _reparametrize_module as reparametrize_module
 
-# The modes that torch's functions run in now: looked at where a parameter stands in for another, put back after Ctrl-C,
-# and left for a moment where a model is only looked at. Without them: an interrupted training may leave a mode behind.
+# The modes that torch's functions run in now: looked at where a parameter stands in for another, and left for a moment
+# where a model is only looked at.
 from torch.overrides import _get_current_function_mode_stack as function_modes
-from torch.overrides import _pop_mode as pop_mode
 from torch.overrides import _pop_mode_temporarily as pop_mode_for_a_moment
-from torch.overrides import _push_mode as push_mode
 
 # Sees every operation below autograd: how steps are recorded, counted and checked. Documented, in a private module.
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -74,9 +72,7 @@ __all__ = [
     "disable_current_modes",
     "function_modes",
     "keystr",
-    "pop_mode",
     "pop_mode_for_a_moment",
-    "push_mode",
     "register_pytree_node",
     "reparametrize_module",
     "tracing",
@@ -116,11 +112,6 @@ def is_wrapped(value: Tensor) -> bool:
 def without_torch_function() -> Any:
     """Return a context in which modes and classes of tensors see no function of torch."""
     return torch._C.DisableTorchFunction()
-
-
-def number_of_function_modes() -> int:
-    """Return how many modes there are, also those that ``function_modes`` cannot show."""
-    return int(torch._C._len_torch_function_stack())
 
 
 @contextmanager
