@@ -13,7 +13,7 @@ from torch import Size, Tensor
 
 from pyro_dropout.errors import RangeError, ShapeError, SingularError
 from pyro_dropout.mathematics.checks import check_finite, check_non_negative, describe
-from pyro_dropout.mathematics.gaussian_rows import Factor, log_width, low_rank_factor, mahalanobis, standardise
+from pyro_dropout.mathematics.gaussian_rows import Factor, low_rank_factor, mahalanobis, standardise
 from pyro_dropout.mathematics.scored import Draw, Scored, is_placeholder
 from pyro_dropout.mathematics.shapes import Float, Int, RowDim, RowLayout, broadcast_shape
 
@@ -184,7 +184,7 @@ class RowMixture(Scored):
 
     def log_scale(self) -> Float[Tensor, "components rows rest"]:
         """Return log σ by rows, (1 or L, rows, rest)."""
-        return log_width(self.to_rows(self.scale))
+        return self.to_rows(self.scale).log()
 
     def factor(self, log_scale: Tensor | None = None) -> Factor | None:
         """Return the factorised low-rank part of the rows' covariances, or None where there is none."""
@@ -271,7 +271,7 @@ class RowMixture(Scored):
         Without ``labels``, ``noise`` is w itself by rows. With them, w = m_z + σ_z ε + V_z η is given by its parts, so
         that its density under component z does not suffer from the rounding of the sum.
         """
-        log_scale = self.log_scale()  # once, so that gradients of 1e38 are summed before the division by σ
+        log_scale = self.log_scale()
         factor = self.factor(log_scale)
         locs = [self.mean_rows(label) for label in range(self.components)]
         log_probs = self.log_probs()
