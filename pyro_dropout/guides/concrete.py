@@ -23,6 +23,7 @@ from pyro_dropout.registry import guide
 class ConcreteMixture(BernoulliMixture):
     """Dropout at σ = 0 with relaxed coin flips; its KL is that of the Bernoulli mixture, with the flips' entropy."""
 
+    relaxed = True
     temperature: float = 0.1
     logit: Tensor  # of keep; keep itself may round to 1
 

@@ -27,7 +27,6 @@ from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.generative.precision import HALF
 from pyro_dropout.generative.priors import BySite, by_site
 from pyro_dropout.mathematics.checks import check_choice, check_finite, check_positive, describe
-from pyro_dropout.mathematics.scored import Scored
 from pyro_dropout.mathematics.shapes import RowDim, RowLayout
 from pyro_dropout.protocols import Distribution, HasMean, Message, SiteDistribution, Weights
 
@@ -387,7 +386,7 @@ def check_distribution(q: object, site: GuideSite, guide: str) -> None:
             f" dimensions are its event; it gave {type(q).__name__} with batch {tuple(q.batch_shape)} and event"
             f" {tuple(q.event_shape)}. Write .to_event({event})."
         )
-    if not q.has_rsample and not isinstance(q, (Delta, Scored)):
+    if not q.has_rsample and not isinstance(q, Delta):
         raise PyroDropoutError(
             f"{guide} gives {site.name!r} a {type(q).__name__}, whose draws have no gradient (rsample); training would"
             " not move it."

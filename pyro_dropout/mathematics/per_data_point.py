@@ -17,8 +17,8 @@ from torch import Tensor
 
 from pyro_dropout.errors import NotFollowedError, ShapeError
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture, apart
-from pyro_dropout.mathematics.scored import MARK
 from pyro_dropout.mathematics.shapes import RowDim
+from pyro_dropout.mathematics.stand_ins import MARK
 
 POINTS_FIRST = (
     "Inputs must have data points first (batch_first=True in recurrent and attention layers), or use shared draws"
@@ -46,6 +46,7 @@ class PerDataPoint:
     """
 
     def __init__(self, site: str, q: RowMixture, reused: bool = False) -> None:
+        q.check_labels()
         self.site, self.q, self.reused = site, q.expand(torch.Size()) if q.batch_shape else q, reused
         self._like, self.dtype = q.like.detach(), q.like.dtype
         self.masks: list[Tensor] = []
@@ -179,13 +180,6 @@ class PerDataPoint:
             else:
                 parts.append(layer.scale_out(layer.by_input(x, noise, flips), mask.to(self.dtype)))
         return layer.scale_out(_total(parts), self._flip(layer.out_dim))
-
-    def label_log_prob(self) -> Tensor:
-        """Return log p(z_n) of the labels drawn for each data point, (N,)."""
-        log_probs = self.q.log_probs()
-        if not self.masks:  # one component, or a site that no layer has used
-            return log_probs.new_zeros(self.count or 1)
-        return torch.stack([(m * log_probs[:, k]).sum(-1) for k, m in enumerate(self.masks)]).sum(0)
 
     def draws(self, count: int) -> Tensor:
         """Return the weights themselves, (count, *shape): for biases and other small sites."""

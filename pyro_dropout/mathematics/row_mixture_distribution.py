@@ -9,18 +9,20 @@ from collections.abc import Sequence
 from typing import Self
 
 import torch
+from pyro.distributions import TorchDistribution
 from torch import Size, Tensor
+from torch.distributions import constraints
 
-from pyro_dropout.errors import RangeError, ShapeError, SingularError
+from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError, SingularError
 from pyro_dropout.mathematics.checks import check_finite, check_non_negative, describe
 from pyro_dropout.mathematics.gaussian_rows import Factor, low_rank_factor, mahalanobis, standardise
-from pyro_dropout.mathematics.scored import Draw, Scored, is_placeholder
 from pyro_dropout.mathematics.shapes import Float, Int, RowDim, RowLayout, broadcast_shape
+from pyro_dropout.mathematics.stand_ins import Draw, is_placeholder, no_density
 
 LOG_2PI = 1.8378770664093453
 
 
-class RowMixture(Scored):
+class RowMixture(TorchDistribution):
     """A weight tensor whose rows are drawn independently, each from a mixture of L Gaussians.
 
     With one component it is a Gaussian, with a component at zero it is dropout, with ``cov_factor`` its rows have a
@@ -46,7 +48,12 @@ class RowMixture(Scored):
         (torch.Size([2, 3]), [0.5, 0.5, 0.5], torch.Size([5, 2, 3]))
     """
 
-    learns_probs = False  # whether ``probs`` are trained, by the score of the labels
+    arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012 - torch reads a class attribute
+    has_rsample = True  # in means and widths; the probabilities of labels have no path
+    relaxed = False  # whether labels are relaxed, so that a gradient reaches their probabilities
+    # In a guide, a missing density is an error when a loss uses it, not when a trace computes it.
+    lenient = False
+    site = ""  # for that error: the site that is drawn
     joint = False  # whether a draw shares noise with the draws of other sites
 
     def __init__(
@@ -228,6 +235,19 @@ class RowMixture(Scored):
             return None
         return torch.randn((*shape, self.cov_factor.shape[-1]), dtype=self.like.dtype, device=self.like.device)
 
+    def check_labels(self) -> None:
+        """Raise if labels are drawn with trained probabilities: no gradient would reach these."""
+        if self.components > 1 and self.probs.requires_grad and not self.relaxed and torch.is_grad_enabled():
+            raise PyroDropoutError(
+                "the probabilities of a RowMixture's components cannot be trained: a drawn label has no gradient in its"
+                " probability. Detach probs; AutoConcreteDropout learns how much to drop."
+            )
+
+    def __call__(self, sample_shape: Sequence[int] = (), *args: object, **kwargs: object) -> Tensor:
+        """Draw for a guide, whose loss takes the gradient of the draw."""
+        self.check_labels()
+        return self.rsample(Size(sample_shape))
+
     def sample_masks(self, sample_shape: Sequence[int] = ()) -> list[Tensor]:
         """Draw which component each row takes, as one mask (*sample_shape, *batch_shape, rows) for each component."""
         labels = self.sample_labels(sample_shape)
@@ -294,16 +314,6 @@ class RowMixture(Scored):
             terms.append(log_probs[:, label] - 0.5 * (mahalanobis(residual, part, eta) + log_det + self.rest * LOG_2PI))
         return torch.stack(torch.broadcast_tensors(*terms))
 
-    @property
-    def scored(self) -> bool:
-        """Whether labels are drawn with trained probabilities, which have no pathwise gradient."""
-        relaxed = type(self).sample_masks is not RowMixture.sample_masks  # relaxed labels have a pathwise gradient
-        return self.components > 1 and (self.learns_probs or (self.probs.requires_grad and not relaxed))
-
-    def drew(self, value: object) -> bool:
-        """Whether ``value`` is the last draw."""
-        return self._draw is not None and self._draw.value() is value
-
     def label_log_prob(self) -> Tensor:
         """Return log p(z) of the labels of the last draw, (*sample_shape, *batch_shape)."""
         assert self._draw is not None, "nothing was drawn yet"
@@ -313,7 +323,8 @@ class RowMixture(Scored):
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log density of ``value``; for the last draw it is computed from the noise that made it."""
         if self.lenient and (self.singular or is_placeholder(value)):
-            return self._no_density(value)
+            lead = value.shape[: value.dim() - len(self.event_shape)]
+            return no_density(value, broadcast_shape(lead, self.batch_shape), self.site)
         if self.singular:
             raise SingularError(
                 f"{type(self).__name__} has no density at scale=0: its draws lie on a set of volume zero, and KL(q||p)"
@@ -331,6 +342,11 @@ class RowMixture(Scored):
         return total.expand(broadcast_shape(total.shape, self.batch_shape))
 
     # --- moments and the rest of torch's interface ------------------------------------------------------------------
+
+    @constraints.dependent_property(is_discrete=False)
+    def support(self) -> constraints.Constraint:
+        """Every real tensor of the event's shape."""
+        return constraints.independent(constraints.real, len(self.event_shape))
 
     def _center(self) -> Tensor:
         probs = self.per_row(self.probs.mT)
@@ -350,8 +366,9 @@ class RowMixture(Scored):
 
     def expand(self, batch_shape: Sequence[int], _instance: Self | None = None) -> Self:
         """Return the same distribution with a larger batch; the parameters are shared, not copied."""
-        new = super().expand(batch_shape, _instance)
-        new._draw = None
+        new = type(self).__new__(type(self)) if _instance is None else _instance
+        new.__dict__.update(self.__dict__)
+        new._batch_shape, new._draw = Size(batch_shape), None
         return new
 
     def __repr__(self) -> str:

@@ -146,7 +146,7 @@ class ELBO(pyro.infer.ELBO):
         """Return the loss at one draw, with the gradient of the score."""
         drawn = self._drawn(model, guide, args, kwargs)
         divergences = self._tempered(drawn)
-        zero = score([*drawn.surprises, *divergences], drawn.guide_trace, drawn.orders)
+        zero = score([*drawn.surprises, *divergences], drawn.guide_trace)
         return _total(drawn.surprises) + _total(divergences) + zero
 
     def _tempered(self, drawn: Particle) -> list[Term]:

@@ -34,14 +34,12 @@ class Term:
         value: scaled and masked, with the batch of its site, or a number.
         frames: the plates of the batch.
         sampled: whether it depends on the draw, so that another draw would give another value.
-        moved: whether it is a closed form that may depend on draws of other sites.
     """
 
     site: str
     value: Tensor
     frames: tuple[CondIndepStackFrame, ...]
     sampled: bool = True
-    moved: bool = True
 
 
 def observed(site: Message) -> Term:
@@ -89,7 +87,7 @@ def divergence(
                 f"its prior is {type(p).__name__}, {wrong}",
             )
         if fits and (drawn or not (apart or (method == "monte_carlo" and not q.singular))):
-            return Term(name, _of_mixture(q_site, p_site, method, num_samples, learned), frames, False, learned)
+            return Term(name, _of_mixture(q_site, p_site, method, num_samples, learned), frames, sampled=False)
     elif not apart and q.batch_shape == p.batch_shape and _scaled_alike(q_site, p_site):
         with suppress(NotImplementedError):
             found = kl_divergence(q, p)
