@@ -23,7 +23,6 @@ from pyro_dropout.mathematics.full_rank_normal import (
     KroneckerNormal,
     Rotated,
     SharedNoise,
-    bias_normal,
 )
 from pyro_dropout.protocols import Distribution, PyroModel, SiteDistribution, Weights
 from pyro_dropout.registry import guide
@@ -260,7 +259,7 @@ class AutoLaplace(SiteGuide):
         if isinstance(block, Diagonal):
             return gaussian(loc, root[site.name].log())
         assert isinstance(block, Kronecker)
-        return bias_normal(loc, root) if _is_bias(block, site.name) else KroneckerNormal(loc, root)
+        return KroneckerNormal(loc, root, _is_bias(block, site.name))
 
     def _marginal(self, site: GuideSite) -> Distribution:
         return self._marginal_at(site, self._state(site))
