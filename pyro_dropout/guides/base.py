@@ -31,7 +31,6 @@ from pyro_dropout.guides.sites import (
     Bias,
     Check,
     Family,
-    Given,
     GuideSite,
     Image,
     Init,
@@ -134,8 +133,8 @@ class SiteGuide(Marginals):
         bias = self.biases[0] if bias is None else bias
         check_choice("bias", bias, self.biases)
         check_choice("other", other, ("gaussian", "map"))
-        start = given_weights(init, model)
-        if not callable(start) and not isinstance(start, Given):
+        start = given_weights(init)
+        if not callable(start) and not isinstance(start, dict):
             check_choice("init", start, ("module", "paper"), "a function of name and shape, a guide or a dict")
         if init_loc_fn is not None and init != "module":
             raise PyroDropoutError("give init or init_loc_fn, not both: each sets where the guide starts.")

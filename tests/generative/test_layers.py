@@ -10,7 +10,7 @@ from pyro import poutine
 from torch import Tensor, nn
 
 from pyro_dropout import AutoDropout, AutoMeanField, BayesianNet, per_example
-from pyro_dropout.errors import PyroDropoutError, ShapeError
+from pyro_dropout.errors import PyroDropoutError
 
 F64 = torch.float64
 N, T = 3, 4
@@ -195,27 +195,6 @@ TRANSFORMERS: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("kind", TRANSFORMERS)
 def test_transformers(kind: str, guide: str) -> None:
     check_against_torch(TRANSFORMERS[kind](), torch.randn(N, T, 4, dtype=F64), guide)
-
-
-@pytest.mark.parametrize("guide", DEGENERATE)
-@pytest.mark.parametrize("kind", TRANSFORMERS)
-@pytest.mark.thinned(2)
-def test_transformers_without_a_gradient_in_evaluation(kind: str, guide: str) -> None:
-    """There torch takes a kernel for the whole layer, which knows of one set of weights only."""
-    net = TRANSFORMERS[kind]().to(F64).eval()
-    x, model = torch.randn(N, T, 4, dtype=F64), BayesianNet(net)
-    with torch.no_grad():
-        f = per_point(model, DEGENERATE[guide](model), x)
-    assert torch.allclose(f, net(x), rtol=1e-6, atol=1e-6)
-
-
-def test_the_layers_are_as_before_afterwards() -> None:
-    fast = torch.backends.mha.get_fastpath_enabled()
-    model = BayesianNet(Attend({}))
-    with pytest.raises(ShapeError, match="shapes cannot be multiplied"):
-        per_point(model, AutoDropout(model), torch.zeros(N, T, 5))
-    assert "forward" not in vars(model.net.attention)
-    assert torch.backends.mha.get_fastpath_enabled() == fast
 
 
 # --- one mask for a whole sequence ----------------------------------------------------------------------------------

@@ -329,12 +329,3 @@ def test_classes_do_not_become_numbers_without_a_word(outputs: int, y: Tensor, s
     chosen, guide = pd.from_dropout(net, tau=1.0)  # Gaussian noise was asked for
     if y.dim() == 2:
         pd.fit(chosen, guide, x, y.float(), steps=1, progress=False)
-
-
-def test_a_trained_network_keeps_its_statistics() -> None:
-    net = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 1))
-    net(torch.randn(100, 3) + 2)
-    model, guide = pd.from_dropout(net)
-    x = torch.randn(7, 3)
-    model.eval()
-    assert float((functional_call(model.net, guide.mean(), (x,)) - net.eval()(x)).detach().abs().max()) <= 1e-12

@@ -1,6 +1,5 @@
 """Which masks are on rows of a weight: whatever is read, predictions have the distribution of torch's training mode."""
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -59,10 +58,6 @@ def pair_of_rows(net: Any, x: Tensor) -> Tensor:
 
 def frames(net: Any, x: Tensor) -> Tensor:
     return net.o(net.d(net.a(x.reshape(-1, 3)))).tanh().reshape(x.shape[0], -1, 4).mean(1)
-
-
-def positions_table(net: Any, x: Tensor) -> Tensor:
-    return net.a(x) + net.o(net.d(net.c.weight.reshape(4, 4))).sum(0)
 
 
 # The network, the shape of a data point, and whether its mask is on rows.
@@ -136,21 +131,6 @@ def test_other_shapes_than_those_of_the_example_are_refused() -> None:
     assert model.dropped == ["d"]
     with pytest.raises(pd.errors.PyroDropoutError, match=r"'d' drops units of 'o' separately at each row"):
         pd.predict(model, guide, torch.randn(4, 5, 3), samples=4, shared=True)
-
-
-def test_a_table_with_a_row_for_each_point_by_chance() -> None:
-    model, guide = pd.from_dropout(Net(positions_table))
-    with pytest.raises(pd.errors.PyroDropoutError, match=r"example=x"):
-        pd.predict(model, guide, torch.randn(4, 3), samples=4, shared=True)
-
-
-def test_points_that_meet_have_masks_of_their_own() -> None:
-    # 16 differences beyond 4.5 standard errors, 7e-6 each
-    net, x = Net(lambda net, x: net.o(net.d(net.a(x))).mean(0) + net.a(x)), torch.randn(2, 3)
-    model, guide = pd.from_dropout(net, whole_batch=True)
-    passes = torch.cat([stochastic_passes(net, x, 1) for _ in range(3000)])
-    assert largest_z(passes, predicted(model, guide, x, 3000, True)) < 4.5
-    assert model.noise == ["d"]
 
 
 # --- networks that compute something else in training mode ------------------------------------------------------------
@@ -246,16 +226,3 @@ def test_computed_weights(name: str, trained: bool) -> None:
     assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
     assert largest_z(expected, found) < 4.5
     pd.fit(model, guide, x, torch.zeros(2, 2), steps=2, progress=False)
-
-
-@pytest.mark.parametrize("name", ["weight_norm", "spectral_norm", "prune"])
-@pytest.mark.thinned(2)
-def test_trained_models_with_computed_weights_are_copied(name: str) -> None:
-    model = pd.BayesianNet(nn.Sequential(nn.Linear(3, 4), COMPUTED[name](), nn.Linear(4, 1)))
-    guide, x = pd.AutoMeanField(model), torch.randn(5, 3)
-    pd.fit(model, guide, x, torch.zeros(5, 1), steps=2, progress=False, loss=pd.ELBO(per_example=False))
-    other = copy.deepcopy(model).eval()
-    assert other.net[1].weight is not model.net[1].weight
-    assert torch.equal(other.evaluate(guide.mean(), x), model.eval().evaluate(guide.mean(), x))
-    ensemble = pd.Ensemble(model, members=2)
-    pd.fit(model, ensemble, x, torch.zeros(5, 1), steps=2, progress=False, loss=pd.ELBO(per_example=False))
