@@ -76,8 +76,8 @@ def find_noise(net: nn.Module, x: AnyInputs, whole: bool = False) -> list[str] |
             return with_dropout(net)
         for label, operation in first.elsewhere:
             raise _refusal(label, f"from {operation}, {_SHARED}")
-        if own := _at_fault(first, again):
-            raise _refusal(own, "from a generator of its own")
+        if not alike(first.output, again.output):
+            raise _refusal(f"a module of {type(net).__name__}", "from a generator of its own")
         if len(batches[0]) != len(batches[1]):  # otherwise each draw is a pass of its own: there is no other way
             _check_points(first.draws, more.draws, len(batches[1]) / len(batches[0]))
         found = list(dict.fromkeys(draw.path for draw in first.draws))
@@ -88,12 +88,12 @@ def find_noise(net: nn.Module, x: AnyInputs, whole: bool = False) -> list[str] |
             raise _refusal(draw.label, f"in {draw.operation}, and changes its buffers in training mode")
     for draw in Counter(first.draws) - Counter(kept.draws):
         raise _refusal(draw.label, f"in {draw.operation}, but not when it alone is in training mode")
-    if own := _at_fault(first, kept):
+    if not alike(first.output, kept.output):
         raise PyroDropoutError(
-            f"{own} computes something else in training mode than in evaluation mode, for the same random numbers: it"
-            " branches on self.training, has statistics of its own, or drops everything there. from_dropout cannot tell"
-            " which of the two you mean. Let it compute the same in both modes, apart from dropout (for classes: logits"
-            " in both)."
+            f"{type(net).__name__} computes something else in training mode than in evaluation mode, for the same"
+            " random numbers: a module branches on self.training, has statistics of its own, or drops everything there."
+            " from_dropout cannot tell which of the two you mean. Let it compute the same in both modes, apart from"
+            " dropout (for classes: logits in both)."
         )
     return found
 
@@ -143,16 +143,6 @@ def _check_points(draws: "list[_Draw]", more: "list[_Draw]", ratio: float) -> No
         raise _refusal(max(draws, more, key=len)[min(len(draws), len(more))].label, "depending on the batch")
 
 
-def _at_fault(one: "_Watch", other: "_Watch") -> str:
-    """Return the innermost module that gives another output for the same input; empty if the network's is the same."""
-    if alike(one.calls[-1].output, other.calls[-1].output):
-        return ""
-    before = {(call.label, call.number): call for call in one.calls}
-    pairs = ((before[key], call) for call in other.calls if (key := (call.label, call.number)) in before)
-    wrong = (a.label for a, b in pairs if alike(a.given, b.given) and not alike(a.output, b.output))
-    return next(wrong, one.calls[-1].label)
-
-
 class _Draw(NamedTuple):
     """A random operation: the module that called it, and how many numbers it gave."""
 
@@ -162,31 +152,22 @@ class _Draw(NamedTuple):
     numbers: int
 
 
-class _Call(NamedTuple):
-    """A run of a module: which of its runs it was, and what went in and came out."""
-
-    label: str
-    number: int
-    given: list[Tensor]
-    output: list[Tensor]
-
-
 class _Watch(TorchDispatchMode):
-    """Notes the random operations of a forward pass, the output of every module, and whose buffers changed."""
+    """Notes the random operations of a forward pass, its output, and whose buffers changed."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.draws: list[_Draw] = []
         self.elsewhere: list[tuple[str, str]] = []
-        self.calls: list[_Call] = []
         self.moved: set[str] = set()
-        self._inside: list[tuple[str, nn.Module, tuple[object, ...], list[Tensor]]] = []
+        self.output: object = None
+        self._inside: list[tuple[str, nn.Module, tuple[object, ...]]] = []
 
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded not in func.tags or not self._inside:
             return func(*args, **kwargs)
-        path, module, *_ = self._inside[-1]
+        path, module, _ = self._inside[-1]
         label, operation = f"{type(module).__name__} {path!r}", f"torch.{func.overloadpacket.__name__}"
         if kwargs.get("generator") is not None:
             self.elsewhere.append((label, "a generator of its own"))
@@ -206,37 +187,28 @@ class _Watch(TorchDispatchMode):
         with ExitStack() as stack:
             for path, module in net.named_modules():
                 enter = functools.partial(self._enter, path)
-                stack.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
+                stack.callback(module.register_forward_pre_hook(enter).remove)
                 stack.callback(module.register_forward_hook(self._leave).remove)
             stack.enter_context(self)
             yield
         now = {path: list(net.get_submodule(path).buffers(False)) for path in buffers}
         self.moved = {path for path, own in buffers.items() if not all(map(torch.equal, own, now[path]))}
 
-    def _enter(self, path: str, module: nn.Module, args: object, kwargs: object) -> None:
-        self._inside.append((path, module, _other_states(), _numbers((args, kwargs))))
+    def _enter(self, path: str, module: nn.Module, inputs: object) -> None:
+        self._inside.append((path, module, _other_states()))
 
     def _leave(self, module: nn.Module, inputs: object, output: object) -> None:
-        path, _, before, given = self._inside.pop()
-        label = f"{type(module).__name__} {path!r}"
+        path, _, before = self._inside.pop()
         if before != _other_states():
-            self.elsewhere.append((label, "Python's or numpy's generator"))
-        number = sum(call.label == label for call in self.calls)
-        self.calls.append(_Call(label, number, given, _numbers(output)))
+            self.elsewhere.append((f"{type(module).__name__} {path!r}", "Python's or numpy's generator"))
 
 
 def _watched(net: nn.Module, x: AnyInputs) -> _Watch:
     """Return what a run from a fixed random state draws."""
     watch = _Watch()
     with quietly(net), seeded(0, x.device), watch.on(net):
-        call_net(net, copies(x, 1))  # a network may write to its inputs
+        watch.output = call_net(net, copies(x, 1))  # a network may write to its inputs
     return watch
-
-
-def _numbers(tree: object) -> list[Tensor]:
-    """Return copies of the floating-point tensors: a network may write to its own."""
-    leaves = (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
-    return [leaf.clone() for leaf in leaves if leaf.is_floating_point()]
 
 
 def _torch_states() -> list[bytes]:

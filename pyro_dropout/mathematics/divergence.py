@@ -116,13 +116,10 @@ def _half_log_det(q: RowMixture, sizes: tuple[int, int]) -> Tensor:
         extra = q.low_rank_log_det()
         diagonal = _total(compact(q.to_rows(q.scale)).log() + 0.5, sizes)
         return diagonal if extra is None else diagonal + _summed(extra, sizes) / 2
-    if q.cov_factor is None:
-        if q.noiseless:
-            return q.like.new_zeros((1, 1))
-        scale = q.to_rows(q.scale)
-        return _total(torch.where(scale > 0, torch.where(scale > 0, scale, 1.0).log() + 0.5, 0.0), sizes)
     if not q.noiseless:
-        raise SingularError("kl needs scale to be 0 for all weights or for none when there is a cov_factor.")
+        raise SingularError("kl needs scale to be 0 for all weights or for none.")
+    if q.cov_factor is None:
+        return q.like.new_zeros((1, 1))
     # As σ → 0, log det(σ²I + VVᵀ) = (K - R) log σ² + log det VᵀV, and the second part moves with V.
     factor = q.cov_factor
     one = factor.shape[-1] == 1  # one direction, as of multiplicative noise, needs no matrix

@@ -158,19 +158,19 @@ class Normed(nn.Module):
 
 
 BRANCHES: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "another factor": (lambda: Net(lambda n, x: n.o(n.d(n.a(x)) if n.training else n.a(x) * 0.5)), "Net ''"),
+    "another factor": (lambda: Net(lambda n, x: n.o(n.d(n.a(x)) if n.training else n.a(x) * 0.5)), "Net"),
     "softmax in evaluation": (
-        lambda: Net(lambda n, x: (lambda f: f if n.training else f.softmax(-1))(n.o(n.d(n.a(x))))), "Net ''",
+        lambda: Net(lambda n, x: (lambda f: f if n.training else f.softmax(-1))(n.o(n.d(n.a(x))))), "Net",
     ),
-    "another layer": (lambda: Net(lambda n, x: (n.o(n.d(n.a(x))) if n.training else n.o(n.a(x)).exp())), "Net ''"),
+    "another layer": (lambda: Net(lambda n, x: (n.o(n.d(n.a(x))) if n.training else n.o(n.a(x)).exp())), "Net"),
     "a layer of its own": (
-        lambda: nn.Sequential(nn.Linear(3, 4), Threshold(), nn.Dropout(0.3), nn.Linear(4, 2)), "Threshold '1'",
+        lambda: nn.Sequential(nn.Linear(3, 4), Threshold(), nn.Dropout(0.3), nn.Linear(4, 2)), "Sequential",
     ),
     "statistics of its own": (
-        lambda: nn.Sequential(nn.Linear(3, 4), Normed(), nn.Dropout(0.3), nn.Linear(4, 2)), "Normed '1'",
+        lambda: nn.Sequential(nn.Linear(3, 4), Normed(), nn.Dropout(0.3), nn.Linear(4, 2)), "Sequential",
     ),
     "around noise": (
-        lambda: Net(lambda n, x: n.d(n.a(x)) * 3 if n.training else n.d(n.a(x))), "Net ''",
+        lambda: Net(lambda n, x: n.d(n.a(x)) * 3 if n.training else n.d(n.a(x))), "Net",
     ),
 }  # fmt: skip
 
