@@ -111,13 +111,10 @@ CAUSAL = torch.ones(T, T).triu(1).bool()
 MASKS: dict[str, dict[str, Any]] = {
     "none": {},
     "padding": {"key_padding_mask": PADDING},
-    "padding as numbers": {"key_padding_mask": torch.where(PADDING, -torch.inf, 0.0).to(F64)},
     "causal": {"attn_mask": CAUSAL},
-    "causal, told so": {"attn_mask": CAUSAL, "is_causal": True, "need_weights": False},
     "added": {"attn_mask": torch.linspace(-1, 1, T * T, dtype=F64).reshape(T, T)},
     "one for each head": {"attn_mask": torch.linspace(-1, 1, 2 * N * T * T, dtype=F64).reshape(2 * N, T, T)},
     "both": {"attn_mask": CAUSAL, "key_padding_mask": PADDING},
-    "weights of each head": {"average_attn_weights": False},
 }
 
 

@@ -41,16 +41,6 @@ def relu_on_the_copy(net: Any, x: Tensor) -> Tensor:
     return net.o(net.d(h).relu_()) + h
 
 
-def through_a_view(net: Any, x: Tensor) -> Tensor:
-    h = net.a(x)
-    return net.o(net.d(h.view(-1, 4))) + h
-
-
-def inplace_twice(net: Any, x: Tensor) -> Tensor:
-    h = net.a(x)
-    return net.o(net.d(h)) + torch.tanh(net.o(h))
-
-
 def pair_of_rows(net: Any, x: Tensor) -> Tensor:
     one, other = net.o(net.d(torch.cat([net.a(x).relu(), net.a(-x).relu()]))).chunk(2)
     return one * other
@@ -63,8 +53,6 @@ def frames(net: Any, x: Tensor) -> Tensor:
 # The network, the shape of a data point, and whether its mask is on rows.
 NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], bool]] = {
     "in place, input used again": (in_place(lambda n, x: (lambda h: n.o(n.d(h)) + h)(n.a(x))), (3,), False),
-    "in place, a view of what is used again": (in_place(through_a_view), (3,), False),
-    "in place, the layer used again": (in_place(inplace_twice), (3,), False),
     "in place, input used before": (in_place(lambda n, x: (lambda h: h.exp() + n.o(n.d(h)))(n.a(x))), (3,), False),
     "in place, a chain": (in_place(lambda n, x: n.o(n.d(n.a(x)))), (3,), True),
     "in place behind a ReLU": (in_place(lambda n, x: n.o(n.d(n.a(x).relu()))), (3,), True),
