@@ -83,26 +83,6 @@ def test_recurrent_layers_without_biases(cell: str) -> None:
     check_against_torch(net, torch.randn(N, T, 2, dtype=F64), "masks")
 
 
-class Steps(nn.Module):
-    """A cell, called once for each step of the sequence."""
-
-    def __init__(self, cell: nn.Module) -> None:
-        super().__init__()
-        self.cell = cell
-
-    def forward(self, x: Tensor) -> Tensor:
-        state: Any = None
-        for t in range(x.shape[1]):
-            state = self.cell(x[:, t], state)
-        return torch.cat(state, -1) if isinstance(state, tuple) else state
-
-
-@pytest.mark.parametrize("guide", DEGENERATE)
-@pytest.mark.parametrize("cell", [nn.RNNCell, nn.LSTMCell, nn.GRUCell])
-def test_recurrent_cells(cell: type[nn.Module], guide: str) -> None:
-    check_against_torch(Steps(cell(2, 3)), torch.randn(N, T, 2, dtype=F64), guide)
-
-
 # --- attention --------------------------------------------------------------------------------------------------------
 
 
@@ -135,7 +115,6 @@ class Attend(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         key, value = (x.flip(1), 2 * x) if self.cross else (x, x)
-        key, value = key[..., : self.attention.kdim], value[..., : self.attention.vdim]
         masks = {name: cycled(mask, len(x)) for name, mask in self.masks.items()}
         out, weights = self.attention(x, key, value, **masks)
         return out.flatten(1) if weights is None else torch.cat([out.flatten(1), weights.flatten(1)], -1)
@@ -147,11 +126,6 @@ class Attend(nn.Module):
 @pytest.mark.thinned(2)
 def test_attention(masks: str, cross: bool, guide: str) -> None:
     check_against_torch(Attend(MASKS[masks], cross), torch.randn(N, T, 4, dtype=F64), guide)
-
-
-@pytest.mark.parametrize("options", [{"kdim": 3, "vdim": 2}, {"kdim": 3, "vdim": 2, "bias": False}, {"bias": False}])
-def test_attention_with_maps_of_its_own(options: dict[str, Any]) -> None:
-    check_against_torch(Attend({}, cross=True, **options), torch.randn(N, T, 4, dtype=F64), "masks")
 
 
 class Encode(nn.Module):
@@ -301,22 +275,22 @@ class Packed(nn.Module):
         return self.layer(nn.utils.rnn.pack_padded_sequence(x, torch.full((len(x),), T), batch_first=True))[1][0]
 
 
-class Unbatched(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.cell = nn.RNNCell(2, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.stack([self.cell(row) for row in x])
-
-
 REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
     "packed": (lambda: Packed(nn.RNN(2, 3, batch_first=True)), (N, T, 2), "not packed"),
     "projected": (lambda: Recurrence(nn.LSTM(2, 3, proj_size=2, batch_first=True)), (N, T, 2), "proj_size"),
-    "a cell for one point": (Unbatched, (N, 2), r"\(N, features\)"),
+    "a cell": (lambda: Step(), (N, 2), "gru_cell"),
     "attention with a zero": (lambda: Attend({}, add_zero_attn=True), (N, T, 4), "add_zero_attn"),
     "max_norm": (lambda: Norm(), (N, T), "max_norm"),
 }
+
+
+class Step(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.cell(x)
 
 
 class Norm(nn.Module):
