@@ -37,16 +37,15 @@ from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
 # A network under torch.jit.trace, which functional_call refuses. Without it: such networks cannot be traced.
 from torch.nn.utils.stateless import _reparametrize_module as reparametrize_module
 
-# The modes that torch's functions run in now: looked at where a parameter stands in for another, put back after Ctrl-C,
-# and left for a moment where a model is only looked at. Without them: an interrupted training may leave a mode behind.
+# The modes that torch's functions run in now: looked at where a parameter stands in for another, and left for a moment
+# where a model is only looked at.
 from torch.overrides import _get_current_function_mode_stack as function_modes
-from torch.overrides import _pop_mode as pop_mode
 from torch.overrides import _pop_mode_temporarily as pop_mode_for_a_moment
-from torch.overrides import _push_mode as push_mode
 
 # Sees every operation below autograd: how steps are recorded, counted and checked. Documented, in a private module.
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as dispatch_modes
 
 # Trees of tensors; torch.utils has no public ones. Without them: optree, a package.
 from torch.utils._pytree import (
@@ -74,9 +73,7 @@ __all__ = [
     "disable_current_modes",
     "function_modes",
     "keystr",
-    "pop_mode",
     "pop_mode_for_a_moment",
-    "push_mode",
     "register_pytree_node",
     "reparametrize_module",
     "tracing",
@@ -98,6 +95,11 @@ def is_jit_traced() -> bool:
     return torch._C._get_tracing_state() is not None
 
 
+def is_traced() -> bool:
+    """Whether operations are being recorded for a compiled program; a mode that only counts them records nothing."""
+    return any(not getattr(mode, "only_counts", False) for mode in dispatch_modes())
+
+
 def is_mapped() -> bool:
     """Whether torch.func maps or differentiates here. Without the name: such a model could not be looked at."""
     return torch._C._functorch.peek_interpreter_stack() is not None
@@ -111,11 +113,6 @@ def is_wrapped(value: Tensor) -> bool:
 def without_torch_function() -> Any:
     """Return a context in which modes and classes of tensors see no function of torch."""
     return torch._C.DisableTorchFunction()
-
-
-def number_of_function_modes() -> int:
-    """Return how many modes there are, also those that ``function_modes`` cannot show."""
-    return int(torch._C._len_torch_function_stack())
 
 
 @contextmanager

@@ -20,7 +20,6 @@ from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.inputs import AnyInputs, Inputs, copies, leaves_of, picked, takes_all
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.own_noise import check_no_noise, silent
-from pyro_dropout.generative.precision import HALF
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.generative.trial_run import aside, can_run, evaluating
 from pyro_dropout.protocols import Model, Weights
@@ -182,8 +181,6 @@ def last_layer(model: Any, weights: Weights, x: AnyInputs, *, sure: bool = False
         >>> found.path, found.sites, found.linear, found.features.shape
         ('2', ('2.weight', '2.bias'), True, torch.Size([5, 8]))
     """
-    if sure and (stack := _stack(model, weights, x)):
-        return stack
     runs: list[tuple[str, nn.Module, Tensor | None, object, int | None]] = []
     returned: list[object] = []
     random = {id(model.net.get_parameter(name)): name for name in model.sites}
@@ -230,42 +227,6 @@ def last_layer(model: Any, weights: Weights, x: AnyInputs, *, sure: bool = False
         and (sure or _affine(f, features, last, {name: weights[name] for name in sites}, prefix))
     )
     return LastLayer(path, sites, linear, f, features if linear else None)
-
-
-def _stack(model: Any, weights: Weights, x: AnyInputs) -> LastLayer | None:
-    """Return the last layer of Linear layers and activations that follow one another; None for any other network.
-
-    It runs them itself: the general way, which exchanges parameters and listens to calls, takes several times as long
-    as the layers of a small network.
-    """
-    layers = dict(model.net._modules)  # a layer may be there twice, which named_children leaves out
-    linear = {path: layer for path, layer in layers.items() if type(layer) is nn.Linear}
-    used = {f"{path}.{own}": value for path, layer in linear.items() for own, value in layer.named_parameters()}
-    first, last = next(iter(layers), ""), next(reversed(layers), "")
-    if (
-        first not in linear
-        or last not in linear
-        or len({id(value) for value in used.values()}) < len(used)
-        or any(
-            layer is None or layer._parameters or layer._modules for path, layer in layers.items() if path not in linear
-        )
-        or set(weights) != set(used)
-        or any(weights[name].shape != value.shape or weights[name].dtype != value.dtype for name, value in used.items())
-        or not isinstance(x, Tensor)
-        or x.shape[1:] != (linear[first].in_features,)
-        or x.dtype != weights[f"{first}.weight"].dtype
-        or x.dtype in HALF
-        or model.output is not None
-    ):
-        return None
-    f = features = x
-    for path, layer in layers.items():
-        if path in linear:
-            features, f = f, nn.functional.linear(f, weights[f"{path}.weight"], weights.get(f"{path}.bias"))
-        else:
-            f = layer(f)
-    sites = tuple(name for name in model.sites if name.rpartition(".")[0] == last)
-    return LastLayer(last, sites, True, f, features)
 
 
 def _is_same(output: object, version: int | None, returned: object) -> bool:

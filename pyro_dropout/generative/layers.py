@@ -169,29 +169,17 @@ def _step(
     """Take one step: input and state in, new state out (its first tensor is the output)."""
     h = state[0]
     from_x, from_h = F.linear(x, w_ih, b_ih), F.linear(h, w_hh, b_hh)
-    if isinstance(module, nn.LSTM | nn.LSTMCell):
+    if isinstance(module, nn.LSTM):
         i, f, g, o = (from_x + from_h).chunk(4, -1)
         c = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
         return torch.sigmoid(o) * torch.tanh(c), c
-    if isinstance(module, nn.GRU | nn.GRUCell):
+    if isinstance(module, nn.GRU):
         (r_x, z_x, n_x), (r_h, z_h, n_h) = from_x.chunk(3, -1), from_h.chunk(3, -1)
         n = torch.tanh(n_x + torch.sigmoid(r_x + r_h) * n_h)
         z = torch.sigmoid(z_x + z_h)
         return ((1 - z) * n + z * h,)
-    squash = torch.relu if getattr(module, "nonlinearity", "tanh") == "relu" else torch.tanh
+    squash = torch.relu if module.nonlinearity == "relu" else torch.tanh
     return (squash(from_x + from_h),)
-
-
-def _run_cell(module: nn.RNNCellBase, x: Tensor, hx: Tensor | State | None = None) -> Tensor | State:
-    """Run an RNNCell, LSTMCell or GRUCell."""
-    if x.dim() != 2:
-        raise NotFollowedError("per-data-point draws need input (N, features) in recurrent cells.")
-    zero = x.new_zeros(len(x), module.hidden_size)
-    if hx is None:
-        hx = (zero, zero) if isinstance(module, nn.LSTMCell) else zero
-    state = hx if isinstance(hx, tuple) else (hx,)
-    state = _step(module, x, state, module.weight_ih, module.weight_hh, module.bias_ih, module.bias_hh)
-    return state if isinstance(module, nn.LSTMCell) else state[0]
 
 
 def _run_layer(module: nn.RNNBase, x: object, hx: Tensor | State | None = None) -> tuple[Tensor, Tensor | State]:
@@ -247,9 +235,13 @@ def _run_attention(
     """Run multi-head attention; data points must come first."""
     if not module.batch_first or query.dim() != 3:
         raise NotFollowedError("per-data-point draws need attention with batch_first=True and inputs (N, T, features).")
-    if module.bias_k is not None or module.add_zero_attn:
-        raise NotFollowedError("per-data-point draws do not cover add_bias_kv and add_zero_attn; use shared draws.")
-    q, k, v = _projections(module, query, key, value)
+    if module.bias_k is not None or module.add_zero_attn or not module._qkv_same_embed_dim:
+        raise NotFollowedError(
+            "per-data-point draws do not cover kdim, vdim, add_bias_kv and add_zero_attn; use shared draws."
+        )
+    # One matrix holds all three maps, and is applied to each input.
+    whole = {id(t): F.linear(t, module.in_proj_weight, module.in_proj_bias).chunk(3, -1) for t in (query, key, value)}
+    q, k, v = whole[id(query)][0], whole[id(key)][1], whole[id(value)][2]
     heads, width = module.num_heads, module.head_dim
     q, k, v = (t.unflatten(-1, (heads, width)).transpose(1, 2) for t in (q, k, v))
     scores = q @ k.mT / math.sqrt(width)
@@ -267,22 +259,7 @@ def _run_attention(
     return out, weights.mean(1) if average_attn_weights else weights
 
 
-def _projections(module: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
-    """Return queries, keys and values; one matrix may hold all three maps, and is then applied to each input."""
-    if module._qkv_same_embed_dim:
-        whole = {
-            id(t): F.linear(t, module.in_proj_weight, module.in_proj_bias).chunk(3, -1) for t in (query, key, value)
-        }
-        return whole[id(query)][0], whole[id(key)][1], whole[id(value)][2]
-    biases = (None,) * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
-    if module.in_proj_bias is not None and drawn_per_data_point(module.in_proj_bias) is not None:
-        raise NotFollowedError("per-data-point draws do not cover attention with kdim or vdim and a random bias.")
-    maps = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
-    return tuple(F.linear(t, w, b) for t, w, b in zip((query, key, value), maps, biases, strict=True))
-
-
 _WRITTEN_OUT: dict[type[nn.Module], Callable[..., object]] = {
     nn.RNNBase: _run_layer,
-    nn.RNNCellBase: _run_cell,
     nn.MultiheadAttention: _run_attention,
 }

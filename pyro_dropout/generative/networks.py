@@ -11,7 +11,7 @@ import torch
 from torch import Size, Tensor, nn
 from torch.func import functional_call, vmap
 
-from pyro_dropout.engines.torch_internals import is_jit_traced, reparametrize_module
+from pyro_dropout.engines.torch_internals import is_jit_traced, is_traced, reparametrize_module
 from pyro_dropout.errors import NotFollowedError, PyroDropoutError, ShapeError
 from pyro_dropout.generative.inputs import (
     AnyInputs,
@@ -52,7 +52,6 @@ from pyro_dropout.generative.trial_run import aside, can_run
 from pyro_dropout.mathematics.checks import check_choice, check_flag, describe
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
 from pyro_dropout.mathematics.shapes import broadcast_shape
-from pyro_dropout.mathematics.whole_sums import is_traced
 from pyro_dropout.protocols import Likelihood, Weights
 
 # The shapes of inputs that a model has been checked with. Not an attribute: it would be a part of the model.

@@ -13,18 +13,13 @@ from typing import ParamSpec, TypeVar
 import torch
 from pyro.poutine.runtime import _DIM_ALLOCATOR, _PYRO_STACK
 from torch import nn
-from torch.overrides import TorchFunctionMode
-
-from pyro_dropout.engines.torch_internals import function_modes, number_of_function_modes, pop_mode, push_mode
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 
 class Turn:
-    """A lock that a thread may take again while it has it, and takes back only after a thread that waits for it.
-
-    With ``threading.RLock`` alone, a thread that predicts in a loop would take the lock back before any other wakes up.
+    """A lock that a thread may take again while it has it, and that a child process does not inherit from others.
 
     Example:
         >>> from pyro_dropout.generative.process_lock import Turn
@@ -35,22 +30,17 @@ class Turn:
     """
 
     def __init__(self) -> None:
-        self._lock, self._next = threading.RLock(), threading.Lock()
+        self._lock = threading.RLock()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._alone)
 
     def _alone(self) -> None:
         """Forget the other threads in a child process, which has none that could give the lock back."""
-        self._next = threading.Lock()
         if not self.taken_here():
             self._lock = threading.RLock()
 
     def __enter__(self) -> None:
-        if self.taken_here():
-            self._lock.acquire()
-            return
-        with self._next:  # held by the thread that is next, until it has the lock
-            self._lock.acquire()
+        self._lock.acquire()
 
     def __exit__(self, *_: object) -> None:
         self.give_back()
@@ -75,40 +65,26 @@ def one_at_a_time(run: Callable[Parameters, Result]) -> Callable[Parameters, Res
     """Let a function that runs a model wait until no other thread does, and leave nothing behind when it fails.
 
     Ctrl-C raises between any two instructions, also after ``torch.no_grad()`` has switched gradients off and before its
-    ``with`` block begins; nothing would switch them on again. The same holds of Pyro's handlers and plates, of torch's
-    modes, and of this lock. A mode that torch has put aside for a moment may be missing as well: leaving it then fails,
-    and the interruption is raised instead of that.
+    ``with`` block begins; nothing would switch them on again. The same holds of Pyro's handlers and plates, and of this
+    lock.
     """
 
     @functools.wraps(run)
     def alone(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
         handlers, plates = len(_PYRO_STACK), list(_DIM_ALLOCATOR._stack)
         gradients, had = torch.is_grad_enabled(), RUNNING.taken_here()
-        modes = function_modes()
         try:
             with RUNNING:
                 return run(*args, **kwargs)
-        except BaseException as error:
+        except BaseException:
             torch.set_grad_enabled(gradients)
-            if function_modes() != modes:
-                _set_modes(modes)
             del _PYRO_STACK[handlers:]
             _DIM_ALLOCATOR._stack[:] = plates
             while RUNNING.taken_here() and not had:
                 RUNNING.give_back()
-            if "mode stack" in str(error) and isinstance(error.__context__, KeyboardInterrupt):
-                raise KeyboardInterrupt from None
             raise
 
     return alone
-
-
-def _set_modes(modes: list[TorchFunctionMode]) -> None:
-    """Put torch's modes back as they were."""
-    while number_of_function_modes():
-        pop_mode()
-    for mode in modes:
-        push_mode(mode)
 
 
 def modules_stay(run: Callable[Parameters, Result]) -> Callable[Parameters, Result]:

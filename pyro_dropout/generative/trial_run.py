@@ -19,12 +19,12 @@ from pyro_dropout.engines.torch_internals import (
     disable_current_modes,
     is_jit_traced,
     is_mapped,
+    is_traced,
     without_torch_function,
 )
 from pyro_dropout.generative.inputs import AnyInputs
 from pyro_dropout.generative.process_lock import RUNNING
 from pyro_dropout.generative.random_state import forked
-from pyro_dropout.mathematics.whole_sums import is_traced
 
 # What a run that computes shapes alone raises where it would have to know values, or does not know an operation.
 _WITHOUT_VALUES = (

@@ -9,7 +9,6 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -32,7 +31,6 @@ from pyro_dropout.guides.sites import (
     Bias,
     Check,
     Family,
-    Given,
     GuideSite,
     Image,
     Init,
@@ -51,7 +49,6 @@ from pyro_dropout.guides.summary import facts_of, guide_card, told
 from pyro_dropout.mathematics.checks import check_choice, describe
 from pyro_dropout.mathematics.normal import Normal
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
-from pyro_dropout.mathematics.scored import Stacked
 from pyro_dropout.mathematics.shapes import broadcast_shape
 from pyro_dropout.protocols import Distribution, PyroModel, SiteDistribution
 
@@ -136,8 +133,8 @@ class SiteGuide(Marginals):
         bias = self.biases[0] if bias is None else bias
         check_choice("bias", bias, self.biases)
         check_choice("other", other, ("gaussian", "map"))
-        start = given_weights(init, model)
-        if not callable(start) and not isinstance(start, Given):
+        start = given_weights(init)
+        if not callable(start) and not isinstance(start, dict):
             check_choice("init", start, ("module", "paper"), "a function of name and shape, a guide or a dict")
         if init_loc_fn is not None and init != "module":
             raise PyroDropoutError("give init or init_loc_fn, not both: each sets where the guide starts.")
@@ -235,34 +232,16 @@ class SiteGuide(Marginals):
             return self.bias_parameters(site)
         if site.kind == "other":
             return self._simple_parameters(site, self.other)
-        if not site.plates:
-            return self.parameters_of(site)
-        # One weight for each element of its plates: all of them have the same tensors, stacked.
-        elements = site.start.flatten(0, site.start.dim() - site.free_dim - 1)
-        parts = [self.parameters_of(replace(site.element(), start=start)) for start in elements]
-        stacked = {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
-        learned = {name for name, value in parts[0].items() if isinstance(value, nn.Parameter)}
-        return {name: trained(value) if name in learned else value for name, value in stacked.items()}
+        return self.parameters_of(site)
 
     def _distribution(self, site: GuideSite) -> Distribution:
         """Return q of a site, from its tensors; in a plate, of the elements that the plate shows now."""
         state = self._state(site)
         if not site.plates or self._joint(site):
             return self._made(site, state)
-        if site.kind == "weight":
-            return Stacked(*self._elements(site, state))
         names = [*state._parameters, *state._buffers]
         shown = {name: pyro.subsample(getattr(state, name), event_dim=site.free_dim) for name in names}
         return self._made(site, SimpleNamespace(**shown))
-
-    def _elements(self, site: GuideSite, state: SiteState) -> tuple[list[SiteDistribution], torch.Size]:
-        """Return q of each weight that the plates of a site show now, and the sizes of the plates."""
-        lead = site.start.shape[: site.start.dim() - site.free_dim]
-        index = pyro.subsample(torch.arange(lead.numel()).reshape(lead), event_dim=0)
-        rows = index.flatten().to(site.start.device)
-        here = {name: getattr(state, name)[rows] for name in [*state._parameters, *state._buffers]}
-        parts = [SimpleNamespace(**dict(zip(here, row, strict=True))) for row in zip(*here.values(), strict=True)]
-        return [pyro_distribution(self.weight_distribution(site.element(), part)) for part in parts], index.shape
 
     def _made(self, site: GuideSite, state: State) -> Distribution:
         if site.kind in ("weight", "bias"):
@@ -309,9 +288,6 @@ class SiteGuide(Marginals):
         with torch.no_grad():
             self._before_sampling()
             for site in self._sites.values():
-                if site.kind == "weight" and site.plates and not self._joint(site):
-                    for q in self._elements(site, self._state(site))[0]:
-                        check_distribution(q, site.element(), type(self).__name__)
                 check_distribution(self._distribution(site), site, type(self).__name__)
         kinds = {site.kind for site in self._sites.values()}
         marked = all("kind" in site["infer"] for _, site in self.prototype_trace.iter_stochastic_nodes())
@@ -366,7 +342,7 @@ class SiteGuide(Marginals):
             event_dim = value.dim() if site.plain else site.event_dim
             infer = {"full_prior": self.full_prior}
             return pyro.sample(site.name, dist.Delta(value, event_dim=event_dim), infer=infer)  # type: ignore[arg-type]
-        if isinstance(q, RowMixture | Stacked):
+        if isinstance(q, RowMixture):
             q.lenient, q.site = True, site.name
         if site.transform is None:
             return pyro.sample(site.name, q, infer={"reused": site.reused})  # type: ignore[arg-type]

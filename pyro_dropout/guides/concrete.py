@@ -16,7 +16,6 @@ from pyro_dropout.guides.base import SiteGuide, State, matching, trained
 from pyro_dropout.guides.sites import GuideSite, Options, check_unless_by_site, per_row
 from pyro_dropout.mathematics.checks import check_keep, check_positive
 from pyro_dropout.mathematics.distributions import BernoulliMixture
-from pyro_dropout.mathematics.scored import Stacked
 from pyro_dropout.protocols import Distribution, PyroModel, SiteDistribution
 from pyro_dropout.registry import guide
 
@@ -24,6 +23,7 @@ from pyro_dropout.registry import guide
 class ConcreteMixture(BernoulliMixture):
     """Dropout at σ = 0 with relaxed coin flips; its KL is that of the Bernoulli mixture, with the flips' entropy."""
 
+    relaxed = True
     temperature: float = 0.1
     logit: Tensor  # of keep; keep itself may round to 1
 
@@ -105,8 +105,6 @@ class AutoConcreteDropout(SiteGuide):
 
 def as_flips(q: Distribution) -> Distribution:
     """Return q with coin flips that are not relaxed: what was learned, and what predictions are drawn from."""
-    if isinstance(q, Stacked):
-        return Stacked([as_flips(part) for part in q.parts], q.parts_shape)
     if not isinstance(q, ConcreteMixture):
         return q
     return BernoulliMixture(q.loc, q.keep, 0.0, q.row_dim, validate_args=False)

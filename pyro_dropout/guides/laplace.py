@@ -23,7 +23,6 @@ from pyro_dropout.mathematics.full_rank_normal import (
     KroneckerNormal,
     Rotated,
     SharedNoise,
-    bias_normal,
 )
 from pyro_dropout.protocols import Distribution, PyroModel, SiteDistribution, Weights
 from pyro_dropout.registry import guide
@@ -260,7 +259,7 @@ class AutoLaplace(SiteGuide):
         if isinstance(block, Diagonal):
             return gaussian(loc, root[site.name].log())
         assert isinstance(block, Kronecker)
-        return bias_normal(loc, root) if _is_bias(block, site.name) else KroneckerNormal(loc, root)
+        return KroneckerNormal(loc, root, _is_bias(block, site.name))
 
     def _marginal(self, site: GuideSite) -> Distribution:
         return self._marginal_at(site, self._state(site))
@@ -277,14 +276,7 @@ class AutoLaplace(SiteGuide):
 
     def squared_length(self, by_site: Mapping[str, Tensor]) -> Tensor:
         """Return gᵀ Λ⁻¹ g of a vector g, given by site, with the precision Λ of the posterior; in float64."""
-        found = []
-        for block in self.curvature:
-            if isinstance(block, Kronecker):
-                rotated = self._root(block, self.point()[next(iter(block.shapes))])
-                found.append(rotated.root(block.matrix(by_site).unsqueeze(0).to(rotated.left)).double().square().sum())
-            else:
-                found.append(block.squared_length(by_site))
-        return torch.stack(found).sum()
+        return torch.stack([block.squared_length(by_site) for block in self.curvature]).sum()
 
     def _joint_root(self, rows: Mapping[str, Tensor]) -> Tensor:
         """Return the root of the blocks that the rows belong to."""

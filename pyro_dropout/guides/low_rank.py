@@ -19,7 +19,7 @@ from pyro_dropout.mathematics.distributions import LowRankNormal
 from pyro_dropout.mathematics.full_rank_normal import SharedNoise
 from pyro_dropout.mathematics.gaussian_rows import Factor, joint_factor, joint_log_det
 from pyro_dropout.mathematics.row_mixture_distribution import LOG_2PI
-from pyro_dropout.mathematics.scored import is_placeholder
+from pyro_dropout.mathematics.stand_ins import is_placeholder
 from pyro_dropout.protocols import Distribution, HasMoments, PyroModel, SiteDistribution
 from pyro_dropout.registry import guide
 

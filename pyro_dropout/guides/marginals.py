@@ -1,6 +1,9 @@
-"""Queries of a trained guide: the distribution of one site, means, draws, medians and quantiles.
+"""Queries of a trained guide: the distribution of one site, means, covariances, draws, medians and quantiles.
 
-Any Pyro distribution works: quantiles come from its ``icdf`` where it has one, and from draws otherwise.
+Any Pyro distribution works: quantiles come from its ``icdf`` where it has one, and from draws otherwise. Covariances
+come as a factor, R Σ Rᵀ = root rootᵀ for rows R, such as those of a Jacobian: Σ itself has as many rows and columns as
+there are weights, and is never formed. A root is linear in its rows, and its columns mean the same whatever the rows
+are: roots of the same sites can be stacked, and then hold the covariances between all of their rows.
 """
 
 import copy
@@ -11,17 +14,15 @@ import pyro.distributions as dist
 import torch
 from pyro.infer.autoguide import AutoGuide
 from torch import Tensor
-from torch.distributions import TransformedDistribution
+from torch.distributions import MultivariateNormal, TransformedDistribution
 
-from pyro_dropout.errors import PyroDropoutError
+from pyro_dropout.errors import PyroDropoutError, ShapeError
 from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.generative.random_state import forked
-from pyro_dropout.guides.moments import check_rows, site_root
 from pyro_dropout.guides.sites import GuideSite
 from pyro_dropout.mathematics.checks import check_count, check_level
 from pyro_dropout.mathematics.mixtures import marginal_quantile
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
-from pyro_dropout.mathematics.scored import Stacked
 from pyro_dropout.mathematics.shapes import base_distribution
 from pyro_dropout.protocols import Distribution, Trace
 
@@ -122,13 +123,13 @@ class Marginals(AutoGuide):
             got = repr(unknown[0]) if unknown else "no site"
             raise PyroDropoutError(f"rows must be of sites of this guide, {', '.join(sites)}; got {got}.")
         for name, value in rows.items():
-            check_rows(sites[name], value)
+            _check_rows(sites[name], value)
         with torch.no_grad():
             joint = {name: value for name, value in rows.items() if self._joint(sites[name])}
             found = [self._joint_root(joint)] if joint else []
             alone = {name: self._marginal(sites[name]) for name in rows if name not in joint}
             random = {name: q for name, q in alone.items() if not isinstance(q, dist.Delta)}
-            found += [site_root(sites[name], q, rows[name]) for name, q in random.items()]
+            found += [_site_root(sites[name], q, rows[name]) for name, q in random.items()]
             first = next(iter(rows.values()))
             return torch.cat(found, -1) if found else first.new_zeros(len(first), 0)
 
@@ -216,9 +217,6 @@ def _quantiles(fn: Distribution, levels: list[float]) -> list[Tensor]:
     """Return quantiles of every element of a distribution."""
     if isinstance(fn, dist.Delta):
         return [fn.v for _ in levels]
-    if isinstance(fn, Stacked):
-        parts = [_quantiles(part, levels) for part in fn.parts]
-        return [torch.stack(each).reshape(fn.batch_shape + fn.event_shape) for each in zip(*parts, strict=True)]
     if isinstance(fn, RowMixture):
         return [marginal_quantile(fn, level) for level in levels]
     base = base_distribution(fn)
@@ -229,3 +227,60 @@ def _quantiles(fn: Distribution, levels: list[float]) -> list[Tensor]:
         with forked():
             draws = fn.sample((_DRAWS,))
         return list(torch.quantile(draws.double(), draws.new_tensor(levels).double(), dim=0).to(draws))
+
+
+def _check_rows(site: GuideSite, rows: Tensor) -> None:
+    """Raise unless a site is real-valued and in no plate, and ``rows`` are (B, *shape)."""
+    if not site.plain:
+        why = "in a plate" if site.plates else "constrained"
+        raise PyroDropoutError(
+            f"the covariance of site {site.name!r} is not known: it is {why}. Linearised predictions are for"
+            " real-valued weights outside all plates; use method='mc'."
+        )
+    if rows.shape[1:] != site.start.shape:
+        raise ShapeError(
+            f"rows of {site.name!r} must have shape (B, *site), here (B, {', '.join(map(str, site.start.shape))});"
+            f" got {tuple(rows.shape)}."
+        )
+
+
+def _site_root(site: GuideSite, q: Distribution, rows: Tensor) -> Tensor:
+    """Return root, (B, K), with root rootᵀ = rows Cov[w] rowsᵀ for the weights of one site with the distribution q."""
+    if isinstance(q, RowMixture):
+        return torch.cat(_mixture_roots(q, rows), -1)
+    base = base_distribution(q)
+    flat = rows.flatten(1)
+    if isinstance(base, MultivariateNormal) and q.event_shape == base.event_shape and not q.batch_shape:
+        return flat @ base.scale_tril.to(rows)
+    try:
+        width: Tensor | None = None if base.event_shape else q.stddev.to(rows)
+    except (NotImplementedError, AttributeError):
+        width = None
+    if width is None or not bool(torch.isfinite(width).all()):
+        raise PyroDropoutError(
+            f"the covariance of site {site.name!r} is not known: it has the distribution {type(base).__name__}. It must"
+            " be a RowMixture, a MultivariateNormal, or independent numbers with a finite variance; otherwise use"
+            " method='mc'."
+        )
+    return flat * width.flatten()
+
+
+def _mixture_roots(q: RowMixture, rows: Tensor) -> list[Tensor]:
+    """Return the parts of a row mixture's root: within components, diagonal and by V, and between their means.
+
+    The rows of a weight are independent, and Cov[w_r] = Σ_l π_rl (diag σ_l² + V_l V_lᵀ + (m_l - m)(m_l - m)ᵀ).
+    """
+    by_row, probs = q.to_rows(rows), q.probs.mT  # (B, R, rest) and (L, R)
+    found = []
+    if not q.noiseless:
+        variance = (q.per_row(probs) * q.scale.square()).sum(0)
+        found.append((rows * variance.sqrt()).flatten(1))
+    if q.cov_factor is not None:
+        # One V that all components share needs its columns once: the probabilities sum to 1.
+        shared = len(q.cov_factor) == 1
+        factor = q.cov_factor if shared else q.cov_factor * probs.sqrt()[..., None, None]
+        found.append(torch.einsum("brk,lrkq->brlq", by_row, factor).flatten(1))
+    if q.components > 1:
+        apart = q.to_rows(q.locs - q.mean) * probs.sqrt().unsqueeze(-1)
+        found.append(torch.einsum("brk,lrk->brl", by_row, apart).flatten(1))
+    return found or [rows.new_zeros(len(rows), 0)]

@@ -1,8 +1,8 @@
 """Finds what draws random numbers in a network, besides the dropout that a guide has taken over, by running it.
 
-A few rows of data are run in training mode, and whatever changes a random generator is found with the module that did
-it. Noise can be kept (``generative/own_noise.py``) if every data point has its own, from torch's generator, and if it
-is still drawn when only its module is in training mode. All other noise is refused by name.
+A few rows of data are run in training mode, and every random operation is noted with the module that called it. Noise
+can be kept (``generative/own_noise.py``) if every data point has its own, from torch's generator, and if the network
+computes the same when only these modules are in training mode. All other noise is refused by name.
 """
 
 import functools
@@ -26,6 +26,7 @@ from pyro_dropout.generative.trial_run import evaluating, quietly
 
 _ROWS = (2, 3)  # of the data: noise of each point grows with their number
 _MIXING = {"randperm", "randint", "random_", "multinomial"}  # they choose, perhaps among data points
+_SHARED = "the same for all data points of a batch"
 
 
 def with_dropout(net: nn.Module) -> list[str]:
@@ -73,25 +74,26 @@ def find_noise(net: nn.Module, x: AnyInputs, whole: bool = False) -> list[str] |
                 stacklevel=2,
             )
             return with_dropout(net)
-        _check_generators(first, again)
-        _check_points(first, more, len(batches[1]) / len(batches[0]))
+        for label, operation in first.elsewhere:
+            raise _refusal(label, f"from {operation}, {_SHARED}")
+        if not alike(first.output, again.output):
+            raise _refusal(f"a module of {type(net).__name__}", "from a generator of its own")
+        if len(batches[0]) != len(batches[1]):  # otherwise each draw is a pass of its own: there is no other way
+            _check_points(first.draws, more.draws, len(batches[1]) / len(batches[0]))
         found = list(dict.fromkeys(draw.path for draw in first.draws))
         with evaluating(net), silent(False), kept_random(map(net.get_submodule, found)):
             kept = _watched(net, batches[0])
+    for draw in first.draws:
+        if draw.path in kept.moved:
+            raise _refusal(draw.label, f"in {draw.operation}, and changes its buffers in training mode")
     for draw in Counter(first.draws) - Counter(kept.draws):
         raise _refusal(draw.label, f"in {draw.operation}, but not when it alone is in training mode")
-    own = _at_fault(first, kept)
-    if own is not None and own.path in first.moved:
-        warnings.warn(
-            f"{own.label} gives another output in training mode, where it changes its buffers: statistics of its own."
-            " Predictions are made as in evaluation mode there.",
-            stacklevel=2,
-        )
-    elif own is not None:
+    if not alike(first.output, kept.output):
         raise PyroDropoutError(
-            f"{own.label} computes something else in training mode than in evaluation mode, for the same random"
-            " numbers: it branches on self.training, or drops everything there. from_dropout cannot tell which of the"
-            " two you mean. Let it compute the same in both modes, apart from dropout (for classes: logits in both)."
+            f"{type(net).__name__} computes something else in training mode than in evaluation mode, for the same"
+            " random numbers: a module branches on self.training, has statistics of its own, or drops everything there."
+            " from_dropout cannot tell which of the two you mean. Let it compute the same in both modes, apart from"
+            " dropout (for classes: logits in both)."
         )
     return found
 
@@ -101,44 +103,15 @@ def runnable(net: nn.Module, x: AnyInputs, whole: bool = False) -> list[AnyInput
     # A number of data points may be built in; the network then runs with as many, or with a multiple.
     sizes = ((len(x), len(x)),) if whole else (_ROWS, (len(x), 2 * len(x)), (len(x), len(x)))
     choices = ([x[torch.arange(count, device=x.device) % len(x)] for count in each] for each in sizes)
-    with quietly(net), torch.no_grad():
+    with quietly(net), evaluating(net):
         return next((each for each in choices if _runs(net, each)), None)
 
 
-def alike(one: object, other: object, *, by_size: bool = False) -> bool:
-    """Whether all numbers of the second result are in the first, which may hold more, up to rounding.
-
-    ``by_size`` measures differences by the largest number of a tensor, and not each by its own.
-    """
-    many, few = ([leaf for leaf in tree_leaves(each) if isinstance(leaf, Tensor)] for each in (one, other))
-
-    def same(a: Tensor, b: Tensor) -> bool:
-        a, b = a.double(), b.double()
-        least = 1e-5 + 1e-3 * float(b.abs().nan_to_num(0.0, 0.0).amax()) if by_size and b.numel() else 1e-5
-        return a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=least, equal_nan=True)
-
-    return all(any(same(a, b) for a in many) for b in few)
-
-
-def _at_fault(one: "_Watch", other: "_Watch") -> "_Call | None":
-    """Return the innermost module that gives another output for the same input; None if the network's is the same.
-
-    Where buffers moved a little (the power iteration of a spectral norm), differences of numbers that nearly cancel
-    grow on the way through the network.
-    """
-    if alike(one.calls[-1].output, other.calls[-1].output, by_size=bool(one.moved)):
-        return None
-    before = {(call.path, call.number): call for call in one.calls}
-    pairs = ((before[call.path, call.number], call) for call in other.calls if (call.path, call.number) in before)
-    return next((a for a, b in pairs if alike(a.given, b.given) and not alike(a.output, b.output)), one.calls[-1])
-
-
 def _runs(net: nn.Module, batches: Sequence[AnyInputs]) -> bool:
-    """Whether a network in evaluation mode takes these inputs."""
+    """Whether a network takes these inputs."""
     try:
-        with evaluating(net):
-            for batch in batches:
-                call_net(net, copies(batch, 1))
+        for batch in batches:
+            call_net(net, copies(batch, 1))
     except PyroDropoutError:
         raise  # of ours, at a layer whose rows are dropped
     except Exception:
@@ -146,38 +119,28 @@ def _runs(net: nn.Module, batches: Sequence[AnyInputs]) -> bool:
     return True
 
 
-def _watched(net: nn.Module, x: AnyInputs) -> "_Watch":
-    """Return what a run from a fixed random state draws."""
-    watch = _Watch()
-    with quietly(net), seeded(0, x.device), watch.on(net):
-        call_net(net, copies(x, 1))  # a network may write to its inputs
-    return watch
+def alike(one: object, other: object) -> bool:
+    """Whether all numbers of the second result are in the first, which may hold more, up to rounding."""
+    many, few = ([leaf for leaf in tree_leaves(each) if isinstance(leaf, Tensor)] for each in (one, other))
+
+    def same(a: Tensor, b: Tensor) -> bool:
+        a, b = a.double(), b.double()
+        # By the size of the tensor: a power iteration (spectral_norm) moves numbers that nearly cancel a little.
+        least = 1e-5 + 1e-3 * float(b.abs().nan_to_num(0.0, 0.0).amax()) if b.numel() else 0.0
+        return a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=least, equal_nan=True)
+
+    return all(any(same(a, b) for a in many) for b in few)
 
 
-def _check_generators(first: "_Watch", again: "_Watch") -> None:
-    """Raise if noise comes from another generator than torch's, or changes the state of the module that draws it."""
-    for label, operation in first.elsewhere:
-        raise _refusal(label, f"from {operation}, the same for all data points of a batch")
-    own = _at_fault(first, again)
-    if own is not None:
-        raise _refusal(own.label, "from a generator of its own")
-    for draw in first.draws:
-        if draw.path in first.moved:
-            raise _refusal(draw.label, f"in {draw.operation}, and changes its buffers in training mode")
-
-
-def _check_points(first: "_Watch", more: "_Watch", ratio: float) -> None:
-    """Raise unless there is as much noise for each data point in a batch of another size, if there can be one."""
-    if ratio == 1:
-        return  # each draw is a pass of its own, as there is no other way to run the network
-    both = list(zip(first.draws, more.draws, strict=False))
-    for draw, other in both:
+def _check_points(draws: "list[_Draw]", more: "list[_Draw]", ratio: float) -> None:
+    """Raise unless there is as much noise for each data point in a batch that is ``ratio`` times as large."""
+    for draw, other in zip(draws, more, strict=False):
         if draw.operation.removeprefix("torch.") in _MIXING:
             raise _refusal(draw.label, f"in {draw.operation}, which may mix data points")
         if other.numbers != draw.numbers * ratio:
-            raise _refusal(draw.label, f"in {draw.operation}, the same for all data points of a batch")
-    if len(first.draws) != len(more.draws):
-        raise _refusal(max(first.draws, more.draws, key=len)[len(both)].label, "depending on the batch")
+            raise _refusal(draw.label, f"in {draw.operation}, {_SHARED}")
+    if len(draws) != len(more):
+        raise _refusal(max(draws, more, key=len)[min(len(draws), len(more))].label, "depending on the batch")
 
 
 class _Draw(NamedTuple):
@@ -189,33 +152,22 @@ class _Draw(NamedTuple):
     numbers: int
 
 
-class _Call(NamedTuple):
-    """A run of a module: the how manieth it was, and what went in and came out."""
-
-    path: str
-    number: int
-    label: str
-    given: list[Tensor]
-    output: list[Tensor]
-
-
 class _Watch(TorchDispatchMode):
-    """Notes the random operations of a forward pass and the output of every module."""
+    """Notes the random operations of a forward pass, its output, and whose buffers changed."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.draws: list[_Draw] = []
         self.elsewhere: list[tuple[str, str]] = []
-        self.calls: list[_Call] = []
         self.moved: set[str] = set()
-        self._inside: list[tuple[str, nn.Module, tuple[object, ...], list[Tensor], list[Tensor]]] = []
-        self._runs: Counter[str] = Counter()
+        self.output: object = None
+        self._inside: list[tuple[str, nn.Module, tuple[object, ...]]] = []
 
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded not in func.tags or not self._inside:
             return func(*args, **kwargs)
-        path, module, *_ = self._inside[-1]
+        path, module, _ = self._inside[-1]
         label, operation = f"{type(module).__name__} {path!r}", f"torch.{func.overloadpacket.__name__}"
         if kwargs.get("generator") is not None:
             self.elsewhere.append((label, "a generator of its own"))
@@ -231,34 +183,32 @@ class _Watch(TorchDispatchMode):
     @contextmanager
     def on(self, net: nn.Module) -> Iterator[None]:
         """Watch the modules of a network."""
+        buffers = {path: [buffer.clone() for buffer in part.buffers(False)] for path, part in net.named_modules()}
         with ExitStack() as stack:
             for path, module in net.named_modules():
-                enter, leave = functools.partial(self._enter, path), functools.partial(self._leave, path)
-                stack.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
-                stack.callback(module.register_forward_hook(leave).remove)
+                enter = functools.partial(self._enter, path)
+                stack.callback(module.register_forward_pre_hook(enter).remove)
+                stack.callback(module.register_forward_hook(self._leave).remove)
             stack.enter_context(self)
             yield
+        now = {path: list(net.get_submodule(path).buffers(False)) for path in buffers}
+        self.moved = {path for path, own in buffers.items() if not all(map(torch.equal, own, now[path]))}
 
-    def _enter(self, path: str, module: nn.Module, args: object, kwargs: object) -> None:
-        own = [buffer.clone() for buffer in module._buffers.values() if buffer is not None]
-        self._inside.append((path, module, _other_states(), own, _numbers((args, kwargs))))
+    def _enter(self, path: str, module: nn.Module, inputs: object) -> None:
+        self._inside.append((path, module, _other_states()))
 
-    def _leave(self, path: str, module: nn.Module, inputs: object, output: object) -> None:
-        *_, before, own, given = self._inside.pop()
-        label = f"{type(module).__name__} {path!r}"
+    def _leave(self, module: nn.Module, inputs: object, output: object) -> None:
+        path, _, before = self._inside.pop()
         if before != _other_states():
-            self.elsewhere.append((label, "Python's or numpy's generator"))
-        now = [buffer for buffer in module._buffers.values() if buffer is not None]
-        if len(now) != len(own) or not all(map(torch.equal, now, own)):
-            self.moved.add(path)
-        self.calls.append(_Call(path, self._runs[path], label, given, _numbers(output)))
-        self._runs[path] += 1
+            self.elsewhere.append((f"{type(module).__name__} {path!r}", "Python's or numpy's generator"))
 
 
-def _numbers(tree: object) -> list[Tensor]:
-    """Return copies of the floating-point tensors: a network may write to its own."""
-    leaves = (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
-    return [leaf.clone() for leaf in leaves if leaf.is_floating_point()]
+def _watched(net: nn.Module, x: AnyInputs) -> _Watch:
+    """Return what a run from a fixed random state draws."""
+    watch = _Watch()
+    with quietly(net), seeded(0, x.device), watch.on(net):
+        watch.output = call_net(net, copies(x, 1))  # a network may write to its inputs
+    return watch
 
 
 def _torch_states() -> list[bytes]:

@@ -1,6 +1,6 @@
 """Row mixture: q(w_r) = Σ_l π_l N(m_rl, diag σ_rl²) for every row r, with L >= 2 components and all means free (§5)."""
 
-from typing import Literal, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -8,30 +8,23 @@ from torch import Tensor
 from pyro_dropout.errors import ShapeError
 from pyro_dropout.guides.base import SiteGuide, State, matching, trained
 from pyro_dropout.guides.sites import GuideSite, Options
-from pyro_dropout.mathematics.checks import check_choice, check_count, check_non_negative, check_positive, describe
+from pyro_dropout.mathematics.checks import check_count, check_non_negative, check_positive, describe
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
 from pyro_dropout.protocols import PyroModel, SiteDistribution
 from pyro_dropout.registry import guide
-
-
-class LearnedRowMixture(RowMixture):
-    """A row mixture whose component probabilities are trained, by the score of the labels that were drawn."""
-
-    learns_probs = True
 
 
 @guide("mixture", make=lambda model, keep: AutoRowMixture(model, components=2), order=7, alias="row-mixture")
 class AutoRowMixture(SiteGuide):
     """Each row of each weight is drawn from a mixture of ``components`` Gaussians with free means.
 
-    Dropout is the case of two components with one mean tied to zero. Learned component probabilities are trained with
-    the score of the drawn labels, by ``pyro_dropout.ELBO`` and by ``Trace_ELBO``.
+    Dropout is the case of two components with one mean tied to zero. The probabilities of the components stay as they
+    are: a drawn label has no gradient in its probability.
 
     Args:
         model: any Pyro model with continuous sites.
         components: how many Gaussians a row has, at least 2.
-        weights: "fixed", the component probabilities stay equal (or as ``probs`` says); "learned", a set for each row.
-        probs: component probabilities to hold or to start from; equal by default.
+        probs: component probabilities; equal by default.
         scale: a fixed σ for all weights; by default the widths are learned, one for each weight and component.
         spread: how far apart the means start, in units of the weights' own standard deviation.
         options: ``bias``, ``other``, ``row_dim``, ``init``, ``init_scale``, ``init_loc_fn`` and ``create_plates``, as
@@ -51,7 +44,6 @@ class AutoRowMixture(SiteGuide):
         model: PyroModel,
         components: int = 2,
         *,
-        weights: Literal["fixed", "learned"] = "fixed",
         probs: Tensor | None = None,
         scale: float | None = None,
         spread: float = 0.3,
@@ -59,7 +51,6 @@ class AutoRowMixture(SiteGuide):
     ) -> None:
         super().__init__(model, **options)
         check_count("components", components, least=2)
-        check_choice("weights", weights, ("fixed", "learned"))
         if probs is not None:
             check_positive("probs", probs)
             if not isinstance(probs, Tensor) or probs.shape != (components,):
@@ -67,24 +58,19 @@ class AutoRowMixture(SiteGuide):
         check_non_negative("spread", spread)
         if scale is not None:
             check_positive("scale", scale)
-        self.components, self.weights, self.scale, self.spread = components, weights, scale, spread
+        self.components, self.scale, self.spread = components, scale, spread
         self.probs = torch.ones(components) / components if probs is None else probs / probs.sum()
         self._start()
 
     def parameters_of(self, site: GuideSite) -> dict[str, Tensor]:
-        """Means of all components, their log widths, and the logits of the component probabilities."""
+        """Means of all components, their log widths, and the component probabilities."""
         width = site.start.std(correction=0) + 1e-2
         locs = site.start + self.spread * width * torch.randn((self.components, *site.start.shape)).to(site.start)
-        logits = self.probs.to(site.start).log()
-        found: dict[str, Tensor] = {"locs": trained(locs)}
+        found: dict[str, Tensor] = {"locs": trained(locs), "probs": self.probs.to(site.start)}
         learned = self.log_width(site).expand_as(locs)
         found["log_scale"] = trained(learned) if self.scale is None else matching(self.scale, site.start).log()
-        rows = site.start.shape[int(site.row_dim or 0)]
-        found["logits"] = trained(logits.expand(rows, -1)) if self.weights == "learned" else logits
         return found
 
     def weight_distribution(self, site: GuideSite, state: State) -> SiteDistribution:
         """A row mixture with free means."""
-        family = LearnedRowMixture if self.weights == "learned" else RowMixture
-        probs = torch.softmax(state.logits, -1)
-        return family(state.locs, state.log_scale.exp(), probs, site.row_dim, validate_args=False)
+        return RowMixture(state.locs, state.log_scale.exp(), state.probs, site.row_dim, validate_args=False)

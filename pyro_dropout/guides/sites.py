@@ -6,10 +6,10 @@ plates. A *bias* is a site that the model marks as one, or else a real-valued ve
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import Any, Literal, TypedDict
+from typing import Literal, TypedDict
 
 import torch
 from pyro.distributions import Delta
@@ -27,9 +27,8 @@ from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.generative.precision import HALF
 from pyro_dropout.generative.priors import BySite, by_site
 from pyro_dropout.mathematics.checks import check_choice, check_finite, check_positive, describe
-from pyro_dropout.mathematics.scored import Scored
 from pyro_dropout.mathematics.shapes import RowDim, RowLayout
-from pyro_dropout.protocols import Distribution, HasMean, Message, SiteDistribution, Weights
+from pyro_dropout.protocols import Distribution, HasMean, Message, SiteDistribution
 
 InitScale = float | Literal["auto"]
 
@@ -54,69 +53,24 @@ def first_width(init_scale: InitScale, fan_in: int, hidden: int) -> float:
     return SHARE * (hidden if hidden in (2, 3) else 1) / fan_in**0.5 if init_scale == "auto" else float(init_scale)
 
 
-class Given:
-    """Weights to start from, by site; a site that is not among them starts as it would without."""
-
-    def __init__(self, values: Weights) -> None:
-        self.values = values
-
-    def check(self, sites: Sequence[str]) -> None:
-        """Raise an error if a name is not a site."""
-        unknown = [name for name in self.values if name not in sites]
-        if unknown:
-            raise PyroDropoutError(f"init names {unknown[0]!r}, which is not a site; the sites are {', '.join(sites)}.")
-
-    def at(self, name: str, start: Tensor, transform: Any) -> Tensor:
-        """Return the value of a site in unconstrained space, in the shape and type of ``start``."""
-        value = self.values[name]
-        free = value if transform is None else transform.inv(value.to(start))
-        if free.shape != start.shape:
-            raise ShapeError(f"init has shape {tuple(free.shape)} for {name!r}; it needs {tuple(start.shape)}.")
-        check_finite(f"init[{name!r}]", free)
-        return free.to(start)
-
-
-def given_weights(init: object, model: object) -> object:
-    """Return ``init`` as it is, or, if it is a fitted guide or a dict of weights, the weights that it stands for."""
-    if isinstance(init, Mapping):
-        wrong = next((name for name, value in init.items() if not isinstance(value, Tensor)), None)
-        if wrong is not None:
-            raise PyroDropoutError(f"init must hold a tensor for each site; got {describe(init[wrong])} for {wrong!r}.")
-        return Given({name: value.detach().clone() for name, value in init.items()})
-    if not isinstance(init, HasMean):
-        if isinstance(init, nn.Module):
-            raise PyroDropoutError(
-                f"init must be a guide or a dict of weights; got a network, {type(init).__name__}. The model's own"
-                " network is init='module'; of another one give dict(net.named_parameters())."
-            )
-        return init
+def given_weights(init: object) -> object:
+    """Return ``init`` as it is, or, if it is a fitted guide or a dict of weights, copies of the weights by site."""
     if hasattr(init, "members"):
         raise PyroDropoutError(
             "init must be one guide: the mean of an Ensemble is no network that was trained. Give a dict of weights."
         )
-    _check_rest(model, getattr(init, "model", None))
-    return Given({name: value.detach().clone() for name, value in init.mean().items()})
-
-
-def _check_rest(model: object, other: object) -> None:
-    """Raise if a guide was fitted in another network, whose ordinary parameters or statistics are not those of this."""
-    mine, theirs = _ordinary(model), _ordinary(other)
-    for name, value in mine.items():
-        if name in theirs and not (value.shape == theirs[name].shape and torch.equal(value, theirs[name].to(value))):
-            raise PyroDropoutError(
-                f"init was fitted in another network, whose {name!r} is not a site and differs from that of this one:"
-                " at its weights this network would be another function. Use the same model, or copy its state_dict."
-            )
-
-
-def _ordinary(model: Any) -> Weights:
-    """Return what a network computes with besides its sites: ordinary parameters, and buffers such as statistics."""
-    inner = getattr(model, "model", model)  # Standardised
-    net = getattr(inner, "net", None)
-    if not isinstance(net, nn.Module):
-        return {}
-    everything = (*net.named_parameters(), *net.named_buffers())
-    return {name: value.detach() for name, value in everything if name not in inner.sites}
+    weights = init.mean() if isinstance(init, HasMean) else init
+    if isinstance(weights, nn.Module):
+        raise PyroDropoutError(
+            f"init must be a guide or a dict of weights; got a network, {type(init).__name__}. The model's own network"
+            " is init='module'; of another one give dict(net.named_parameters())."
+        )
+    if not isinstance(weights, Mapping):
+        return init
+    wrong = next((name for name, value in weights.items() if not isinstance(value, Tensor)), None)
+    if wrong is not None:
+        raise PyroDropoutError(f"init must hold a tensor for each site; got {describe(weights[wrong])} for {wrong!r}.")
+    return {name: value.detach().clone() for name, value in weights.items()}
 
 
 Init = Literal["module", "paper"] | Callable[[str, Size], Tensor] | Mapping[str, Tensor] | HasMean
@@ -196,11 +150,6 @@ class GuideSite:
         """Whether a plate of the site is subsampled."""
         return any((frame.full_size or frame.size) != frame.size for frame in self.plates)
 
-    def element(self) -> "GuideSite":
-        """Return the site of one element of its plates."""
-        lead = self.start.dim() - self.free_dim
-        return replace(self, start=self.start[(0,) * lead], plates=())
-
     def image(self, free: Tensor) -> Tensor:
         """Map a value from unconstrained space to the support of the site."""
         return free if self.transform is None else torch.as_tensor(self.transform(free))
@@ -236,11 +185,12 @@ def read_site(
             free = periodic_repeat(free, size, frame.dim - free_dim).contiguous()
     kind = _kind(name, infer, real, free, bool(plates))
     known = GuideSite(name, kind, 0, free, transform, fn.event_dim, free_dim, plates, bool(infer.get("reused", False)))
-    shape = known.element().start.shape if plates else free.shape
+    shape = free.shape
     rows = _rows(name, infer, row_dim, sites, shape, kind)
     known = replace(known, row_dim=rows, fan_in=_fan_in(kind, shape, rows, infer))
-    if isinstance(init, Given):
-        init.check(sites)
+    unknown = [given_name for given_name in init if given_name not in sites] if isinstance(init, dict) else []
+    if unknown:
+        raise PyroDropoutError(f"init names {unknown[0]!r}, which is not a site; the sites are {', '.join(sites)}.")
     start, own = _start(known, infer, init, given)
     return replace(known, start=start, own=own)
 
@@ -271,6 +221,11 @@ def per_row(name: str, value: Tensor, site: GuideSite) -> Tensor:
 def _kind(name: str, infer: Message, real: bool, free: Tensor, in_plates: bool) -> str:
     if infer.get("kind") is not None:
         check_choice(f"infer['kind'] of {name!r}", infer["kind"], ("weight", "bias", "other"))
+        if infer["kind"] == "weight" and in_plates:
+            raise PyroDropoutError(
+                f"site {name!r} is marked as a weight and is in a plate, but a weight is one tensor whose rows a guide"
+                " may drop. Sample it outside of all plates, or mark it as 'other'."
+            )
         return str(infer["kind"])
     if not real or in_plates or not free.dim():
         return "other"
@@ -304,8 +259,12 @@ def _fan_in(kind: str, shape: Size, rows: RowDim, infer: Message) -> int:
 def _start(site: GuideSite, infer: Message, init: object, given: bool) -> tuple[Tensor, bool]:
     """Return where a site's mean starts, and whether the model or the user has set it."""
     value, name = site.start, site.name
-    if isinstance(init, Given) and name in init.values:
-        return init.at(name, value, site.transform), True
+    if isinstance(init, dict) and name in init:
+        free = init[name] if site.transform is None else site.transform.inv(init[name].to(value))
+        if free.shape != value.shape:
+            raise ShapeError(f"init has shape {tuple(free.shape)} for {name!r}; it needs {tuple(value.shape)}.")
+        check_finite(f"init[{name!r}]", free)
+        return free.to(value), True
     if callable(init):
         chosen = init(name, value.shape)
         check_finite(f"init({name!r}, shape)", chosen)
@@ -387,7 +346,7 @@ def check_distribution(q: object, site: GuideSite, guide: str) -> None:
             f" dimensions are its event; it gave {type(q).__name__} with batch {tuple(q.batch_shape)} and event"
             f" {tuple(q.event_shape)}. Write .to_event({event})."
         )
-    if not q.has_rsample and not isinstance(q, (Delta, Scored)):
+    if not q.has_rsample and not isinstance(q, Delta):
         raise PyroDropoutError(
             f"{guide} gives {site.name!r} a {type(q).__name__}, whose draws have no gradient (rsample); training would"
             " not move it."

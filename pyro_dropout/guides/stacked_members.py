@@ -20,7 +20,7 @@ from pyro_dropout.generative.registration import forget, tell_pyro
 from pyro_dropout.generative.trial_run import modules_of
 from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.guides.points import Points, anchored_start, centres
-from pyro_dropout.guides.sites import Given, GuideSite
+from pyro_dropout.guides.sites import GuideSite
 from pyro_dropout.protocols import PyroModel
 
 Start = Literal["anchor", "fresh", "module"]
@@ -46,7 +46,7 @@ def started(model: PyroModel, make: Make, template: SiteGuide, start: Start, see
     if not is_network(model):
         return tensors_of(template) | ({} if start == "module" else _drawn(template))
     fresh = model
-    if start == "fresh" and isinstance(template.init, Given):
+    if start == "fresh" and isinstance(template.init, dict):
         raise PyroDropoutError(
             "the guide of the members has init=, one start for all of them, and start='fresh' a new one for each: leave"
             " out init, or write Ensemble(..., start='module')."

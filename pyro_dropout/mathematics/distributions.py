@@ -10,7 +10,6 @@ from pyro_dropout.mathematics.checks import check_finite, check_keep, check_non_
 from pyro_dropout.mathematics.gaussian_rows import Factor, joint_factor, joint_log_det
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
 from pyro_dropout.mathematics.shapes import Float, RowDim, RowLayout
-from pyro_dropout.mathematics.whole_sums import ScaledColumns, runs_on_cpu, scaled_columns
 
 __all__ = ["BernoulliMixture", "LowRankNormal", "MultiplicativeNormal", "RowMixture"]
 
@@ -152,28 +151,7 @@ class LowRankNormal(RowMixture):
     @property
     def cov_factor(self) -> Tensor:
         """V = σA, (1, 1, K, R)."""
-        return self.once("factor", lambda: (self.directions * self.scale.reshape(-1, 1))[None, None])
-
-    def factor_columns(self) -> list[tuple[Tensor, ...]]:
-        """Return the R columns of V, each (1, K) and contiguous, without V itself."""
-        return self.once("columns", self._made_columns)
-
-    def _made_columns(self) -> list[tuple[Tensor, ...]]:
-        parts, scale = self._parts(), self.scale.reshape(-1)
-        columns = parts.columns if parts else tuple(scale * column for column in self.directions.unbind(-1))
-        return [(column.unsqueeze(0),) for column in columns]
-
-    def factor_squares(self) -> list[tuple[Tensor, ...]]:
-        """Return Σv² of each column of V."""
-        parts = self._parts()
-        return [(each,) for each in parts.squares] if parts else super().factor_squares()
-
-    def _parts(self) -> ScaledColumns | None:
-        """Return the columns and what KL needs of them, from one pass over A; None unless both are wanted of a draw."""
-        scale = self.scale.reshape(-1)
-        if not (self.lenient and runs_on_cpu(scale)):
-            return None
-        return self.once("parts", lambda: scaled_columns(self.directions, scale, determinant=not self.joint))
+        return (self.directions * self.scale.reshape(-1, 1))[None, None]
 
     def factor_variance(self) -> Tensor:
         """Return σ²·ΣA², what A adds to the variance of each weight, (1, 1, K)."""
@@ -194,5 +172,4 @@ class LowRankNormal(RowMixture):
 
     def low_rank_log_det(self) -> Tensor:
         """Return log det(I + AAᵀ), (1, 1)."""
-        parts = self._parts()
-        return (parts.log_det if parts else joint_log_det([self.directions])).reshape(1, 1)
+        return joint_log_det([self.directions]).reshape(1, 1)

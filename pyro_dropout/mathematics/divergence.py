@@ -18,9 +18,7 @@ from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError, Singul
 from pyro_dropout.mathematics.checks import check_count
 from pyro_dropout.mathematics.label_entropy import label_entropy
 from pyro_dropout.mathematics.row_mixture_distribution import LOG_2PI, RowMixture
-from pyro_dropout.mathematics.scored import Stacked
 from pyro_dropout.mathematics.shapes import base_distribution, broadcast_shape
-from pyro_dropout.mathematics.whole_sums import runs_on_cpu, sum_of_squares
 
 Method = Literal["large_k", "exact", "monte_carlo"]
 _METHODS = ("large_k", "exact", "monte_carlo")
@@ -51,8 +49,6 @@ def _component_kl(q: RowMixture, p: Distribution, whole: bool = False) -> list[T
     """
     loc, log_prior = _prior(q, p)
     precision = torch.exp(-2 * log_prior)
-    if whole and _sums_apart(q, loc, precision):
-        return _whole_kl(q, log_prior, precision)
     sizes = (q.rows, q.rest) if whole else (1, q.rest)
     half_log_det = _half_log_det(q, sizes)
     # The normaliser of the prior is part of ½(l²σ² - log l²σ² - 1); with σ = 0 it goes too, unless l is being learned.
@@ -73,36 +69,6 @@ def _component_kl(q: RowMixture, p: Distribution, whole: bool = False) -> list[T
         terms += [functools.reduce(torch.add, dense)] if dense else []
         quadratic = functools.reduce(torch.add, [_weighted(precision, each, sizes) for each in terms])
         found.append(0.5 * quadratic + normaliser - half_log_det[min(label, len(half_log_det) - 1)])
-    return found
-
-
-def _sums_apart(q: RowMixture, loc: Tensor, precision: Tensor) -> bool:
-    """Whether ``_whole_kl`` applies: an eager step on a CPU, and one prior N(0, l⁻²) for all weights."""
-    if not runs_on_cpu(q.like):
-        return False
-    by_weight = (q.noiseless and not q.factor_columns()) or (not q.singular and q.scale.is_contiguous())
-    return by_weight and precision.numel() == loc.numel() == 1 and bool(loc == 0)
-
-
-def _whole_kl(q: RowMixture, log_prior: Tensor, precision: Tensor) -> list[Tensor]:
-    """Return KL(N_l‖p) of every component, summed over rows, through sums that keep nothing for their gradients."""
-    number = q.rows * q.rest
-    widths = None if q.noiseless else q.width_parts()
-    factor_squares = [] if q.noiseless else q.factor_squares()
-    log_dets = q.low_rank_log_det() if factor_squares else None
-    normaliser = 0.0 if q.noiseless and not log_prior.requires_grad else number * log_prior.reshape(1)
-    found = []
-    for label, mean in enumerate(q.means):
-        squares = q.like.new_zeros(()) if mean is None else sum_of_squares(mean)
-        half_log_det: Tensor | float = 0.0
-        if widths is not None:
-            own = min(label, len(widths.squares) - 1)
-            squares, half_log_det = squares + widths.squares[own], widths.logs[own] + 0.5 * number
-        for column in factor_squares:
-            squares = squares + column[min(label, len(column) - 1)]
-        if log_dets is not None:
-            half_log_det = half_log_det + 0.5 * log_dets[min(label, len(log_dets) - 1)].sum()
-        found.append(0.5 * precision.reshape(1) * squares + normaliser - half_log_det)
     return found
 
 
@@ -150,13 +116,10 @@ def _half_log_det(q: RowMixture, sizes: tuple[int, int]) -> Tensor:
         extra = q.low_rank_log_det()
         diagonal = _total(compact(q.to_rows(q.scale)).log() + 0.5, sizes)
         return diagonal if extra is None else diagonal + _summed(extra, sizes) / 2
-    if q.cov_factor is None:
-        if q.noiseless:
-            return q.like.new_zeros((1, 1))
-        scale = q.to_rows(q.scale)
-        return _total(torch.where(scale > 0, torch.where(scale > 0, scale, 1.0).log() + 0.5, 0.0), sizes)
     if not q.noiseless:
-        raise SingularError("kl needs scale to be 0 for all weights or for none when there is a cov_factor.")
+        raise SingularError("kl needs scale to be 0 for all weights or for none.")
+    if q.cov_factor is None:
+        return q.like.new_zeros((1, 1))
     # As σ → 0, log det(σ²I + VVᵀ) = (K - R) log σ² + log det VᵀV, and the second part moves with V.
     factor = q.cov_factor
     one = factor.shape[-1] == 1  # one direction, as of multiplicative noise, needs no matrix
@@ -299,8 +262,6 @@ def kl(q: Distribution, p: Distribution, method: Method = "large_k", *, num_samp
     if method not in _METHODS:
         raise RangeError(f"method must be one of {', '.join(_METHODS)}; got {method!r}.")
     check_count("num_samples", num_samples)
-    if isinstance(q, Stacked):
-        return _of_parts(q, p, method, num_samples)
     if not isinstance(q, RowMixture):
         try:
             return kl_divergence(q, p)
@@ -324,20 +285,7 @@ def kl(q: Distribution, p: Distribution, method: Method = "large_k", *, num_samp
     return value.expand(broadcast_shape(q.batch_shape, full[: max(0, len(full) - len(q.event_shape))]))
 
 
-def _of_parts(q: Stacked, p: Distribution, method: Method, num_samples: int) -> Tensor:
-    """Return the divergence of each of several distributions from its own part of the prior."""
-    base = base_distribution(p, ExpandedDistribution)
-    if not isinstance(base, Normal):
-        raise PyroDropoutError(f"p must be a Gaussian prior, torch's or Pyro's Normal; got {type(p).__name__}.")
-    event = len(q.event_shape)
-    own = q.parts_shape + q.event_shape
-    loc, scale = (t.expand(own).reshape(-1, *q.event_shape) for t in (base.loc, base.scale))
-    priors = [Independent(Normal(*each, validate_args=False), event) for each in zip(loc, scale, strict=True)]
-    found = [kl(part, prior, method, num_samples=num_samples) for part, prior in zip(q.parts, priors, strict=True)]
-    return torch.stack(found).reshape(q.parts_shape).expand(q.batch_shape)
-
-
-def _by_formula(q: RowMixture | Stacked, p: Distribution) -> Tensor:
+def _by_formula(q: RowMixture, p: Distribution) -> Tensor:
     """Return the large-K value, or say as torch does that there is no formula, so that a loss may sample instead."""
     base = base_distribution(p, ExpandedDistribution)
     if not isinstance(base, Normal):
@@ -349,4 +297,3 @@ def _by_formula(q: RowMixture | Stacked, p: Distribution) -> Tensor:
 # Independent, so that pair is named too.
 for _family in (Normal, Independent):
     register_kl(RowMixture, _family)(_by_formula)
-    register_kl(Stacked, _family)(_by_formula)

@@ -223,14 +223,12 @@ class Rotated:
     Attributes:
         left: U, (outputs, outputs).
         right: T, (inputs and bias, K).
-        inverse: T⁻¹.
         widths: s, (outputs, K).
         half_log_det: half the log-determinant of the covariance.
     """
 
     left: Tensor
     right: Tensor
-    inverse: Tensor
     widths: Tensor
     half_log_det: Tensor
 
@@ -240,7 +238,7 @@ class Rotated:
         left, right, widths = block.rotations()
         half = block.prior.sqrt()
         half_log_det = widths.log().sum() - len(left) * half.log().sum()
-        factors = (left, right / half[:, None], right.mT * half, widths, half_log_det)
+        factors = (left, right / half[:, None], widths, half_log_det)
         return cls(*(factor.to(like) for factor in factors))
 
     def root(self, rows: Tensor) -> Tensor:
@@ -249,10 +247,10 @@ class Rotated:
 
 
 class KroneckerNormal(FullRankNormal):
-    """The weight of a layer, whatever its bias is.
+    """The weight of a layer or its bias, whatever the other is; its matrices are of the size of the layer.
 
     Args:
-        loc: the mean of the weight, (outputs, ...); of the bias, (outputs,), in a ``KroneckerBlock``.
+        loc: the mean of the weight, (outputs, ...), or of the bias, (outputs,).
         layer: the factors of the layer's covariance.
         is_bias: whether it is the bias, the last column of (W, b).
     """
@@ -260,20 +258,20 @@ class KroneckerNormal(FullRankNormal):
     def __init__(self, loc: Tensor, layer: Rotated, is_bias: bool = False) -> None:
         self.layer, self.is_bias = layer, is_bias
         super().__init__(loc, layer.left.new_empty(loc.numel(), 0))
-        inputs = loc.numel() // len(loc)
-        self._columns = slice(-1, None) if is_bias else slice(0, inputs)
-        self._has_bias = is_bias or len(layer.right) > inputs
+        columns = slice(-1, None) if is_bias else slice(0, loc.numel() // len(loc))
+        self._rows = layer.right[columns]  # T of the columns of (W, b) that are this tensor, (columns, K)
 
-    @property
-    def _rows(self) -> Tensor:
-        """T of the columns of (W, b) that are this tensor, (columns, K)."""
-        return self.layer.right[self._columns]
+    @cached_property
+    def _cholesky(self) -> Tensor:
+        """A lower-triangular root of the covariance of all numbers, (n, n): large, and needed for a density alone."""
+        root = torch.einsum("ok,ij,kj->oikj", self.layer.left, self._rows, self.layer.widths).flatten(2).flatten(0, 1)
+        triangle: Tensor = torch.linalg.qr(root.mT, mode="r").R
+        return triangle.mT
 
     @property
     def covariance_matrix(self) -> Tensor:
         """The covariance of all numbers, (n, n): large."""
-        root = torch.einsum("ok,ij,kj->oikj", self.layer.left, self._rows, self.layer.widths).flatten(2).flatten(0, 1)
-        return root @ root.mT
+        return self._cholesky @ self._cholesky.mT
 
     @property
     def variance(self) -> Tensor:
@@ -281,41 +279,19 @@ class KroneckerNormal(FullRankNormal):
         squares = self.layer.left.square() @ self.layer.widths.square() @ self._rows.square().mT
         return squares.reshape(self.loc.shape).expand(self._extended_shape())
 
-    def _noise(self, shape: Sequence[int]) -> Tensor:
-        like = self.layer.widths
-        return torch.randn((*shape, *like.shape), dtype=like.dtype, device=like.device)
-
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Draw, (*sample_shape, *batch_shape, *shape)."""
-        return self._from_noise(self._noise((*sample_shape, *self.batch_shape)))
+        shape = (*sample_shape, *self.batch_shape, *self.layer.widths.shape)
+        return self._from_noise(torch.randn(shape, dtype=self.loc.dtype, device=self.loc.device))
 
     def _from_noise(self, noise: Tensor) -> Tensor:
         """Return m + U (s ∘ ε) Tᵀ of these columns, for ε (..., outputs, K)."""
         apart = self.layer.left @ (self.layer.widths * noise) @ self._rows.mT
         return self.loc + apart.reshape(*noise.shape[:-2], *self.loc.shape)
 
-    def _of_bias(self) -> Tensor:
-        """Return T⁻¹/s of the bias, (outputs, K): its squared length is the precision of a rotated bias given W."""
-        return self.layer.inverse[:, -1] / self.layer.widths
-
-    def half_log_det(self) -> Tensor:
-        """Return half the log-determinant of the covariance of the weight, its bias integrated out."""
-        # det Σ_ww = det Σ · det Λ_bb, and Λ_bb is diagonal between rotated outputs.
-        whole = self.layer.half_log_det
-        return whole + 0.5 * self._of_bias().square().sum(-1).log().sum() if self._has_bias else whole
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log density of ``value``, (*sample_shape, *batch_shape)."""
-        off = self._from_mean(value).unflatten(-1, (len(self.layer.left), -1))
-        z = (self.layer.left.mT @ off) @ self.layer.inverse[:, self._columns].mT / self.layer.widths
-        if self._has_bias:  # it is where it fits best: what is left of z beside its direction
-            t = self._of_bias()
-            z = z - (z * t).sum(-1, keepdim=True) / t.square().sum(-1, keepdim=True) * t
-        return self._log_density(z.flatten(-2))
-
 
 class KroneckerBlock(KroneckerNormal, OfWholeDraws):
-    """The weight of a layer or its bias, drawn together; the bias has the distribution that it has given the weight.
+    """The weight of a layer or its bias, drawn together; the density of both is counted at the weight.
 
     Args:
         loc: the mean.
@@ -331,18 +307,12 @@ class KroneckerBlock(KroneckerNormal, OfWholeDraws):
         self.shared = shared
 
     def half_log_det(self) -> Tensor:
-        """Return this tensor's share of half the log-determinant: that of W, and that of b given W."""
-        return -0.5 * self._of_bias().square().sum(-1).log().sum() if self.is_bias else super().half_log_det()
+        """Return this tensor's share of half the log-determinant."""
+        whole = self.layer.half_log_det
+        return torch.zeros_like(whole) if self.is_bias else whole
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Draw this tensor's part of the layer."""
-        lead = (*sample_shape, *self.batch_shape)
-        noise = self.shared.draw(lead, self.loc)
+        noise = self.shared.draw((*sample_shape, *self.batch_shape), self.loc)
         value = self._from_noise(noise.unflatten(-1, self.layer.widths.shape))
         return self._noted(value, noise[..., :0] if self.is_bias else noise)
-
-
-def bias_normal(loc: Tensor, layer: Rotated) -> FullRankNormal:
-    """Return the distribution of a layer's bias, whatever its weight is."""
-    widths = (layer.widths.square() @ layer.right[-1].square()).sqrt()
-    return FullRankNormal(loc, layer.left * widths)

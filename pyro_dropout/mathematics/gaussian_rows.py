@@ -1,7 +1,7 @@
-"""Gaussian rows N(m, diag(σ²) + V Vᵀ) in standardised coordinates, safe from σ = 1e-38 to 1e3 in float32.
+"""Gaussian rows N(m, diag(σ²) + V Vᵀ) in standardised coordinates, safe from σ = 1e-12 to 1e3 in float32.
 
 Two habits keep every value and gradient finite. Division by σ is multiplication by exp(-log σ), because the derivative
-of 1/σ squares a number that may be 1e38 already. And the factor A = V/σ is kept as B·C with the size of each column in
+of 1/σ squares a number that may be huge already. And the factor A = V/σ is kept as B·C with the size of each column in
 C, so that I + AᵀA = C (C⁻² + BᵀB) C is formed from numbers near one. Nothing larger than R×R is ever factorised.
 """
 
@@ -17,30 +17,6 @@ from pyro_dropout.protocols import Context
 
 # Above this size the sweeps, one per column, cost more than a solver.
 _SWEEPS = 32
-
-
-class _GramLogDet(torch.autograd.Function):
-    """log det(I + AᵀA), whose slope in A is 2A(I + AᵀA)⁻¹: one product, where autograd would need two."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(directions: Tensor) -> tuple[Tensor, Tensor]:
-        return gram_log_det_and_inverse(directions)
-
-    @staticmethod
-    def setup_context(ctx: Context, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(inputs[0], output[1])
-
-    @staticmethod
-    def backward(ctx: Context, slope: Tensor, _: Tensor) -> Tensor:
-        directions, inverse = ctx.saved_tensors
-        weights = 2 * slope[..., None, None] * inverse
-        # The gradient lies in memory as A does: by row, or column by column.
-        by_column = directions.stride(-1) > 1
-        found: Tensor = (weights @ directions.mT).mT if by_column else directions @ weights
-        return found
 
 
 class _LogDet(torch.autograd.Function):
@@ -62,12 +38,6 @@ class _LogDet(torch.autograd.Function):
         (inverse,) = ctx.saved_tensors
         found: Tensor = slope[..., None, None] * inverse
         return found
-
-
-def gram_log_det_and_inverse(directions: Tensor) -> tuple[Tensor, Tensor]:
-    """Return log det(I + AᵀA) and (I + AᵀA)⁻¹, without gradients."""
-    gram = directions.mT @ directions
-    return _log_det_and_inverse(gram + torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device))
 
 
 def _log_det_and_inverse(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -110,12 +80,6 @@ def log_det(matrix: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch"]:
     return result
 
 
-def gram_log_det(directions: Float[Tensor, "*batch K R"]) -> Float[Tensor, "*batch"]:
-    """Return log det(I + AᵀA), which is log det(I + AAᵀ), for A with few columns; there is no second gradient."""
-    result: Tensor = _GramLogDet.apply(directions)[0]  # type: ignore[no-untyped-call]
-    return result
-
-
 def semidefinite_root(matrix: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n n"]:
     """Return L with L Lᵀ equal to a covariance matrix, which may be singular, or zero.
 
@@ -136,75 +100,13 @@ def semidefinite_root(matrix: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*ba
     return root
 
 
-# Slopes past the range of their type stop here, with room for what else is added to them.
-_NEARLY_ALL = 0.75
-
-
-class _LogWidth(torch.autograd.Function):
-    """log σ with a slope that stays in the range of its type, where the true one may not: at σ = 1e-38 it is 1e38."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(scale: Tensor) -> Tensor:
-        return scale.log()
-
-    @staticmethod
-    def setup_context(ctx: Context, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Context, slope: Tensor) -> Tensor:
-        (scale,) = ctx.saved_tensors
-        # Components may all hang on one σ, and then their slopes are added up: it is the sum that has to fit.
-        room = _NEARLY_ALL * torch.finfo(scale.dtype).max * scale.amin(0, keepdim=True)
-        held = slope * (room / slope.abs().sum(0, keepdim=True)).clamp_max(1)
-        found: Tensor = held / scale
-        return found
-
-
-def _furthest(like: Tensor) -> float:
-    """Return the largest distance in units of σ that is told from others."""
-    return math.sqrt(torch.finfo(like.dtype).max) * 1e-6
-
-
-class _Divided(torch.autograd.Function):
-    """difference/σ, held in a range, with a slope that stays in range too: what adds up to nothing then still does."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(difference: Tensor, log_scale: Tensor) -> Tensor:
-        # Past the limit a component's density has long underflowed, so the zero slope there is the true slope.
-        limit = _furthest(difference)
-        return (difference * torch.exp(-log_scale)).clamp(-limit, limit)
-
-    @staticmethod
-    def setup_context(ctx: Context, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[1], output)
-        ctx.shapes = inputs[0].shape, inputs[1].shape
-
-    @staticmethod
-    def backward(ctx: Context, slope: Tensor) -> tuple[Tensor, Tensor]:
-        log_scale, ratio = ctx.saved_tensors
-        slope = torch.where(ratio.abs() < _furthest(ratio), slope, 0.0)
-        limit = _NEARLY_ALL * torch.finfo(slope.dtype).max
-        by_difference = (slope * torch.exp(-log_scale)).clamp(-limit, limit)
-        return by_difference.sum_to_size(ctx.shapes[0]), (-slope * ratio).sum_to_size(ctx.shapes[1])
-
-
-def log_width(scale: Float[Tensor, "components *shape"]) -> Float[Tensor, "components *shape"]:
-    """Return log σ of every component; its gradient is finite for every σ > 0."""
-    found: Tensor = _LogWidth.apply(scale)  # type: ignore[no-untyped-call]
-    return found
-
-
 def standardise(
     difference: Float[Tensor, "*batch rest"], log_scale: Float[Tensor, "*#batch rest"]
 ) -> Float[Tensor, "*out rest"]:
     """Return difference/σ, held inside a range whose squares still sum to a finite number."""
-    ratio: Tensor = _Divided.apply(difference, log_scale)  # type: ignore[no-untyped-call]
-    return ratio
+    # Past the limit a component's density has long underflowed, so the zero slope there is the true slope.
+    limit = math.sqrt(torch.finfo(difference.dtype).max) * 1e-6
+    return (difference * torch.exp(-log_scale)).clamp(-limit, limit)
 
 
 @dataclass(frozen=True)
@@ -242,8 +144,6 @@ def joint_factor(directions: list[Tensor]) -> list[Factor]:
 
 def joint_log_det(directions: list[Tensor]) -> Tensor:
     """Return log det(I + AAᵀ) for A in blocks, (..., rest, R) each, through I + AᵀA."""
-    if len(directions) == 1:
-        return gram_log_det(directions[0])
     gram = functools.reduce(torch.add, [a.mT @ a for a in directions])
     return log_det(gram + torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device))
 

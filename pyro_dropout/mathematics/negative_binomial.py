@@ -1,7 +1,7 @@
 """Counts that spread more than Poisson's: the negative binomial distribution by its mean, and its tails.
 
 With mean μ and concentration r the variance is μ + μ²/r. P(Y ≤ k) = I_p(r, k + 1) with p = r/(r + μ), where I is the
-regularised incomplete beta function, which torch lacks.
+regularised incomplete beta function.
 """
 
 import math
@@ -17,7 +17,6 @@ _F64 = torch.float64
 _FAR = 80.0  # minus the log of the smallest r: float32 has numbers down to exp(-88)
 _MANY = 32.0  # r from which Stirling's series has all digits
 _MOST = 1e18  # the largest rate: torch draws whole numbers of 64 bits
-_TERMS = 2000  # of the continued fraction; about √(a + b) of them are needed
 
 
 class NegativeBinomial(dist.TorchDistribution):
@@ -88,15 +87,21 @@ class NegativeBinomial(dist.TorchDistribution):
             return torch.poisson(rate.clamp(max=_MOST))
 
     def log_tails(self, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log P(Y ≤ value) and log P(Y ≥ value), in float64."""
-        # Beyond, the tails are Poisson's, and the difference of two log Γ has no digits.
-        r, log_mean = self.log_concentration.to(_F64).clamp(-_FAR, 20.0).exp(), self.log_mean.to(_F64)
-        log_p = -torch.nn.functional.softplus(log_mean - r.log())
-        log_q = -torch.nn.functional.softplus(r.log() - log_mean)
+        """Return log P(Y ≤ value) and log P(Y ≥ value), in float64; -inf below the smallest number."""
+        log_odds = self.log_concentration.to(_F64).clamp(-_FAR, 20.0) - self.log_mean.to(_F64)
+        r = self.log_concentration.to(_F64).clamp(-_FAR, 20.0).exp()  # beyond, the tails are Poisson's
         most, least = value.to(_F64).floor(), value.to(_F64).ceil()
-        below = log_incomplete_beta(r, most.clamp_min(0) + 1, log_p, log_q)[0]
-        above = log_incomplete_beta(r, least.clamp_min(1), log_p, log_q)[1]
-        return torch.where(most < 0, -math.inf, below), torch.where(least < 1, 0.0, above)
+        below = _incomplete_beta(r, most.clamp_min(0) + 1, torch.sigmoid(log_odds))
+        above = _incomplete_beta(least.clamp_min(1), r, torch.sigmoid(-log_odds))
+        return torch.where(most < 0, 0.0, below).log(), torch.where(least < 1, 1.0, above).log()
+
+
+def _incomplete_beta(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
+    """Return I_x(a, b), in float64."""
+    from scipy.special import betainc
+
+    found = betainc(*(each.detach().cpu().numpy() for each in (a, b, x)))
+    return torch.as_tensor(found, dtype=_F64).to(x.device)
 
 
 def _stirling(z: Tensor) -> Tensor:
@@ -104,44 +109,3 @@ def _stirling(z: Tensor) -> Tensor:
     inverse = 1 / z
     square = inverse * inverse
     return inverse * (1 / 12 - square * (1 / 360 - square * (1 / 1260 - square / 1680)))
-
-
-def log_incomplete_beta(a: Tensor, b: Tensor, log_x: Tensor, log_y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return log I_x(a, b) and log(1 - I_x(a, b)) with y = 1 - x, by a continued fraction (Lentz's method), in float64.
-
-    Example:
-        >>> import torch
-        >>> x = torch.tensor(0.3, dtype=torch.float64)
-        >>> one, two = torch.tensor(1.0), torch.tensor(2.0)
-        >>> round(log_incomplete_beta(one, two, x.log(), (1 - x).log())[0].exp().item(), 6)  # 1 - (1 - x)²
-        0.51
-    """
-    a, b, log_x, log_y = torch.broadcast_tensors(*(each.to(_F64) for each in (a, b, log_x, log_y)))
-    swapped = log_x.exp() > (a + 1) / (a + b + 2)  # where the fraction of the other tail converges sooner
-    a, b = torch.where(swapped, b, a), torch.where(swapped, a, b)
-    log_x, log_y = torch.where(swapped, log_y, log_x), torch.where(swapped, log_x, log_y)
-    front = torch.lgamma(a + b) - torch.lgamma(a) - torch.lgamma(b) + a * log_x + b * log_y - a.log()
-    small = front + _log_fraction(a, b, log_x.exp())
-    rest = torch.log(-torch.expm1(small.clamp_max(0)))
-    return torch.where(swapped, rest, small), torch.where(swapped, small, rest)
-
-
-def _log_fraction(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
-    """Return the log of the continued fraction of I_x(a, b), by the modified Lentz method of Numerical Recipes."""
-    tiny = 1e-300
-
-    def away(value: Tensor) -> Tensor:
-        return torch.where(value.abs() < tiny, tiny, value)
-
-    c, d = torch.ones_like(x), 1 / away(1 - (a + b) * x / (a + 1))
-    found = d
-    for m in range(1, _TERMS):
-        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        d, c = 1 / away(1 + even * d), away(1 + even / c)
-        found = found * d * c
-        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        d, c = 1 / away(1 + odd * d), away(1 + odd / c)
-        found = found * d * c
-        if bool(((d * c - 1).abs() < 1e-14).all()):
-            break
-    return found.log()

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from pyro_dropout.errors import NotFollowedError, ShapeError
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture, apart
-from pyro_dropout.mathematics.scored import MARK
 from pyro_dropout.mathematics.shapes import RowDim
+from pyro_dropout.mathematics.stand_ins import MARK
 
 POINTS_FIRST = (
     "Inputs must have data points first (batch_first=True in recurrent and attention layers), or use shared draws"
@@ -46,6 +46,7 @@ class PerDataPoint:
     """
 
     def __init__(self, site: str, q: RowMixture, reused: bool = False) -> None:
+        q.check_labels()
         self.site, self.q, self.reused = site, q.expand(torch.Size()) if q.batch_shape else q, reused
         self._like, self.dtype = q.like.detach(), q.like.dtype
         self.masks: list[Tensor] = []
@@ -155,11 +156,7 @@ class PerDataPoint:
         """Return a draw of the product with σ∘ε."""
         q = self.q
         # A low-rank part with a coefficient for each weight is independent noise too.
-        widths = None if q.row_dim is None and q.cov_factor is not None else q.width_parts()
-        if widths is not None:
-            variances = widths.variances
-        else:
-            variances = apart(q.component_variance() if q.row_dim is None else q.scale.square())
+        variances = apart(q.component_variance() if q.row_dim is None else q.scale.square())
         masks = self.masks if len(variances) > 1 else [None]
         if not layer.positions and not self.reused:
             self._uses += 1
@@ -183,13 +180,6 @@ class PerDataPoint:
             else:
                 parts.append(layer.scale_out(layer.by_input(x, noise, flips), mask.to(self.dtype)))
         return layer.scale_out(_total(parts), self._flip(layer.out_dim))
-
-    def label_log_prob(self) -> Tensor:
-        """Return log p(z_n) of the labels drawn for each data point, (N,)."""
-        log_probs = self.q.log_probs()
-        if not self.masks:  # one component, or a site that no layer has used
-            return log_probs.new_zeros(self.count or 1)
-        return torch.stack([(m * log_probs[:, k]).sum(-1) for k, m in enumerate(self.masks)]).sum(0)
 
     def draws(self, count: int) -> Tensor:
         """Return the weights themselves, (count, *shape): for biases and other small sites."""

@@ -5,24 +5,24 @@ input channel of a convolution, which is why ``row_dim`` is 1 by default. All we
 """
 
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, Self, TypeVar
+from collections.abc import Sequence
+from typing import Self
 
 import torch
+from pyro.distributions import TorchDistribution
 from torch import Size, Tensor
+from torch.distributions import constraints
 
-from pyro_dropout.errors import RangeError, ShapeError, SingularError
+from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError, SingularError
 from pyro_dropout.mathematics.checks import check_finite, check_non_negative, describe
-from pyro_dropout.mathematics.gaussian_rows import Factor, log_width, low_rank_factor, mahalanobis, standardise
-from pyro_dropout.mathematics.scored import Draw, Scored, is_placeholder
+from pyro_dropout.mathematics.gaussian_rows import Factor, low_rank_factor, mahalanobis, standardise
 from pyro_dropout.mathematics.shapes import Float, Int, RowDim, RowLayout, broadcast_shape
-from pyro_dropout.mathematics.whole_sums import Widths, runs_on_cpu, sum_of_squares, width_parts
+from pyro_dropout.mathematics.stand_ins import Draw, is_placeholder, no_density
 
 LOG_2PI = 1.8378770664093453
-Made = TypeVar("Made")
 
 
-class RowMixture(Scored):
+class RowMixture(TorchDistribution):
     """A weight tensor whose rows are drawn independently, each from a mixture of L Gaussians.
 
     With one component it is a Gaussian, with a component at zero it is dropout, with ``cov_factor`` its rows have a
@@ -48,7 +48,12 @@ class RowMixture(Scored):
         (torch.Size([2, 3]), [0.5, 0.5, 0.5], torch.Size([5, 2, 3]))
     """
 
-    learns_probs = False  # whether ``probs`` are trained, by the score of the labels
+    arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012 - torch reads a class attribute
+    has_rsample = True  # in means and widths; the probabilities of labels have no path
+    relaxed = False  # whether labels are relaxed, so that a gradient reaches their probabilities
+    # In a guide, a missing density is an error when a loss uses it, not when a trace computes it.
+    lenient = False
+    site = ""  # for that error: the site that is drawn
     joint = False  # whether a draw shares noise with the draws of other sites
 
     def __init__(
@@ -92,7 +97,6 @@ class RowMixture(Scored):
         self.singular = bool(zero.any()) if isinstance(zero, Tensor) else zero
         self.noiseless = bool(zero.all()) if isinstance(zero, Tensor) else zero
         self._draw: Draw | None = None
-        self._kept: dict[tuple[str, bool], Any] = {}
         super().__init__(Size(), shape, validate_args=False)
 
     # --- what was given -------------------------------------------------------------------------------------------
@@ -157,10 +161,6 @@ class RowMixture(Scored):
         """Return the R columns of V, each as one or L tensors of shape (rows, rest); none where there is no V."""
         return [] if self.cov_factor is None else [apart(column) for column in self.cov_factor.unbind(-1)]
 
-    def factor_squares(self) -> list[tuple[Tensor, ...]]:
-        """Return Σv² of each of these tensors."""
-        return [tuple(map(sum_of_squares, column)) for column in self.factor_columns()]
-
     def factor_variance(self) -> Tensor | None:
         """Return what V adds to the variance of each weight, (1 or L, rows, rest); None where there is no V."""
         return None if self.cov_factor is None else self.cov_factor.square().sum(-1)
@@ -169,21 +169,6 @@ class RowMixture(Scored):
         """Return the variance of each weight under each component, (1 or L, *shape)."""
         added = self.factor_variance()
         return self.scale.square() if added is None else self.scale.square() + self.from_rows(added)
-
-    def width_parts(self) -> Widths | None:
-        """Return sums and squares of the widths, made once for KL and draws; None unless each weight has its own."""
-        if self.noiseless or not runs_on_cpu(self.scale) or not self.scale.is_contiguous():
-            return None
-        return self.once("widths", lambda: width_parts(self.scale))
-
-    def once(self, name: str, make: Callable[[], Made]) -> Made:
-        """Return what ``make`` makes; for a draw of a guide, of which KL and layers need the same, it is kept."""
-        if not self.lenient:  # anyone may use this distribution again, with gradients or without, and after a backward
-            return make()
-        if (key := (name, torch.is_grad_enabled())) not in self._kept:
-            self._kept[key] = make()
-        found: Made = self._kept[key]
-        return found
 
     @property
     def locs(self) -> Tensor:
@@ -206,7 +191,7 @@ class RowMixture(Scored):
 
     def log_scale(self) -> Float[Tensor, "components rows rest"]:
         """Return log σ by rows, (1 or L, rows, rest)."""
-        return log_width(self.to_rows(self.scale))
+        return self.to_rows(self.scale).log()
 
     def factor(self, log_scale: Tensor | None = None) -> Factor | None:
         """Return the factorised low-rank part of the rows' covariances, or None where there is none."""
@@ -249,6 +234,19 @@ class RowMixture(Scored):
         if self.cov_factor is None:
             return None
         return torch.randn((*shape, self.cov_factor.shape[-1]), dtype=self.like.dtype, device=self.like.device)
+
+    def check_labels(self) -> None:
+        """Raise if labels are drawn with trained probabilities: no gradient would reach these."""
+        if self.components > 1 and self.probs.requires_grad and not self.relaxed and torch.is_grad_enabled():
+            raise PyroDropoutError(
+                "the probabilities of a RowMixture's components cannot be trained: a drawn label has no gradient in its"
+                " probability. Detach probs; AutoConcreteDropout learns how much to drop."
+            )
+
+    def __call__(self, sample_shape: Sequence[int] = (), *args: object, **kwargs: object) -> Tensor:
+        """Draw for a guide, whose loss takes the gradient of the draw."""
+        self.check_labels()
+        return self.rsample(Size(sample_shape))
 
     def sample_masks(self, sample_shape: Sequence[int] = ()) -> list[Tensor]:
         """Draw which component each row takes, as one mask (*sample_shape, *batch_shape, rows) for each component."""
@@ -293,7 +291,7 @@ class RowMixture(Scored):
         Without ``labels``, ``noise`` is w itself by rows. With them, w = m_z + σ_z ε + V_z η is given by its parts, so
         that its density under component z does not suffer from the rounding of the sum.
         """
-        log_scale = self.log_scale()  # once, so that gradients of 1e38 are summed before the division by σ
+        log_scale = self.log_scale()
         factor = self.factor(log_scale)
         locs = [self.mean_rows(label) for label in range(self.components)]
         log_probs = self.log_probs()
@@ -316,16 +314,6 @@ class RowMixture(Scored):
             terms.append(log_probs[:, label] - 0.5 * (mahalanobis(residual, part, eta) + log_det + self.rest * LOG_2PI))
         return torch.stack(torch.broadcast_tensors(*terms))
 
-    @property
-    def scored(self) -> bool:
-        """Whether labels are drawn with trained probabilities, which have no pathwise gradient."""
-        relaxed = type(self).sample_masks is not RowMixture.sample_masks  # relaxed labels have a pathwise gradient
-        return self.components > 1 and (self.learns_probs or (self.probs.requires_grad and not relaxed))
-
-    def drew(self, value: object) -> bool:
-        """Whether ``value`` is the last draw."""
-        return self._draw is not None and self._draw.value() is value
-
     def label_log_prob(self) -> Tensor:
         """Return log p(z) of the labels of the last draw, (*sample_shape, *batch_shape)."""
         assert self._draw is not None, "nothing was drawn yet"
@@ -335,7 +323,8 @@ class RowMixture(Scored):
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log density of ``value``; for the last draw it is computed from the noise that made it."""
         if self.lenient and (self.singular or is_placeholder(value)):
-            return self._no_density(value)
+            lead = value.shape[: value.dim() - len(self.event_shape)]
+            return no_density(value, broadcast_shape(lead, self.batch_shape), self.site)
         if self.singular:
             raise SingularError(
                 f"{type(self).__name__} has no density at scale=0: its draws lie on a set of volume zero, and KL(q||p)"
@@ -353,6 +342,11 @@ class RowMixture(Scored):
         return total.expand(broadcast_shape(total.shape, self.batch_shape))
 
     # --- moments and the rest of torch's interface ------------------------------------------------------------------
+
+    @constraints.dependent_property(is_discrete=False)
+    def support(self) -> constraints.Constraint:
+        """Every real tensor of the event's shape."""
+        return constraints.independent(constraints.real, len(self.event_shape))
 
     def _center(self) -> Tensor:
         probs = self.per_row(self.probs.mT)
@@ -372,8 +366,9 @@ class RowMixture(Scored):
 
     def expand(self, batch_shape: Sequence[int], _instance: Self | None = None) -> Self:
         """Return the same distribution with a larger batch; the parameters are shared, not copied."""
-        new = super().expand(batch_shape, _instance)
-        new._draw, new._kept = None, {}
+        new = type(self).__new__(type(self)) if _instance is None else _instance
+        new.__dict__.update(self.__dict__)
+        new._batch_shape, new._draw = Size(batch_shape), None
         return new
 
     def __repr__(self) -> str:

@@ -102,8 +102,6 @@ ROWS = [
         RANGE, "scale", "got inf", "be zero or positive, and finite"),
     Row("AutoRowMixture", lambda: pd.AutoRowMixture(model(), components=1),
         RANGE, "components", "got 1", "be a whole number of at least 2"),
-    Row("AutoRowMixture", lambda: pd.AutoRowMixture(model(), weights="free"),
-        RANGE, "weights", "got 'free'", "be 'fixed' or 'learned'"),
     Row("AutoRowMixture", lambda: pd.AutoRowMixture(model(), probs=tensor([0.5, -0.5])),
         RANGE, "probs", "got [0.5, -0.5]", "be positive and finite"),
     Row("AutoRowMixture", lambda: pd.AutoRowMixture(model(), probs=tensor([0.5, 0.2, 0.3])),

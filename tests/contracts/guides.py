@@ -45,7 +45,6 @@ GUIDES: dict[str, Config] = {
     "multiplicative-weight": Config(partial(AutoMultiplicative, alpha=0.25, per="weight", learn_alpha=True)),
     "mean-field": Config(AutoMeanField),
     "row-mixture": Config(partial(AutoRowMixture, components=2)),
-    "row-mixture-learned": Config(partial(AutoRowMixture, components=3, weights="learned", bias="gaussian")),
     "low-rank-layer": Config(partial(AutoLowRank, rank=2)),
     "low-rank-net": Config(partial(AutoLowRank, rank=2, per="net")),
     "full-rank-net": Config(AutoFullRank),

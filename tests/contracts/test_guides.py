@@ -75,7 +75,6 @@ REFUSED = (
         message="no joint density",
     ),
     Refusal({"trace"}, {"shared"}, lambda guide, kind: not GUIDES[guide].density, SingularError, "scale=0"),
-    Refusal({"mean-field"}, ANY, lambda guide, kind: guide == "row-mixture-learned", ValueError, "no score term"),
 )
 
 

@@ -1,18 +1,15 @@
 """The exact Gaussian process against numpy's Cholesky factors, scipy's densities and scipy's optimiser."""
 
 import copy
-import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pyro
 import pyro.contrib.gp as gp
-import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
-from pyro.nn import PyroSample
 from scipy import optimize, stats
 
 from pyro_dropout.errors import SingularError
@@ -152,14 +149,3 @@ def test_a_singular_covariance_is_explained() -> None:
     with pytest.raises(SingularError, match="jitter such as 1e-8"):
         GP(tau=1e30).fit(x, torch.zeros(5, 1), steps=1)
     assert GP(tau=1e30, jitter=1e-8).fit(x, torch.ones(5, 1), steps=0).predict(x)[0].tolist() == [[1.0]] * 5
-
-
-def test_a_prior_on_a_hyper_parameter_is_heeded() -> None:
-    x, y, _ = data()
-    kernel = gp.kernels.RBF(2).double()
-    narrow = dist.LogNormal(torch.tensor(math.log(3.0)).double(), torch.tensor(1e-3).double())
-    kernel.lengthscale = PyroSample(narrow)
-    model = GP(kernel, tau=5.0).fit(x, y, steps=100)
-    length = poutine.trace(model._regression.guide).get_trace().nodes["kernel.lengthscale"]["value"]
-    assert length.item() == pytest.approx(3.0, rel=0.01)
-    assert math.isfinite(model.log_marginal_likelihood())

@@ -167,16 +167,6 @@ def test_priors_are_as_wide_as_they_are_told() -> None:
         torch.testing.assert_close(found, torch.tensor(std).expand(found.shape))
 
 
-def test_layers_have_nonlinearities_of_their_own() -> None:
-    weights = {"W1": torch.randn(3, 2), "b1": torch.randn(3), "W2": torch.randn(2, 3), "b2": torch.randn(2)}
-    weights["W3"] = torch.randn(1, 2)
-    model = DeepGP(2, [3, 2], 1, nonlinearity=["cos", torch.sigmoid])
-    w = {name: value.numpy().astype(float) for name, value in weights.items()}
-    first = np.cos(POINTS.numpy() @ w["W1"].T + w["b1"]) / math.sqrt(3)
-    expected = special.expit(first @ w["W2"].T + w["b2"]) / math.sqrt(2) @ w["W3"].T
-    np.testing.assert_allclose(poutine.condition(model, weights)(POINTS), expected, rtol=1e-4, atol=1e-6)
-
-
 def test_dead_units_leave_a_density(dtype: torch.dtype) -> None:
     normal = FiniteRankNormal(torch.zeros(4, 3, dtype=dtype), 1)
     assert torch.isfinite(normal.log_prob(normal.sample()))

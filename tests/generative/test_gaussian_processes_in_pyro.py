@@ -52,19 +52,6 @@ def test_parallel_prediction_is_the_sequential_one(space: Any, likelihood: Any) 
         torch.testing.assert_close(together, alone)
 
 
-def test_sites_say_what_guides_want_to_know() -> None:
-    model = DeepGP(2, [6, 4], 3, shared_covariance=True, output_bias=True)
-    trace = poutine.trace(model).get_trace(POINTS)
-    shapes = {"W1": (6, 2), "b1": (6,), "W2": (6, 6), "W2_inner": (4, 6), "b2": (4,), "W3": (3, 4), "b_out": (3,)}
-    assert model.sites == shapes
-    for name, shape in shapes.items():
-        node = trace.nodes[name]
-        assert node["value"].shape == node["fn"].event_shape == shape
-        expected = {"row_dim": 1, "kind": "weight"} if len(shape) == 2 else {"kind": "bias"}
-        assert {key: node["infer"][key] for key in expected} == expected
-    assert set(DeepGP(2, [6, 4], 3).sites) == {"W1", "b1", "W2", "b2", "W3"}
-
-
 def test_a_mean_function_is_added_and_trained() -> None:
     plain = FiniteRankGP(2, 6, 1, mean=lambda x: 100 + x[:, :1])
     trace = poutine.trace(plain).get_trace(POINTS)

@@ -81,35 +81,3 @@ def test_weights_that_are_shared_changed_or_hidden() -> None:
     assert (layer.path, layer.sites, layer.linear) == ("1", ("1.weight",), True)
     layer = found(frozen, only="0.*")
     assert (layer.path, layer.linear) == ("0", False)
-
-
-def stacks() -> dict[str, nn.Module]:
-    """Return networks of plain layers; in some a layer or a weight is there twice."""
-    act, square = nn.ReLU(), nn.Linear(4, 4)
-    tied = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
-    tied[4].weight = tied[2].weight
-    return {
-        "plain": nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)),
-        "no bias": nn.Sequential(nn.Linear(3, 4, bias=False), nn.Dropout(0.5), nn.Linear(4, 2, bias=False)),
-        "one activation twice": nn.Sequential(nn.Linear(3, 4), act, nn.Linear(4, 4), act, nn.Linear(4, 2)),
-        "one layer twice": nn.Sequential(nn.Linear(3, 4), square, nn.ReLU(), square, nn.ReLU(), nn.Linear(4, 2)),
-        "the last layer twice": nn.Sequential(nn.Linear(3, 4), square, nn.ReLU(), square),
-        "one weight twice": tied,
-        "a norm": nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2)),
-        "one inside another": nn.Sequential(nn.Sequential(nn.Linear(3, 4), nn.ReLU()), nn.Linear(4, 2)),
-        "in place": nn.Sequential(nn.ReLU(inplace=True), nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Linear(4, 2)),
-        "float64": nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double(),
-    }
-
-
-@pytest.mark.parametrize("name", stacks())
-def test_a_stack_of_plain_layers_gives_the_same_without_listening(name: str) -> None:
-    net = stacks()[name].eval()
-    model, x = BayesianNet(net), X.to(next(net.parameters()).dtype)
-    torch.manual_seed(1)
-    weights = {name: torch.randn_like(net.get_parameter(name)) for name in model.sites}
-    quick, slow = (last_layer(model, weights, x.clone(), sure=sure) for sure in (True, False))
-    assert torch.equal(quick.outputs, slow.outputs)
-    assert (quick.path, quick.sites, quick.linear) == (slow.path, slow.sites, slow.linear)
-    if slow.linear:
-        assert torch.equal(quick.features, slow.features)

@@ -10,7 +10,7 @@ from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from torch import Tensor
 
 import pyro_dropout as pd
-from tests.prediction.pyro_models import CASES, F64, X, Y, batched, line, table
+from tests.prediction.pyro_models import CASES, F64, X, Y, batched, line
 
 QUIET: Any = {"compile": False, "progress": False, "seed": 0, "lr": 0.05}
 
@@ -75,28 +75,3 @@ def test_x_and_y_may_name_data_that_the_model_calls_otherwise() -> None:
     pd.fit(model, two, X, targets=Y, steps=5, **QUIET)
     assert pd.predict(model, one, x=X, samples=5).mean.shape == (12,)
     assert pd.to_arviz(model, one, x=X, y=Y, samples=30)["log_likelihood"]["obs"].shape == (1, 30, 12)
-
-
-def test_held_back_data_of_any_model_stop_the_training() -> None:
-    """The validation targets contradict the training ones, so the best step comes early."""
-    guide = AutoNormal(line)
-    history = pd.fit(line, guide, X, Y, steps=400, validation=(X, -Y), patience=3, check_every=10, **QUIET)
-    assert history.steps < 400
-    assert history.best_step == min(history.validation, key=lambda pair: pair[1])[0]
-    pyro.clear_param_store()
-    named = pd.fit(
-        table, AutoNormal(table), {"x": X, "y": Y}, steps=20, validation={"batch": {"x": X, "y": Y}}, **QUIET
-    )
-    assert len(named.validation) == 20
-    assert named.validation[-1][1] < named.validation[0][1]
-    with pytest.raises(pd.errors.PyroDropoutError, match="validation must hold data: the model observes nothing"):
-        pd.fit(line, AutoNormal(line), X, Y, steps=5, validation=(X,), **QUIET)
-
-
-def test_the_score_of_held_back_data_is_the_log_predictive_density() -> None:
-    """A guide that is nearly a point: the mean of 16 draws' densities is that of the point."""
-    guide = AutoNormal(line, init_scale=1e-6)
-    history = pd.fit(line, guide, X, Y, steps=1, validation=(X, Y), check_every=1, **{**QUIET, "lr": 1e-12})
-    middle = guide.median(X, Y)
-    density = dist.Normal(middle["slope"] * X + middle["shift"], middle["sigma"]).log_prob(Y).mean()
-    assert history.validation[0][1] == pytest.approx(-density.item(), abs=1e-4)

@@ -93,9 +93,3 @@ def test_what_comes_back_is_the_same(name: str, way: str) -> None:
         widths, again = own.prior.scales(own.net), other.prior.scales(other.net)
         assert list(widths) == list(again)
         same(list(widths.values()), list(again.values()))
-
-
-def test_a_pickler_that_takes_functions_may_take_them() -> None:
-    cloudpickle = pytest.importorskip("cloudpickle")
-    given = pd.BayesianNet(net(), pd.Prior(hide=lambda name, module: False))
-    same(answers(given), answers(pickle.loads(cloudpickle.dumps(given))))

@@ -3,14 +3,12 @@
 import os
 import threading
 import time
-from typing import Any
 
 import pyro
 import pytest
 import torch
 from pyro import poutine
 from pyro.poutine.runtime import _DIM_ALLOCATOR, _PYRO_STACK
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode
 
 from pyro_dropout.generative.process_lock import RUNNING, Turn, modules_stay, one_at_a_time
 
@@ -30,35 +28,12 @@ def held_by_another(turn: Turn) -> tuple[threading.Thread, threading.Event]:
     return thread, done
 
 
-@pytest.mark.parametrize("_", range(3))
-def test_a_thread_that_takes_the_lock_back_lets_one_that_waits_go_first(_: int) -> None:
-    turn, order = Turn(), list[str]()
-
-    def wait() -> None:
-        with turn:
-            order.append("waiting")
-
-    thread = threading.Thread(target=wait, daemon=True)
-    with turn, turn:
-        thread.start()
-        while not turn._next.locked():  # until the other thread waits
-            time.sleep(0.001)
-        assert order == []
-    with turn:
-        order.append("again")
-    assert order == ["waiting", "again"]
-
-
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("mine", [False, True])
 def test_a_child_process_waits_for_no_thread_of_its_parent(mine: bool) -> None:
     turn = Turn()
     if mine:
         turn.__enter__()
-        waiting = threading.Thread(target=turn.__enter__, daemon=True)
-        waiting.start()
-        while not turn._next.locked():
-            time.sleep(0.001)
     else:
         held_by_another(turn)
     child = os.fork()
@@ -117,42 +92,3 @@ def test_an_interrupt_amid_a_swap_of_weights_leaves_the_network_its_own_paramete
     found = dict(net.named_parameters())
     assert all(found[name] is value for name, value in own.items())
     assert set(found) == {*own, "0.late"}  # what it made on purpose stays
-
-
-class Mode(TorchFunctionMode):
-    """Does nothing."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}))
-
-
-def test_an_interruption_leaves_torchs_modes_as_they_were() -> None:
-    @one_at_a_time
-    def entered_and_never_left() -> None:
-        Mode().__enter__()
-        raise KeyboardInterrupt
-
-    @one_at_a_time
-    def put_aside_for_a_moment() -> None:
-        with Mode():
-            _pop_mode()  # as torch does while a mode works
-            raise KeyboardInterrupt
-
-    @one_at_a_time
-    def fails_by_itself() -> None:
-        try:
-            raise KeyboardInterrupt
-        except KeyboardInterrupt:
-            raise RuntimeError("the disk is full") from None
-
-    with Mode():
-        before = _get_current_function_mode_stack()
-        with pytest.raises(KeyboardInterrupt):
-            entered_and_never_left()
-        assert _get_current_function_mode_stack() == before
-    for broken in (entered_and_never_left, put_aside_for_a_moment):
-        with pytest.raises(KeyboardInterrupt):
-            broken()
-        assert _get_current_function_mode_stack() == []
-    with pytest.raises(RuntimeError, match="disk is full"):
-        fails_by_itself()

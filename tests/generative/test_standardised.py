@@ -46,15 +46,6 @@ def test_predictions_are_in_the_units_of_y(dtype: torch.dtype, shared: bool, out
     np.testing.assert_allclose(raw.log_prob(y).double().numpy(), exact, rtol=1e-4, atol=1e-4)
 
 
-def test_noise_of_its_own_is_in_the_units_of_y_too(dtype: torch.dtype) -> None:
-    x, y = raw_data(dtype)
-    plain, model, guide = pair(pd.HeteroscedasticGaussian(), x, y, 2)
-    raw = pd.predict(model, guide, x, samples=30, seed=3)
-    inner = pd.predict(plain, guide, (x - x.mean(0)) / x.std(0), samples=30, seed=3)
-    torch.testing.assert_close(raw.aleatoric, inner.aleatoric * y.std(0) ** 2, rtol=1e-4, atol=1e-3)
-    torch.testing.assert_close(raw.mean, inner.mean * y.std(0) + y.mean(0), rtol=1e-4, atol=1e-3)
-
-
 def test_training_on_raw_data_is_training_on_standardised_data() -> None:
     x, y = raw_data(torch.float64)
     losses = []
@@ -201,31 +192,3 @@ def test_a_likelihood_that_does_not_say_is_refused(kind: type) -> None:
     for ask in (lambda: Undeclared().raw_outputs(y, y, y), lambda: Undeclared().raw_likelihood(y)):
         with pytest.raises(pd.errors.PyroDropoutError, match="likelihood Undeclared does not say"):
             ask()
-
-
-class Bare:
-    """The three methods of a likelihood, and not a word on standardised targets."""
-
-    distribution, checked, check_values = Free.distribution, Free.checked, Free.check_values
-    scale = torch.tensor(0.5)
-
-
-@pytest.mark.parametrize(
-    "make", [pd.BayesianNet, lambda net, likelihood: pd.paper.DeepGP(2, [4], 1, likelihood=likelihood)]
-)
-def test_three_methods_make_a_likelihood(make: Any) -> None:
-    x, y = torch.randn(30, 2), torch.randn(30, 1)
-    model = make(nn.Linear(2, 1), likelihood=Bare())
-    guide = pd.AutoDropout(model, keep=0.8)
-    pd.fit(model, guide, x, y, steps=3, compile=False, progress=False)
-    answer = pd.predict(model, guide, x, samples=20, seed=0)
-    density = stats.t.logpdf(y.numpy(), 5.0, answer.samples.numpy(), 0.5).sum(-1)
-    np.testing.assert_allclose(
-        answer.log_prob(y).numpy(), special.logsumexp(density, axis=0) - np.log(20), rtol=1e-4, atol=1e-4
-    )
-    torch.testing.assert_close(answer.aleatoric, torch.full((30, 1), 0.25 * 5 / 3))
-    assert pd.crps(answer, y, "sample", seed=0).shape == (30, 1)
-    with pytest.raises(pd.errors.RangeError, match="at most a million"):
-        pd.fit(model, guide, x, y + 2e6, steps=3, compile=False, progress=False)
-    with pytest.raises(pd.errors.PyroDropoutError, match="likelihood Bare does not say"):
-        pd.Standardised(model, x, y)

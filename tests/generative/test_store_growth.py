@@ -1,13 +1,11 @@
 """What a model or a guide registers in Pyro's store is there while it lives, and gone with it."""
 
 import gc
-import os
-import resource
 
 import pyro
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import pyro_dropout as pd
 from tests.generative.test_registration import data, normed, step
@@ -59,22 +57,3 @@ def test_a_value_that_was_loaded_stays() -> None:
     del guide, model
     gc.collect()
     assert "AutoMeanField.0.weight.loc" in store
-
-
-@pytest.mark.deep
-def test_many_fits_leave_store_files_and_memory_flat() -> None:
-    def used() -> tuple[int, int, int]:
-        gc.collect()
-        return (
-            len(pyro.get_param_store()),
-            len(os.listdir("/proc/self/fd")),
-            sum(issubclass(type(value), Tensor | nn.Module) for value in gc.get_objects()),
-        )
-
-    for _ in range(20):
-        train()
-    before, peak = used(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for _ in range(180):
-        train()
-    assert used() == before
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 20 * 1024  # kilobytes

@@ -72,12 +72,3 @@ QUIET: dict[str, Any] = {"steps": 3, "compile": False, "progress": False}
 def test_an_ensemble_of_points_refuses_a_hierarchy_by_name(anchored: bool) -> None:
     with pytest.raises(pd.errors.PyroDropoutError, match="width of site 'theta' depends on 'tau'"):
         pd.fit(schools, pd.Ensemble(schools, members=3, anchored=anchored), SIGMA, Y, **QUIET)
-
-
-@pytest.mark.deep
-def test_the_ways_out_that_the_error_names() -> None:
-    free = poutine.reparam(schools, config={"theta": LocScaleReparam(0.0)})
-    for model, guide in ((free, None), (schools, pd.AutoMeanField)):
-        ensemble = pd.Ensemble(model, guide, members=3)
-        pd.fit(model, ensemble, SIGMA, Y, **QUIET)
-        assert len(ensemble.sample_weights(6)["tau"].unique()) > 2

@@ -172,15 +172,3 @@ def test_the_value_is_the_dropout_objective_up_to_a_constant(monkeypatch: pytest
         found = pd.ELBO().differentiable_loss(task.model, task.guide, task.x, task.y) / (TAU * N)
         offsets.append((found - objective).item())
     assert max(offsets) - min(offsets) <= 1e-10
-
-
-def test_inverted_dropout_is_the_same_network_with_its_weights_at_keep_times_m(monkeypatch: pytest.MonkeyPatch) -> None:
-    # torch trains W with (x∘z/keep) W; with W = keep·M that is the paper's (x∘z) M
-    task, masks = Task("regression"), Masks(monkeypatch)
-    drawn = masks.draw(N)
-    f = task.x
-    for depth, (m, b, z, keep) in enumerate(zip(task.plain.weights, task.plain.biases, drawn, KEEPS, strict=True)):
-        f = F.linear((f.relu() if depth else f) * z / keep, keep * m, b)
-    nll = pd.ELBO().parts(task.model, task.guide, task.x, task.y)["nll"]
-    expected = -torch.distributions.Normal(f, TAU**-0.5).log_prob(task.y).sum()
-    assert abs((nll - expected).item()) <= 1e-10 * abs(expected.item())

@@ -98,17 +98,6 @@ def test_a_plain_pyro_model_is_met_when_it_is_first_called() -> None:
     assert ensemble.sample_weights(6)["w"].shape == (6, 2)
 
 
-def test_a_comparison_knows_an_ensemble_in_each_of_its_seeds() -> None:
-    """Its members are points, so it has neither a bound nor k-hat, and its predictions use every member."""
-    x = torch.linspace(-1, 1, 20).unsqueeze(-1).expand(-1, 2).contiguous()
-    how: Any = {"steps": 5, "seeds": 2, "samples": 20, "compile": False, "progress": False}
-    found = pd.compare(model(), {"e": lambda net: pd.Ensemble(net, members=3)}, (x, x[:, :1]), (x, x[:, :1]), **how)
-    assert [type(posterior) for _, posterior in found.rows[0].trained] == [pd.Ensemble] * 2
-    assert found.cell(found.rows[0], "elbo") == found.cell(found.rows[0], "khat") == "undefined, σ = 0"
-    assert found.rows[0].answer is not None
-    assert len(found.rows[0].answer.samples) == 3
-
-
 # --- settings of members ----------------------------------------------------------------------------------------------
 
 

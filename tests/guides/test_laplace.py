@@ -1,6 +1,5 @@
 """A Laplace approximation as a guide among others: fleets, estimators, comparisons, ArviZ, the command line."""
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -91,27 +90,6 @@ def test_an_estimator_has_the_curvature_of_its_refit() -> None:
     assert np.abs(drawn.mean(-1) - mean[0]).max() < 5 * spread[0] / 4000**0.5
 
 
-def test_products_have_all_digits_while_curvature_is_added_up() -> None:
-    """With those of TF32, a layer's slopes do not agree with what its inputs and outputs give."""
-    seen = []
-
-    class Noted(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            seen.append(torch.get_float32_matmul_precision())
-            return super().forward(x)
-
-    model = pd.BayesianNet(Noted(2, 1))
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            pd.laplace(model, model, torch.randn(5, 2), torch.randn(5, 1), "kron")
-        assert torch.get_float32_matmul_precision() == "high"
-    finally:
-        torch.set_float32_matmul_precision(before)
-    assert seen[-1] == "highest"
-
-
 def _finished() -> tuple[pd.BayesianNet, pd.guides.AutoLaplace, torch.Tensor, torch.Tensor]:
     x = torch.randn(40, 3)
     y = x.sum(1, keepdim=True)
@@ -128,23 +106,6 @@ def test_a_training_that_does_not_begin_leaves_the_curvature(fault: str) -> None
         pd.fit(model, guide, *data, steps=5, compile=False, progress=False)
     assert guide.finished
     assert pd.predict(model, guide, x, method="linearised").epistemic.equal(before)
-
-
-def test_an_interrupt_before_the_first_step_leaves_the_curvature_and_a_later_one_does_not() -> None:
-    model, guide, x, y = _finished()
-
-    def stop(t: torch.Tensor) -> torch.Tensor:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        pd.fit(model, guide, x, y, steps=5, schedule=stop, compile=False, progress=False)
-    assert guide.finished
-    guide.set_curvature(None)
-    with torch.no_grad():
-        next(guide.parameters()).add_(1.0)
-    with pytest.raises(KeyboardInterrupt):
-        pd.fit(model, guide, x, y, steps=5, schedule=stop, compile=False, progress=False)
-    assert not guide.finished
 
 
 @pytest.mark.parametrize("method", ["mc", "linearised"])

@@ -1,7 +1,6 @@
 """Models whose sites a guide has no use for: none at all, none that is latent, and none that is a weight."""
 
 import warnings
-from functools import partial
 from typing import Any
 
 import pyro
@@ -10,18 +9,11 @@ import pytest
 import torch
 from pyro import poutine
 from pyro.infer import SVI, Trace_ELBO
-from pyro.infer.autoguide import AutoGuideList, AutoNormal, AutoNormalMessenger
+from pyro.infer.autoguide import AutoGuideList
 from pyro.optim import Adam
 from torch import Tensor
 
 import pyro_dropout as pd
-
-
-def _one_each(x: Tensor, y: Tensor | None = None) -> None:
-    slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
-    with pyro.plate("data", len(x), dim=-1):
-        shift = pyro.sample("shift", dist.Normal(0.0, 1.0))
-        pyro.sample("y", dist.Normal(slope * x + shift, 0.5), obs=y)
 
 
 def _observed(x: Tensor) -> None:
@@ -75,23 +67,3 @@ def test_the_warning_about_missing_weights_can_be_filtered_and_is_not_given_with
             guide(x)
     with pytest.warns(pd.errors.NoWeightWarning, match="finds no weight"):
         pd.AutoDropout(poutine.block(_two, hide=["weight"]))(x)
-
-
-@pytest.mark.deep
-def test_amortised_plates_are_those_of_pyros_messengers() -> None:
-    """As AutoNormal, our guides do not take them; a messenger trains with Pyro's loss, and is a posterior then."""
-    x = torch.linspace(-1, 1, 20)
-    for kind in (AutoNormal, pd.AutoMeanField, pd.AutoLowRank, pd.AutoDropout):
-        with pytest.raises(TypeError, match="amortized_plates"):
-            kind(_one_each, amortized_plates=("data",))
-    found = []
-    for svi in (SVI, partial(pd.SVI, compile=False)):
-        pyro.clear_param_store()
-        pyro.set_rng_seed(0)
-        guide = AutoNormalMessenger(_one_each, amortized_plates=("data",))
-        training = svi(_one_each, guide, Adam({"lr": 0.1}), loss=Trace_ELBO())
-        found.append([training.step(x, 2 * x + 1) for _ in range(100)])
-    assert found[0] == found[1]
-    assert pyro.param("locs.shift").shape == ()
-    few = pd.predict(_one_each, guide, x[:5], x[:5], samples=200, seed=0)
-    torch.testing.assert_close(few.mean, 2 * x[:5] + 0.8, atol=0.4, rtol=0.0)

@@ -108,7 +108,6 @@ def test_a_distribution_of_torch_serves_as_one_of_pyro() -> None:
         losses += pd.fit(model, guide, x, x[:, :1], steps=3, seed=0, compile=False, progress=False).losses.tolist()
         answer = pd.predict(model, guide, x, samples=10, seed=0)
         found.append([*losses, *answer.mean.flatten().tolist(), *guide.quantiles([0.2])["weight"].flatten().tolist()])
-        found[-1] += kind(in_a_plate)()["w"].flatten().tolist()
     assert found[0] == found[1]
 
 
@@ -130,48 +129,13 @@ def test_draws_in_place_are_refused_in_a_fleet_and_trained_one_by_one_in_compari
     assert len(found.rows[0].scores["elbo"].values) == 2
 
 
-class NotInPlace(dist.Normal):
-    """Pyro's Normal, drawn as the refusal advises."""
+def test_a_weight_in_a_plate_is_refused_by_name() -> None:
+    def in_a_plate() -> None:
+        with pyro.plate("groups", 3):
+            pyro.sample("w", dist.Normal(torch.zeros(1, 2), 1.0).to_event(2), infer={"kind": "weight"})
 
-    def rsample(self, sample_shape: Any = ()) -> Tensor:
-        shape = self._extended_shape(sample_shape)
-        return self.loc + self.scale * torch.randn(shape, dtype=self.loc.dtype, device=self.loc.device)
-
-
-class AutoNotInPlace(AutoLaplace):
-    family = NotInPlace
-
-
-class IntoACopy(dist.Normal):
-    """Writes into a tensor that each replica has for itself, which is allowed."""
-
-    def rsample(self, sample_shape: Any = ()) -> Tensor:
-        return self.loc + self.scale * torch.empty_like(self.loc).normal_()
-
-
-class AutoIntoACopy(AutoLaplace):
-    family = IntoACopy
-
-
-@pytest.mark.parametrize("kind", [AutoNotInPlace, AutoIntoACopy])
-def test_other_draws_train_in_a_fleet_each_replica_with_its_own(kind: Any) -> None:
-    model = pd.BayesianNet(nn.Linear(2, 1, bias=False))
-    state = {name: value.clone() for name, value in model.state_dict().items()}
-
-    def build(seed: int) -> tuple[Any, Any]:
-        made = pd.BayesianNet(nn.Linear(2, 1, bias=False))
-        made.load_state_dict(state)
-        return made, kind(made)
-
-    x = torch.randn(20, 2)
-    history = pd.Fleet(build, {"seed": [0, 1]}).fit(x, x[:, :1], steps=2, compile=False, progress=False)
-    assert history.losses.isfinite().all()
-    assert history.losses[0, 0] != history.losses[0, 1]  # equal replicas, different draws
-
-
-def in_a_plate() -> None:
-    with pyro.plate("groups", 3):
-        pyro.sample("w", dist.Normal(torch.zeros(1, 2), 1.0).to_event(2), infer={"kind": "weight"})
+    with pytest.raises(pd.errors.PyroDropoutError, match="'w' is marked as a weight and is in a plate"):
+        pd.AutoDropout(in_a_plate)()
 
 
 class Unfinished(AutoLaplace):
@@ -207,5 +171,3 @@ class WithoutGradients(AutoLaplace):
 def test_what_will_not_do_is_said_when_the_guide_is_built(kind: Any, words: str) -> None:
     with pytest.raises(pd.errors.PyroDropoutError, match=words):
         kind(pd.BayesianNet(nn.Linear(2, 1)))
-    with pytest.raises(pd.errors.PyroDropoutError, match=words.replace("weight", "w")):
-        kind(in_a_plate)()

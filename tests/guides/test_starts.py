@@ -74,20 +74,6 @@ def test_a_start_that_is_none_is_refused() -> None:
             pd.AutoMeanField(model, init_scale=wrong)  # type: ignore[arg-type]
 
 
-def test_a_guide_of_another_network_is_refused_where_it_would_be_another_function() -> None:
-    def build() -> pd.BayesianNet:
-        return pd.BayesianNet(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)))
-
-    model, other = build(), build()
-    guide = pd.AutoMeanField(model)
-    pd.AutoMeanField(other, init=guide)  # the layers besides the sites are equal
-    with torch.no_grad():
-        model.net[1].running_mean.add_(1.0)
-    pd.AutoMeanField(model, init=guide)
-    with pytest.raises(pd.errors.PyroDropoutError, match=r"another network, whose '1\.running_mean'"):
-        pd.AutoMeanField(other, init=guide)
-
-
 # --- how wide ---------------------------------------------------------------------------------------------------------
 
 

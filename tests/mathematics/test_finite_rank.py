@@ -13,7 +13,7 @@ from pyro_dropout.mathematics.finite_rank import (
     finite_rank_features,
     finite_rank_log_marginal,
 )
-from tests.oracles.covariances import NUMPY, POINTS, SCALES, array, double, linear_gram, normal_pdf, quadrature_gram
+from tests.oracles.covariances import NUMPY, POINTS, array, double, linear_gram, normal_pdf, quadrature_gram
 
 # --- finite rank ------------------------------------------------------------------------------------------------------
 
@@ -54,23 +54,6 @@ def test_features_are_the_sum_over_units(name, dtype):
     phi = finite_rank_features(x, weight, bias, name)
     assert phi.dtype == dtype
     np.testing.assert_allclose(array(phi @ phi.mT), expected, rtol=1e-5 if dtype == torch.float32 else 1e-12, atol=1e-6)
-
-
-def test_a_kernel_of_finite_rank_holds_its_draws_and_learns_its_scales():
-    kernel = FiniteRank("tanh", 6, 2, 1.5, SCALES, 0.5, seed=3)
-    again, other = (
-        FiniteRank("tanh", 6, 2, 1.5, SCALES, 0.5, seed=3),
-        FiniteRank("tanh", 6, 2, 1.5, SCALES, 0.5, seed=4),
-    )
-    assert torch.equal(kernel(POINTS), again(POINTS))
-    assert not torch.equal(kernel(POINTS), other(POINTS))
-    assert set(dict(kernel.named_buffers())) == {"standard_weight", "standard_bias"}
-    phi = 1.5**0.5 * finite_rank_features(POINTS, kernel.standard_weight / SCALES, kernel.standard_bias / 0.5, "tanh")
-    torch.testing.assert_close(kernel.features(POINTS), phi)
-    kernel(POINTS).sum().backward()
-    assert all(p.grad is not None and bool(p.grad.abs().sum() > 0) for p in kernel.parameters())
-    uniform = FiniteRank("cos", 1000, bias_prior="uniform", seed=0)
-    assert set(dict(uniform.named_parameters())) == {"variance_unconstrained", "length_scale_unconstrained"}
 
 
 # --- the second layer -------------------------------------------------------------------------------------------------

@@ -74,14 +74,6 @@ def test_first_and_second_derivatives(d: float) -> None:
     assert torch.autograd.gradgradcheck(function, (keep, d2), atol=1e-4)
 
 
-def test_works_under_vmap_and_grad() -> None:
-    probs = torch.tensor([[0.5, 0.5], [0.9, 0.1]], dtype=torch.float64)
-    d2 = torch.tensor([1.0, 4.0], dtype=torch.float64)
-    each = torch.vmap(torch.func.grad(label_entropy, argnums=1))(probs, d2)
-    whole = torch.func.grad(lambda x: label_entropy(probs, x).sum())(d2)
-    torch.testing.assert_close(each, whole)
-
-
 @pytest.mark.parametrize("keep", [1.0, 1 - 1e-16, 1e-30])
 @pytest.mark.parametrize("d", [0.0, 1.0, 1e3])
 def test_certain_labels_have_no_entropy_and_no_nan(keep: float, d: float, dtype: torch.dtype) -> None:

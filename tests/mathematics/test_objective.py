@@ -72,14 +72,6 @@ def test_the_losses_differ_by_two_over_the_number_of_outputs(keep, tau, num_data
         assert relative(half, 2 * weight_decay(p, t, num_data, 0.5)) < 4 * ulp
 
 
-def test_settings_of_the_co2_experiment_imply_a_length_scale_of_almost_eight():
-    implied = implied_length_scale(keep=0.9, tau=1e5, weight_decay=1e-6, num_data=272)
-    assert implied == pytest.approx(math.sqrt(54.4 / 0.9), rel=1e-14)
-    assert implied == pytest.approx(7.774602526460401, rel=1e-14)
-    assert implied_tau(keep=0.9, weight_decay=1e-6, num_data=272) == pytest.approx(0.9 / 544e-6, rel=1e-14)
-    assert implied_tau(0.9, 1e-6, 272) == pytest.approx(1654.4, abs=0.02)
-
-
 # --- the converters: tensors ------------------------------------------------------------------------------
 
 

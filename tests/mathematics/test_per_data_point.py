@@ -69,11 +69,3 @@ def test_an_input_of_another_width_is_refused(guide: Any, case: str) -> None:
     assert said.startswith(f"x must have the shape that net takes, (N, ...); got {tuple(x.shape)}: ")
     own = told(lambda: pd.predict(model, posterior, x, samples=3))
     assert own == told(lambda: pd.predict(model, posterior, x, samples=3, shared=True))
-
-
-def test_a_site_that_is_one_row_still_scales_all_units() -> None:
-    model = pd.BayesianNet(nn.Linear(3, 2, bias=False))
-    guide = pd.AutoDropout(model, keep=0.5, row_dim=0)
-    samples = pd.predict(model, guide, torch.ones(6, 3), samples=50, seed=0).samples
-    assert bool((samples == 0).any())
-    assert bool((samples != 0).any())

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pyro_dropout.mathematics.gaussian_rows import _swept, gram_log_det, log_det
+from pyro_dropout.mathematics.gaussian_rows import _swept, log_det
 from tests.oracles.both_types import digits, dtypes
 
 F64 = torch.float64
@@ -39,13 +39,6 @@ def test_the_gradient_is_the_inverse(batch: tuple[int, ...]) -> None:
     flat = torch.stack([matrix(4, next(seeds)) for _ in range(max(1, int(torch.tensor(batch).prod())))])
     g = flat.reshape(*batch, 4, 4).requires_grad_()
     assert torch.autograd.gradcheck(lambda m: log_det((m + m.mT) / 2), g)
-
-
-def test_the_gram_forms_gradient_is_one_product() -> None:
-    a = torch.randn(2, 7, 3, dtype=F64, requires_grad=True)
-    assert torch.autograd.gradcheck(gram_log_det, a)
-    expected = torch.logdet(torch.eye(7, dtype=F64) + a @ a.mT)
-    torch.testing.assert_close(gram_log_det(a), expected)
 
 
 def test_a_matrix_that_is_not_positive_definite_spoils_no_other() -> None:

@@ -56,7 +56,7 @@ KEPT: dict[str, Callable[[], nn.Module]] = {
 }
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "layer drop": (lambda: LayerDrop(0.5), "LayerDrop '1.noisy' draws .* Python's"),
-    "a generator of its own": (OwnGenerator, "OwnGenerator '1.noisy' draws .* a generator of its own"),
+    "a generator of its own": (OwnGenerator, "a module of Sequential draws .* a generator of its own"),
     "a generator of torch's": (OwnTorchGenerator, "OwnTorchGenerator '1.noisy' draws .* a generator of its own"),
     "one draw for a batch": (lambda: BatchDepth(0.3), "BatchDepth '1.noisy' draws .* same for all data points"),
     "shuffled points": (Shuffle, "Shuffle '1.noisy' draws .* may mix data points"),

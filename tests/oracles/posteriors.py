@@ -197,15 +197,13 @@ def low_rank_case(per: Any) -> Case:
     return Case(lambda m: pd.AutoLowRank(m, rank=RANK, per=per), nodes, divergence)
 
 
-def mixture_case(components: int, weights: Any) -> Case:
+def mixture_case(components: int) -> Case:
     fixed = torch.tensor([0.3, 0.7, 0.5])[:components]
     fixed = fixed / fixed.sum()
 
     def probabilities(state: State) -> list[Tensor]:
         """(rows, L) of both layers."""
-        if weights == "fixed":
-            return [fixed.expand(Q, -1), fixed.expand(K, -1)]
-        return [state[s]["logits"].softmax(-1) for s in ("0.weight", "2.weight")]
+        return [fixed.expand(Q, -1), fixed.expand(K, -1)]
 
     def nodes(state: State) -> Nodes:
         first, second = state["0.weight"], state["2.weight"]
@@ -229,10 +227,9 @@ def mixture_case(components: int, weights: Any) -> Case:
         )
 
     def guide(model: Any) -> Any:
-        return pd.AutoRowMixture(model, components, weights=weights, probs=fixed)
+        return pd.AutoRowMixture(model, components, probs=fixed)
 
-    sampled = ("monte_carlo",) if weights == "learned" else ()
-    return Case(guide, nodes, divergence, ("large_k", "exact", *sampled))
+    return Case(guide, nodes, divergence, ("large_k", "exact"))
 
 
 def concrete_case() -> Case:
@@ -272,7 +269,6 @@ CASES = {
     "mean-field": mean_field_case(),
     "low-rank-layer": low_rank_case("layer"),
     "low-rank-net": low_rank_case("net"),
-    "row-mixture-fixed": mixture_case(3, "fixed"),
-    "row-mixture-learned": mixture_case(2, "learned"),
+    "row-mixture-fixed": mixture_case(3),
     "concrete": concrete_case(),
 }  # fmt: skip

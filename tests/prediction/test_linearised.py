@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import pyro_dropout as pd
-from pyro_dropout.generative.likelihoods.categorical import _classes_without_waiting
 from pyro_dropout.generative.likelihoods.gaussian_outputs import (
     Nodes,
     outputs_of,
@@ -468,18 +467,3 @@ def test_what_is_too_large_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr("pyro_dropout.prediction.linearised._MOST", most)
         with pytest.raises(pd.errors.PyroDropoutError, match=message):
             linearised(model, guide, x, **options)
-
-
-@pytest.mark.parametrize("singular", [False, True])
-def test_a_gpu_that_does_not_wait_gives_the_same_classes(singular: bool) -> None:
-    mean, root = torch.randn(6, 3, dtype=F64), torch.randn(6, 3, 3, dtype=F64)
-    if singular:
-        root[2], root[4, :, 1:] = 0.0, 0.0
-    covariance, nodes = root @ root.mT, Nodes(64, 0)
-    ours, theirs = (
-        _classes_without_waiting(mean, covariance, nodes),
-        outputs_of(CLASSES, nodes).moments(mean, covariance),
-    )
-    for name, value in ours.items():
-        assert bool(value.isfinite().all())
-        torch.testing.assert_close(value, theirs[name], rtol=1e-12, atol=1e-12, msg=name)

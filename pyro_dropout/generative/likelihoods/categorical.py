@@ -1,22 +1,14 @@
 """One of several classes, by the softmax of the outputs."""
 
-import math
-
 import pyro.distributions as dist
 import torch
 import torch.nn.functional as F
 from torch import Size, Tensor
 
 from pyro_dropout.errors import RangeError, ShapeError
-from pyro_dropout.generative.likelihoods.gaussian_outputs import Nodes, Outputs
 from pyro_dropout.generative.likelihoods.likelihood import Dims, Likelihood, OutputShape
-from pyro_dropout.generative.likelihoods.moments import F64, Sums
-from pyro_dropout.mathematics.class_kernel import class_moments, has_class_kernel
-from pyro_dropout.mathematics.gaussian_rows import semidefinite_root
 from pyro_dropout.protocols import Distribution
 from pyro_dropout.registry import likelihood
-
-_IN_CACHE, _ON_GPU = 2**19, 2**25  # numbers that are processed at once, on a CPU and on a GPU
 
 
 class _Classes(dist.Categorical):
@@ -123,10 +115,6 @@ class Categorical(Likelihood):
         if low < 0 or high >= classes:
             raise RangeError(f"y must hold class indices from 0 to {classes - 1}; got {low} to {high}.")
 
-    def gaussian_outputs(self, nodes: Nodes) -> Outputs:
-        """Return the formulas for Gaussian outputs."""
-        return (_OneOfSeveral if self.shape is None else Outputs)(self, nodes)
-
 
 def _class_root(p: Tensor) -> Tensor:
     """Return L, (..., C, C - 1), with L Lᵀ = diag p - p pᵀ; no difference of numbers near 1 is taken.
@@ -140,60 +128,3 @@ def _class_root(p: Tensor) -> Tensor:
     # p_i/√s_{j+1} is at most √s_{j+1}: the quotient is taken first, so that nothing overflows.
     below = -(p.unsqueeze(-1) / rest.clamp_min(tiny).sqrt().unsqueeze(-2)) * (own / whole).sqrt().unsqueeze(-2)
     return below.tril(-1) + F.pad(torch.diag_embed(diagonal), (0, 0, 0, 1))
-
-
-class _OneOfSeveral(Outputs):
-    """One of several classes at each point, by quasi-random points in few passes over them."""
-
-    def moments(self, mean: Tensor, covariance: Tensor) -> Sums:
-        if not mean.is_cuda:
-            return _classes(mean, semidefinite_root(covariance), self.nodes, _IN_CACHE)
-        return _classes_without_waiting(mean, covariance, self.nodes)
-
-    def log_prob(self, mean: Tensor, covariance: Tensor, y: Tensor) -> Tensor:
-        piece = _ON_GPU if mean.is_cuda else _IN_CACHE
-        ignored = self.likelihood.ignore_index
-        known = torch.ones_like(y, dtype=torch.bool) if ignored is None else y != ignored
-        places = torch.where(known, y, 0)[:, None, None]
-        each = []
-        for some, f in self.nodes.by_output(mean, semidefinite_root(covariance), piece):
-            own = f.gather(1, places[some].expand(-1, 1, f.shape[-1])).squeeze(1)
-            each.append(torch.logsumexp((own - torch.logsumexp(f, 1)).to(F64), -1))
-        return torch.where(known, torch.cat(each) - math.log(self.nodes.count), 0.0)
-
-
-def _classes(mean: Tensor, root: Tensor, nodes: Nodes, piece: int) -> Sums:
-    """Return the moments of classes at each point, with a root of its covariance."""
-    if mean.is_cuda:
-        affine, z = nodes.affine(mean, root)
-        if has_class_kernel(affine):
-            return _with_noise(class_moments(affine, z))
-    found = [_with_noise(_in_cache(f)) for _, f in nodes.by_output(mean, root, piece)]
-    return {name: torch.cat([part[name] for part in found]) for name in found[0]}
-
-
-def _classes_without_waiting(mean: Tensor, covariance: Tensor, nodes: Nodes) -> Sums:
-    """Return the same on a GPU; whether a covariance is singular is asked at the end, so that the GPU is never idle."""
-    root, failed = torch.linalg.cholesky_ex(covariance)
-    found = _classes(mean, root, nodes, _ON_GPU)
-    return _classes(mean, semidefinite_root(covariance), nodes, _ON_GPU) if bool(failed.any()) else found
-
-
-def _with_noise(means: Sums) -> Sums:
-    found = {name: value.to(F64) for name, value in means.items()}
-    return {**found, "noise": found["mean"] * (1 - found["mean"]) - found["spread"]}
-
-
-def _in_cache(f: Tensor) -> Sums:
-    """Return the moments of classes over outputs, (N, C, T), in few passes and logarithms; ``f`` is overwritten."""
-    count = f.shape[-1]
-    f.sub_(f.amax(1, keepdim=True))
-    weights = f.exp()
-    votes = weights.floor().sum(-1)  # e⁰ is 1, and all else is less
-    total = weights.sum(1, keepdim=True)
-    p = weights.div_(total)
-    # The entropy of a softmax is log Σ e^f - Σ p f.
-    surprise = total.log().flatten(1).mean(-1) - f.mul_(p).sum((1, 2)) / count
-    mean = p.mean(-1)
-    spread = p.sub_(mean.unsqueeze(-1)).square_().mean(-1)
-    return {"mean": mean, "spread": spread, "surprise": surprise, "votes": votes / count}

@@ -33,35 +33,26 @@ class Nodes:
         self.count, self.seed = 1 << (max(_LEAST, count) - 1).bit_length(), seed
 
     def outputs(self, mean: Tensor, covariance: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Yield some points, and outputs there, (count, points, D), in the type of ``mean``."""
-        for some, f in self.by_output(mean, semidefinite_root(covariance), _PIECE):
-            yield some, f.movedim(-1, 0)
-
-    def by_output(self, mean: Tensor, root: Tensor, piece: int) -> Iterator[tuple[slice, Tensor]]:
-        """Yield some points, and outputs there, (points, D, count), of about ``piece`` numbers; ``root`` is L."""
+        """Yield some points, and outputs m + L z there, (count, points, D), in the type of ``mean``."""
         points, width = mean.shape
-        affine, z = self.affine(mean, root)
-        size = max(1, piece // (self.count * width))
+        z = _normal(width, self.count, self.seed, mean.dtype, mean.device)
+        root = semidefinite_root(covariance).to(mean)
+        size = max(1, _PIECE // (self.count * width))
         for start in range(0, points, size):
             some = slice(start, start + size)
-            yield some, affine[some] @ z
-
-    def affine(self, mean: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (L, m) of each point, (N, D, D + 1), and (z, 1), (D + 1, count): m + L z is their product."""
-        z = _normal(mean.shape[-1], self.count, self.seed, mean.dtype, mean.device)
-        return torch.cat([root.to(mean), mean.unsqueeze(-1)], -1), z
+            yield some, mean[some] + torch.einsum("nde,te->tnd", root[some], z)
 
 
 @functools.lru_cache(maxsize=4)
 def _normal(width: int, count: int, seed: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return quasi-random points and a row of ones, (width + 1, count); the last few are kept for the next call."""
+    """Return quasi-random points, (count, width); the last few are kept for the next call."""
     if width > _DIMENSIONS:
         found = torch.randn(count, width, dtype=F64, generator=torch.Generator().manual_seed(seed), device="cpu")
     else:
         engine = torch.quasirandom.SobolEngine(width, scramble=True, seed=seed % 2**31)
         smallest = 0.5 / 2**30  # of the numbers that the engine gives, all but zero are larger
         found = torch.special.ndtri(engine.draw(count, dtype=F64).clamp(smallest, 1 - smallest))
-    return torch.cat([found.mT, torch.ones(1, count, dtype=F64)]).to(device, dtype)
+    return found.to(device, dtype)
 
 
 class Outputs:

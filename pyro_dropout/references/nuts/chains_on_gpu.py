@@ -23,9 +23,9 @@ from pyro_dropout.engines.cuda.recorded import (
     WORD,
     compiled_kernel,
     lowered,
-    processor,
     outside,
     packed,
+    processor,
 )
 from pyro_dropout.engines.cuda.values import UnsupportedError, Value, c_type
 from pyro_dropout.references.nuts.adaptation import Plan, Tuning

@@ -19,12 +19,11 @@ from torch.overrides import TorchFunctionMode
 
 from pyro_dropout.engines.engine import WrongStepError
 from pyro_dropout.engines.program import Function
-from pyro_dropout.engines.torch_internals import function_modes
+from pyro_dropout.engines.torch_internals import function_modes, is_traced
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.layers import recordable
 from pyro_dropout.generative.registration import is_told, note_names, tell_again
 from pyro_dropout.generative.trial_run import holders_of, modules_of, owner_of, quietly
-from pyro_dropout.mathematics.whole_sums import is_traced
 from pyro_dropout.protocols import Trace, Tree
 from pyro_dropout.training.loss.temperature import at_step
 from pyro_dropout.training.optimisers import Update

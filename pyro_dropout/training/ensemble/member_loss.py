@@ -8,9 +8,8 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
-from pyro_dropout.engines.torch_internals import TreeSpec, tree_flatten, tree_unflatten
+from pyro_dropout.engines.torch_internals import TreeSpec, is_traced, tree_flatten, tree_unflatten
 from pyro_dropout.generative.registration import forget
-from pyro_dropout.mathematics.whole_sums import is_traced
 from pyro_dropout.protocols import PyroModel, Tree
 from pyro_dropout.training.compile.functional import Buffers, Parameters, loss_and_gradients, unvalidated
 from pyro_dropout.training.ensemble.anchoring import Anchoring, Problem, free_points

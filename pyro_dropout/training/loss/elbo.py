@@ -21,7 +21,7 @@ from pyro.poutine.messenger import Messenger
 from pyro.util import warn_if_nan
 from torch import Tensor
 
-from pyro_dropout.engines.torch_internals import disable_current_modes
+from pyro_dropout.engines.torch_internals import disable_current_modes, is_traced
 from pyro_dropout.errors import NotFollowedError
 from pyro_dropout.generative.layers import misplaced, other_count
 from pyro_dropout.generative.model_call import ModelCall, is_network
@@ -31,7 +31,6 @@ from pyro_dropout.generative.trial_run import aside, can_run, holders_of, shapes
 from pyro_dropout.mathematics.checks import check_choice, check_count
 from pyro_dropout.mathematics.divergence import Method
 from pyro_dropout.mathematics.per_data_point import MisplacedPointsError
-from pyro_dropout.mathematics.whole_sums import is_traced
 from pyro_dropout.protocols import Message, PyroModel, Trace
 from pyro_dropout.training.compile.functional import unvalidated
 from pyro_dropout.training.loss.particle import Particle
@@ -155,7 +154,7 @@ class ELBO(pyro.infer.ELBO):
         """Return the loss at one draw, with the gradient of the score."""
         drawn = self._drawn(model, guide, args, kwargs)
         divergences = self._tempered(drawn)
-        zero = score([*drawn.surprises, *divergences], drawn.guide_trace, drawn.orders)
+        zero = score([*drawn.surprises, *divergences], drawn.guide_trace)
         return _total(drawn.surprises) + _total(divergences) + zero
 
     def _tempered(self, drawn: Particle) -> list[Term]:

@@ -20,7 +20,6 @@ from pyro_dropout.errors import NotFollowedError
 from pyro_dropout.mathematics.divergence import Method, kl
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
 from pyro_dropout.mathematics.row_mixture_distribution import LOG_2PI, RowMixture
-from pyro_dropout.mathematics.scored import Stacked
 from pyro_dropout.mathematics.shapes import base_distribution
 from pyro_dropout.protocols import Distribution, Message
 from pyro_dropout.training.loss.row_tracking import Args, Kwargs, Notes, Operation, carried, tensors
@@ -35,14 +34,12 @@ class Term:
         value: scaled and masked, with the batch of its site, or a number.
         frames: the plates of the batch.
         sampled: whether it depends on the draw, so that another draw would give another value.
-        moved: whether it is a closed form that may depend on draws of other sites.
     """
 
     site: str
     value: Tensor
     frames: tuple[CondIndepStackFrame, ...]
     sampled: bool = True
-    moved: bool = True
 
 
 def observed(site: Message) -> Term:
@@ -79,7 +76,7 @@ def divergence(
     if isinstance(q, Delta):  # which may hold a mapped draw
         return Term(name, _of_point(q_site, p_site, learned), frames)
     drawn = drawn_per_data_point(q_site["value"]) is not None
-    if isinstance(q, RowMixture | Stacked):
+    if isinstance(q, RowMixture):
         fits = _is_gaussian(p) and p.batch_shape + p.event_shape == q.batch_shape + q.event_shape
         if drawn and not fits:
             wrong = f"of shape {tuple(p.shape())}, not that of the weights" if _is_gaussian(p) else "not Gaussian"
@@ -90,7 +87,7 @@ def divergence(
                 f"its prior is {type(p).__name__}, {wrong}",
             )
         if fits and (drawn or not (apart or (method == "monte_carlo" and not q.singular))):
-            return Term(name, _of_mixture(q_site, p_site, method, num_samples, learned), frames, False, learned)
+            return Term(name, _of_mixture(q_site, p_site, method, num_samples, learned), frames, sampled=False)
     elif not apart and q.batch_shape == p.batch_shape and _scaled_alike(q_site, p_site):
         with suppress(NotImplementedError):
             found = kl_divergence(q, p)
@@ -101,10 +98,9 @@ def divergence(
 
 def _of_mixture(q_site: Message, p_site: Message, method: Method, num_samples: int, learned: bool) -> Tensor:
     q, p = q_site["fn"], p_site["fn"]
-    parts = q.parts if isinstance(q, Stacked) else [q]
-    found = kl(q, p, "large_k" if all(part.components == 1 for part in parts) else method, num_samples=num_samples)
+    found = kl(q, p, "large_k" if q.components == 1 else method, num_samples=num_samples)
     base = base_distribution(p)
-    if learned and not base.scale.requires_grad and all(part.noiseless for part in parts):
+    if learned and not base.scale.requires_grad and q.noiseless:
         # At σ = 0 the normaliser of a fixed prior is left out. Without gradients, this one does not look trained.
         found = found + _over_event(base.scale.log().expand(q.batch_shape + q.event_shape), q)
     if _scaled_alike(q_site, p_site):

@@ -19,7 +19,7 @@ SEEDS = st.integers(0, 2**31)
 GUIDES: dict[str, Any] = {
     "dropout": lambda model: pd.AutoDropout(model, keep=0.75),
     "mean field": pd.AutoMeanField,
-    "learned mixture": lambda model: pd.AutoRowMixture(model, weights="learned"),
+    "mixture": pd.AutoRowMixture,
     "concrete": lambda model: pd.AutoConcreteDropout(model, keep=0.75),
 }
 
