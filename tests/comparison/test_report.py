@@ -15,7 +15,6 @@ from typing import Any
 import pyro
 import pytest
 import torch
-from pyro.infer.autoguide import AutoNormal
 from torch import nn
 
 import pyro_dropout as pd
@@ -23,10 +22,9 @@ from pyro_dropout.comparison.comparison import Comparison
 from pyro_dropout.comparison.exams import Exam
 from pyro_dropout.comparison.figure import rejection_of
 from pyro_dropout.comparison.findings import Row, Score
-from pyro_dropout.comparison.large_k import layer_gaps, overall
 from pyro_dropout.comparison.report import page as rendering
 from pyro_dropout.comparison.report.page import again, facts, page
-from tests.comparison.sample_comparison import HOSTILE, SETTINGS, regression, scored, series, small_model, smooth
+from tests.comparison.sample_comparison import HOSTILE, SETTINGS, regression, scored, series
 
 VOID = {"meta", "img"}
 
@@ -193,7 +191,6 @@ def test_a_page_needs_a_place(tmp_path: Path) -> None:
 def test_the_best_mark_is_shared_within_error(key: str, one: list[float], other: list[float], leaders: str) -> None:
     pair = made(Row("a", {key: Score(one)}), Row("b", {key: Score(other)}), Row("reference", {key: Score([0.0, 0.0])}))
     assert sorted(pair.leaders(key)) == list(leaders)
-    assert pair.clearly_best(key) == (leaders if len(leaders) == 1 else None)
     tables = 2 if key == "coverage" else 1  # with that of calibration
     assert page(pair).count(" (best)</span>") == tables * len(leaders)
 
@@ -208,30 +205,14 @@ def test_the_error_of_a_difference_is_over_the_same_held_back_points() -> None:
     assert sorted(found.leaders("log_lik")) == ["a", "c"]
 
 
-# --- the KL by layer --------------------------------------------------------------------------------------------------
-
-
-def test_the_gap_by_layer_is_that_of_the_posterior(found: Comparison) -> None:
-    row = found.rows[1]
-    layers = layer_gaps(row.trained[0][1])
-    assert [layer.site for layer in layers] == ["0.weight", "2.weight"]
-    first, second = layers
-    assert (first.verdict, first.entropy, first.gap) == ("exact", 0.0, 0.0)  # keep 1 drops nothing
-    assert (second.rows, second.weights) == (6, 1)
-    assert second.entropy == pytest.approx(-6 * (0.8 * math.log(0.8) + 0.2 * math.log(0.2)), rel=1e-5)
-    assert math.fsum(layer.gap for layer in layers) == pytest.approx(row.scores["gap"].values[0], rel=1e-3)
-    loc = row.trained[0][1].posterior("2.weight").locs.detach().abs().amax(0).flatten()
-    assert second.separation == pytest.approx(float(loc.median()) / 0.5, rel=1e-4)
-
-
-def test_guides_of_every_kind_get_a_verdict() -> None:
-    model = small_model()
-    assert overall(layer_gaps(pd.AutoDropout(model))) == "singular"
-    assert overall(layer_gaps(pd.AutoMeanField(model))) == "exact"
-    assert overall(layer_gaps(smooth(1e-4)(model))) == "yes"
-    assert overall(layer_gaps(smooth(5.0)(model))) == "no"
-    assert len(layer_gaps(pd.AutoRowMixture(model, components=3))) == 2
-    assert layer_gaps(AutoNormal(model)) == []
+@pytest.mark.parametrize(
+    ("gap", "words"), [([0.0], "exact"), ([1e-3], "yes"), ([0.5], "for training"), ([9.0], "no; use")]
+)
+def test_the_gap_says_whether_the_large_k_form_can_be_used(gap: list[float], words: str) -> None:
+    (said,) = rendering.gap_lines(made(Row("a", {"gap": Score(gap)}), Row("b", {"rmse": Score([1.0])})))
+    assert f"nats: {words}" in said
+    (said,) = rendering.gap_lines(made(Row("a", {"gap": Score(note="undefined, σ = 0")})))
+    assert "for training only" in said
 
 
 # --- curves -----------------------------------------------------------------------------------------------------------

@@ -93,5 +93,5 @@ def test_no_page_scrolls_sideways_and_every_figure_is_seen(page: str, width: int
     overflow, of_table, images = asked(POLICY.sub("", page), script, tmp_path, width)
     assert overflow == 0
     assert (of_table > 100) if width == 320 else (of_table == 0 or width < 1280)  # a laptop's screen shows all scores
-    assert len(images) == 6  # three bands, calibration, rejection, the gap
+    assert len(images) == 5  # three bands, calibration, rejection
     assert all(natural > 0 and left >= 0 and right <= width for natural, left, right in images)
