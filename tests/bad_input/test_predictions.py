@@ -220,8 +220,6 @@ ROWS = [
         OTHER, "weak", "got str 'a'", "be a function of x that returns a Prediction"),
     Row("thompson", lambda: judging.thompson(*pair(), X[:0]),
         SHAPE, "contexts", "got shape (0, 1)", "be (N, A, features...) or (A, features), and not"),
-    Row("predictive_distance", lambda: judging.predictive_distance(answer(), answer(), of="z"),
-        RANGE, "of", "got 'z'", "be 'y' or 'f'"),
     Row("predictive_distance", lambda: judging.predictive_distance(answer(), predict(X[:4])),
         SHAPE, "prediction and reference", "got (12, 1) and (4, 1)", "be of the same points and outputs, (N, D)"),
     Row("predictive_distance", lambda: judging.predictive_distance(answer(), "nuts"),

@@ -72,7 +72,6 @@ def test_figures_are_labelled() -> None:
     assert ax.get_xlabel() == "level of the central interval"
     assert "fraction" in ax.get_ylabel()
     assert len(ax.get_legend().get_texts()) == 2
-    assert "units of y" in curve.plot_width().get_ylabel()
     assert curve.plot(ax) is ax
     ax = pd.judging.plot_pit(answer, y, bins=12)
     assert len(ax.patches) == 13  # bars and band
