@@ -23,13 +23,10 @@ from pyro_dropout.engines.program import Program
 from pyro_dropout.engines.torch_internals import TorchDispatchMode, tree_leaves
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.inputs import AnyInputs, copies, leaves_of, takes_all
-from pyro_dropout.generative.jacobians import runs_by_row
 from pyro_dropout.generative.model_call import ModelCall
-from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.precision import precision_now, products_in
 from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.generative.random_state import RandomState, forked, random_state, seeded, set_random_state
-from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.generative.trial_run import evaluating, quietly
 from pyro_dropout.prediction.weight_draws import WeightDraws
 from pyro_dropout.protocols import Weights
@@ -51,21 +48,6 @@ class _Sizes(TorchDispatchMode):
         # A view that repeats its rows has no memory for them.
         self.each.append(sum(min(leaf.nbytes, leaf.untyped_storage().nbytes()) for leaf in tensors))
         return result
-
-
-def has_small_rows(model: object, x: AnyInputs, most: int) -> bool:
-    """Whether it is plain without a run that no row of a layer's output has more than ``most`` bytes.
-
-    Example:
-        >>> import torch, pyro_dropout as pdrop
-        >>> has_small_rows(pdrop.BayesianNet(torch.nn.Linear(3, 5)), torch.zeros(1, 3), 100)
-        True
-    """
-    net = model.model if isinstance(model, Standardised) else model
-    if not isinstance(net, BayesianNet) or not isinstance(x, Tensor) or x.dim() != 2 or not runs_by_row(net.net):
-        return False
-    widths = [module.out_features for module in net.net.modules() if isinstance(module, nn.Linear)]
-    return max([x.shape[1], *widths]) * x.element_size() <= most
 
 
 def bytes_per_row(run: Callable[[int], object]) -> int:
@@ -310,7 +292,7 @@ class Walk:
 
     def _rows_on_cpu(self) -> int:
         """Return how many rows keep the largest tensor of a forward pass small; it does not depend on the machine."""
-        if takes_all(self.weights.model) or has_small_rows(self.weights.model, self._some, _CPU_BYTES // _CPU_ROWS):
+        if takes_all(self.weights.model):
             return _CPU_ROWS
         each = bytes_per_row(lambda rows: self.weights.one(copies(self._some, rows)))
         return _power_of_two(min(_CPU_ROWS, _CPU_BYTES // max(1, each)))

@@ -4,7 +4,6 @@ import ast
 import base64
 import hashlib
 import itertools
-import math
 import re
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
@@ -98,20 +97,19 @@ def test_the_page_is_valid_and_stands_alone(text: str) -> None:
         assert attributes["scope"] in {"col", "row", "colgroup"}
 
 
-def test_the_policy_allows_this_style_and_this_script_only(text: str) -> None:
+def test_the_policy_allows_this_style_and_no_script(text: str) -> None:
     (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', text)
     assert policy.startswith("default-src 'none'; img-src data:;")
     assert "unsafe" not in policy
-    for tag in ("style", "script"):
-        (inside,) = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
-        digest = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
-        assert f"{tag}-src 'sha256-{digest}'" in policy
+    (inside,) = re.findall(r"<style>(.*?)</style>", text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
+    assert policy.endswith(f"style-src 'sha256-{digest}'")
     assert not any("style" in attributes for _, attributes in Reader(text).elements)  # the policy would refuse them
 
 
 def test_names_are_text_wherever_they_stand(text: str) -> None:
     read = Reader(text)
-    assert len(read.all("script")) == 1
+    assert not read.all("script")
     assert not [name for _, attributes in read.elements for name in attributes if name.startswith("on")]
     assert "Net(&lt;b&gt;)" in text
     images = [base64.b64decode(str(each["src"]).split(",")[1]).decode() for each in read.all("img")]
@@ -139,12 +137,9 @@ def test_the_same_comparison_makes_the_same_page_and_leaves_no_mark(found: Compa
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_every_score_is_in_the_table_as_text_and_as_a_number(found: Comparison, text: str) -> None:
+def test_every_score_is_in_the_table(found: Comparison, text: str) -> None:
     first, calibration, paper = (part.split("</table>")[0] for part in text.split('<table class="scores')[1:])
     body = first + paper
-    numbers = [float(value) for value in re.findall(r'data-value="([^"]+)"', body)]
-    expected = [row.scores[key].mean for row in found.rows for key in found.columns if key in row.scores]
-    assert sorted(numbers) == sorted(value for value in expected if math.isfinite(value))
     assert not re.search("ELBO|large-K|>gap<|k̂", first + calibration)
     assert all(f">{heading}<" in calibration for heading in ("95 % coverage", "interval score", "CRPS"))
     plain = re.sub(r"<[^>]+>", "", body).replace("−", "-").replace(" (best)", "")

@@ -71,12 +71,11 @@ _CALIBRATION = ("coverage", "interval", "crps", "ece", "brier")
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: its text, standard error, number to sort by, and what it is: "first" of its group, "none", "best"."""
+    """One cell: its text, standard error, and what it is: "first" of its group, "none", "best"."""
 
     text: str
     kinds: list[str]
     error: str = ""
-    number: float | None = None
 
 
 def score_table(comparison: Findings, groups: list[tuple[str, list[str]]]) -> dict[str, object]:
@@ -121,7 +120,7 @@ def _cell(comparison: Findings, row: Row, key: str, first: bool) -> Cell:
     if row.name in comparison.leaders(key):
         kinds.append("best")
     value, _, error = comparison.cell(row, key).partition(" ± ")
-    return Cell(minus(value), kinds, error, score.mean if math.isfinite(score.mean) else None)
+    return Cell(minus(value), kinds, error)
 
 
 _PRAISE = {"log_lik": "best test log-likelihood", "rmse": "smallest error of the mean", "accuracy": "highest accuracy"}
@@ -294,7 +293,6 @@ def page(comparison: Findings) -> str:
         title=str(settings.get("title", _TITLE)),
         note=str(settings.get("note") or ""),
         style=verbatim("style.css") + render("swatches.css.jinja", colours=COLOURS, grey=GREY),
-        script=verbatim("sort.js"),
         swatches=swatches(comparison),
         content=content,
     )
