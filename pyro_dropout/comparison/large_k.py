@@ -1,7 +1,6 @@
 """A figure of what the large-K form leaves out of the KL, E[H(z|w)], and of when it may."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -10,10 +9,7 @@ from pyro_dropout.mathematics.checks import check_count, check_keep, check_posit
 from pyro_dropout.mathematics.distributions import BernoulliMixture
 from pyro_dropout.mathematics.divergence import kl_gap
 from pyro_dropout.mathematics.label_entropy import label_entropy
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from pyro_dropout.protocols import Axes, Figure
 
 # Okabe and Ito's colour-blind-safe palette; line styles repeat the distinction in print.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
@@ -21,7 +17,7 @@ _STYLES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)))
 _SMALLEST = 1e-8
 
 
-def _against_distance(axes: "Axes", keeps: Sequence[float]) -> None:
+def _against_distance(axes: Axes, keeps: Sequence[float]) -> None:
     d = torch.linspace(0, 12, 481, dtype=torch.float64)
     for keep, colour, style in zip(keeps, _COLOURS, _STYLES, strict=False):
         probs = torch.tensor([keep, 1 - keep], dtype=torch.float64).expand(len(d), 2)
@@ -30,7 +26,7 @@ def _against_distance(axes: "Axes", keeps: Sequence[float]) -> None:
     axes.set_title("The gap closes as the components separate")
 
 
-def _against_width(axes: "Axes", keep: float, scales: Sequence[float], draws: int, seed: int) -> None:
+def _against_width(axes: Axes, keep: float, scales: Sequence[float], draws: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     widths = [1, 2, 3, 5, 8, 13, 20, 32, 50, 80, 128, 200, 320, 500, 800, 1280, 2000]
     for scale, colour, style in zip(scales, _COLOURS, _STYLES, strict=False):
@@ -54,7 +50,7 @@ def plot_kl_gap(
     keep: float = 0.9,
     draws: int = 400,
     seed: int = 0,
-) -> "Figure":
+) -> Figure:
     """Plot how far the paper's large-K KL falls short of the exact one, and when the gap becomes negligible.
 
     On the left, the gap of one row against the separation d of its components, for several ``keeps``: beyond d = 8 it
@@ -78,14 +74,14 @@ def plot_kl_gap(
         >>> [axes.get_yscale() for axes in figure.axes]
         ['log', 'log']
     """
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as Drawing
 
     for name, values, check in (("keeps", keeps, check_keep), ("scales", scales, check_positive)):
         for value in values:
             check(name, value)
     check_keep("keep", keep)
     check_count("draws", draws)
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    figure = Drawing(figsize=(11, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     _against_distance(left, keeps)
     _against_width(right, keep, scales, draws, seed)
