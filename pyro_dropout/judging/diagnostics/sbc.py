@@ -174,8 +174,7 @@ def sbc(
             ``sample_weights(n)``. It must start afresh each time. For a model with other arguments it is called with
             those, ``fit(model, *args, **kwargs)``, with the given data replaced by simulated data.
         args: for a network x, the inputs of every simulated data set, (N, ...). For any other Pyro model its own
-            arguments: with data of any values, which are replaced by simulated ones; or without an argument that has
-            the name of its site, as ``y`` in ``model(x, y=None)`` with the site "y".
+            arguments, with data of any values, which are replaced by simulated ones.
         replications: number of data sets to simulate.
         samples: posterior draws for each; 99 gives 100 possible ranks.
         quantities: what to rank: a function of the weights of n draws, {site: (n, ...)}, and of their outputs f at x,
