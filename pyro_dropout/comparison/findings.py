@@ -168,14 +168,6 @@ class Score:
         return f"{self.mean:{how}}" + (f" ± {error:{how}}" if error is not None else "")
 
 
-def best(column: Column, cells: dict[str, Score]) -> str | None:
-    """Return the name of the best row in a column; None if neither direction is better."""
-    known = {name: cell.mean for name, cell in cells.items() if cell.values and math.isfinite(cell.mean)}
-    if not column.better or len(known) < 2:
-        return None
-    return min(known, key=lambda name: column.badness(known[name]))
-
-
 @dataclass
 class Row:
     """One posterior approximation: its scores and trained guides.
@@ -259,8 +251,12 @@ class Findings:
         return "failed" if not row.scores else "–"
 
     def best(self, key: str) -> str | None:
-        """Return the name of the best guide in a column, without the reference."""
-        return best(columns()[key], self._cells(key))
+        """Return the name of the best guide in a column, without the reference; None if neither direction is better."""
+        column = columns()[key]
+        known = {name: cell.mean for name, cell in self._cells(key).items() if math.isfinite(cell.mean)}
+        if not column.better or len(known) < 2:
+            return None
+        return min(known, key=lambda name: column.badness(known[name]))
 
     def leaders(self, key: str) -> list[str]:
         """Return the best guide in a column, and then those that are within error of it.
