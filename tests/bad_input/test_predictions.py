@@ -180,7 +180,7 @@ ROWS = [
     Row("interval_score", lambda: judging.interval_score(Y, Y, Y, level=95),
         RANGE, "level", "got 95", "between 0 and 1"),
     Row("crps", lambda: pd.crps(answer(), Y, method="exact"),
-        RANGE, "method", "got 'exact'", "be 'mixture', 'gaussian' or 'sample'"),
+        RANGE, "method", "got 'exact'", "be 'mixture' or 'sample'"),
     Row("crps", lambda: pd.crps(answer(), Y[:, 0]),
         SHAPE, "y", "got (12,)", "have shape (N, D) = (12, 1), as the model's"),
     Row("crps", lambda: pd.crps(answer(), Y, "sample", seed=0.5),
