@@ -39,7 +39,7 @@ def answers(x: Tensor, y: Tensor, grid: Tensor, quick: bool) -> dict[str, pdrop.
     ask, found = {"samples": 100 if quick else 2000, "seed": 0, "shared": True}, {}
 
     net, draws = model(), 20 if quick else 1000
-    posterior = pdrop.nuts(net, x, y, samples=draws, warmup=draws, points=grid, progress=False)
+    posterior = pdrop.nuts(net, x, y, samples=draws, warmup=draws, progress=False)
     found["The posterior itself (NUTS)"] = pdrop.predict(net, posterior, grid, **ask)
 
     net = model()

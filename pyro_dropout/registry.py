@@ -12,7 +12,7 @@ points that name their modules, in the groups "pyro_dropout.guides", "pyro_dropo
 import ast
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -46,19 +46,19 @@ Made = TypeVar("Made", bound=type)
 Computed = TypeVar("Computed", bound=Callable[..., "float | Tensor"])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Listed:
     """What the source says of a guide, without an import; the attributes are arguments of ``guide``."""
 
     name: str
-    alias: str
-    order: int
-    compared: bool
-    options: tuple[str, ...]
-    method: str
+    alias: str = ""
+    order: int = 100
+    compared: bool = False
+    options: tuple[str, ...] = ()
+    method: str = "mc"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GuideEntry(Listed):
     """A guide under its name: its class, and the arguments of ``guide``."""
 
@@ -69,13 +69,6 @@ class GuideEntry(Listed):
     per_site: bool
 
 
-_LISTED = {
-    "alias": "",
-    "order": 100,
-    "compared": False,
-    "options": (),
-    "method": "mc",
-}  # and their defaults, in the order of Listed
 _GUIDES: dict[str, GuideEntry] = {}
 _HERE = Path(__file__).parent
 
@@ -124,9 +117,9 @@ def guide(
     def register(cls: Made) -> Made:
         if name in _GUIDES:
             _check_same("guide", name, _GUIDES[name].guide, cls)
-        build = make or (lambda model, keep: cls(model))
-        listed = (name, alias, order, compared, options, method)
-        _GUIDES[name] = GuideEntry(*listed, cls, build, density, learns_keep, per_site)
+        listed: dict[str, Any] = {"alias": alias, "order": order, "compared": compared, "options": options}
+        own: dict[str, Any] = {"make": make or (lambda model, keep: cls(model)), "method": method, "density": density}
+        _GUIDES[name] = GuideEntry(name=name, guide=cls, learns_keep=learns_keep, per_site=per_site, **listed, **own)
         return cls
 
     return register
@@ -192,8 +185,8 @@ def _registrations(path: Path) -> Iterator[Listed]:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "guide" and node.args:
             literals = [each for each in node.keywords if isinstance(each.value, ast.Constant | ast.Tuple)]
             given = {each.arg: ast.literal_eval(each.value) for each in literals}
-            facts = (given.get(key, by_default) for key, by_default in _LISTED.items())
-            yield Listed(ast.literal_eval(node.args[0]), *facts)
+            known = {field.name: given[field.name] for field in fields(Listed) if field.name in given}
+            yield Listed(name=ast.literal_eval(node.args[0]), **known)
 
 
 # --- likelihoods ------------------------------------------------------------------------------------------------------

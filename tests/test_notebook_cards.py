@@ -40,16 +40,8 @@ def test_a_guide_forgets_its_training_when_its_parameters_change(change: str) ->
     assert "trained" not in repr(guide)
 
 
-def test_predictions_are_a_table_with_a_picture() -> None:
-    model, guide, history = trained()
-    page = pd.predict(model, guide, X, samples=10)._repr_html_()
-    assert "of that, doubt about the mean" in page
-    assert page.count("<tr>") == 6
-    assert "data:image/png;base64," in page
-    assert "data:image/png;base64," in history._repr_html_()
-    labels = torch.arange(12) % 3
-    model, guide, _ = trained(likelihood=pd.Categorical(), y=labels)
-    assert "class 2" in pd.predict(model, guide, X, samples=10)._repr_html_()
+def test_a_history_is_a_picture() -> None:
+    assert "data:image/png;base64," in trained()[2]._repr_html_()
 
 
 def test_a_comparison_is_a_table_of_scores_in_lines() -> None:
@@ -59,4 +51,3 @@ def test_a_comparison_is_a_table_of_scores_in_lines() -> None:
     page = found._repr_html_()
     assert "<th>a &lt;b&gt;</th>" in page
     assert "test log-lik." in page
-    assert "data:image/png;base64," in page

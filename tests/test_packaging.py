@@ -48,7 +48,7 @@ def test_the_wheel_holds_the_package_alone(tmp_path: Path) -> None:
     assert "pyro_dropout/py.typed" in names
     templates = [path for path in (ROOT / "pyro_dropout/comparison/report/templates").rglob("*") if path.is_file()]
     assert {str(path.relative_to(ROOT)) for path in templates} <= set(names)
-    assert {path.suffix for path in templates} == {".jinja", ".css", ".js"}
+    assert {path.suffix for path in templates} == {".jinja", ".css"}
     assert {name for name in names if name.endswith(".py")} == {
         str(path.relative_to(ROOT)) for path in (ROOT / "pyro_dropout").rglob("*.py")
     }

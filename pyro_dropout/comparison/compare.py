@@ -62,7 +62,7 @@ def compare(
     samples: int = 500,
     method: str | Mapping[str, str] = "mc",
     loss: object = None,
-    compile: Compile | Mapping[str, Compile] = "auto",
+    compile: Compile = "auto",
     progress: bool = True,
     labels: Mapping[str, str] | None = None,
 ) -> Comparison:
@@ -97,7 +97,7 @@ def compare(
         method: how guides of networks predict, as in ``predict``: "mc" or "linearised", for all of them or by name, as
             in {"laplace": "linearised"}; the others predict with "mc", and so does the reference.
         loss: ``ELBO()`` by default.
-        compile: whether training is compiled, as in ``fit``: for all guides or by name, as in {"dropout": False}.
+        compile: whether training is compiled, as in ``fit``.
         progress: show one progress bar for the whole.
         labels: {"title": ..., "x": ..., "y": ..., "note": ..., "command": ...} for the figures and the HTML report;
             the command is the one that reproduces the comparison.
@@ -121,20 +121,18 @@ def compare(
     check_count("steps", steps)
     check_count("samples", samples)
     check_positive("lr", lr)
-    for each in compile.values() if isinstance(compile, Mapping) else [compile]:
-        check_compile(each)
+    check_compile(compile)
     if batch_size is not None:
         check_count("batch_size", batch_size)
     if labels is not None and not isinstance(labels, Mapping):
         raise PyroDropoutError(f"labels must be a dict such as {{'title': ...}}; got {describe(labels)}.")
-    methods = _by_name("method", method, list(named), "mc", ("mc", "linearised"))
-    compiled = _by_name("compile", compile, list(named), "auto", ("auto", True, False))
+    methods = _methods(method, list(named))
     source, first = source_of(model, numbers[0], train)
     exam = _exam(first, train, test, samples)
     if isinstance(exam, SiteExam) and "linearised" in methods.values():
         raise PyroDropoutError("method='linearised' is for networks; other Pyro models predict with draws.")
     options: Record = {"steps": steps, "lr": lr, "batch_size": batch_size, "loss": loss, "compile": compile}
-    training = {name: options | {"schedule": schedule, "compile": compiled[name]} for name in named}
+    training = options | {"schedule": schedule}
     builds = {name: partial(_built, source, make) for name, make in named.items()}
     rows: list[Row] = []
     if reference is not None:
@@ -146,7 +144,7 @@ def compare(
         for name, build in builds.items():
             own = replace(exam, method=methods[name]) if isinstance(exam, Exam) else exam
             with bar.part(name):
-                rows.append(examined(name, partial(train_all, build, numbers, own.call, training[name]), own))
+                rows.append(examined(name, partial(train_all, build, numbers, own.call, training), own))
     data = (exam.train, exam.test)
     settings = {
         "seeds": len(numbers), **options, "schedule": getattr(schedule, "__name__", None),
@@ -292,13 +290,13 @@ def _by_registry(name: str) -> MakeGuide:
     return standard_guide(name)
 
 
-def _by_name(option: str, value: object, names: list[str], usual: object, allowed: Sequence[object]) -> Record:
-    """Return an option of each guide, from one for all of them or a dict by name."""
-    given: Record = dict(value) if isinstance(value, Mapping) else dict.fromkeys(names, value)
+def _methods(method: str | Mapping[str, str], names: list[str]) -> dict[str, str]:
+    """Return how each guide predicts, from one method for all of them or a dict by name."""
+    given = dict(method) if isinstance(method, Mapping) else dict.fromkeys(names, method)
     for name, each in given.items():
-        check_choice(f"a name in {option}", name, names)
-        check_choice(option, each, allowed)
-    return {name: given.get(name, usual) for name in names}
+        check_choice("a name in method", name, names)
+        check_choice("method", each, ("mc", "linearised"))
+    return {name: given.get(name, "mc") for name in names}
 
 
 def _exam(model: PyroModel, train: object, test: object, samples: int) -> Exam | SiteExam:

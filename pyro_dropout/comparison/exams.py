@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from pyro_dropout import registry
-from pyro_dropout.engines.torch_internals import tree_map
 from pyro_dropout.errors import PyroDropoutError, SingularError
 from pyro_dropout.generative.inputs import AnyInputs, takes_all
 from pyro_dropout.generative.likelihoods.moments import is_class, is_normal
@@ -243,7 +242,10 @@ class SiteExam:
     def answers(self, model: PyroModel, posterior: object) -> tuple[Scores, SitePrediction | None]:
         """Return the scores that need predictions only and, if one site is observed, its prediction."""
         call = replace(self.asked, model=model)
-        found = self._predicted(posterior, call)
+        predicted = predict(
+            model, posterior, *call.args, samples=self.samples, seed=self.seed, keep_samples=True, **call.kwargs
+        )
+        found = predicted if isinstance(predicted, dict) else {predicted.site: predicted}
         data = _data(call)
         each = {name: found[name].log_prob(value_of(site)) for name, site in data.items()}
         seen = {name: _seen(site, each[name]) for name, site in data.items()}
@@ -255,34 +257,7 @@ class SiteExam:
         answer = found[name]
         if bool(seen[name].all()):
             scores = held_out_scores(answer, value_of(site)) | scores
-        return scores | self._away(model, posterior) | distances(answer, self.reference), answer
-
-    def _predicted(self, posterior: object, call: ModelCall) -> dict[str, SitePrediction]:
-        found = predict(
-            call.model, posterior, *call.args, samples=self.samples, seed=self.seed, keep_samples=True, **call.kwargs
-        )
-        return found if isinstance(found, dict) else {found.site: found}
-
-    def _away(self, model: PyroModel, posterior: object) -> dict[str, float]:
-        """Return the epistemic std between and outside the data over that at them, if the first argument is 2-D."""
-        call = replace(self.call, model=model)
-        x = next(iter(call.args), None)
-        if not isinstance(x, Tensor) or x.dim() != 2 or not x.is_floating_point():
-            return {}
-        data = [site["value"] for site in _data(call).values()]
-        blind = tree_map(lambda leaf: None if any(leaf is value for value in data) else leaf, (call.args, call.kwargs))
-
-        def doubt(points: Tensor) -> tuple[float, float]:
-            asked = ModelCall(model, (points[:500], *blind[0][1:]), blind[1])
-            (answer,) = self._predicted(posterior, asked).values()
-            return float(answer.epistemic.double().mean().sqrt()), float(answer.std.mean())
-
-        try:
-            here, unit = doubt(x)
-            away = {"between": between(x), "outside": outside(x)}
-            return {name: over(doubt(points)[0], here, unit) for name, points in away.items()}
-        except Exception:  # another argument has a row for each point, or the data cannot be left out
-            return {}
+        return scores | distances(answer, self.reference), answer
 
 
 def _data(call: ModelCall) -> dict[str, Message]:

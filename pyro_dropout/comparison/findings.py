@@ -10,9 +10,9 @@ from torch import Tensor
 
 from pyro_dropout.generative.inputs import AnyInputs
 from pyro_dropout.generative.model_call import ModelCall
-from pyro_dropout.guides.summary import picture, table
+from pyro_dropout.guides.summary import table
 from pyro_dropout.prediction.prediction import Prediction
-from pyro_dropout.protocols import Axes, PyroModel, Record
+from pyro_dropout.protocols import PyroModel, Record
 from pyro_dropout.registry import scores
 
 
@@ -168,14 +168,6 @@ class Score:
         return f"{self.mean:{how}}" + (f" ± {error:{how}}" if error is not None else "")
 
 
-def best(column: Column, cells: dict[str, Score]) -> str | None:
-    """Return the name of the best row in a column; None if neither direction is better."""
-    known = {name: cell.mean for name, cell in cells.items() if cell.values and math.isfinite(cell.mean)}
-    if not column.better or len(known) < 2:
-        return None
-    return min(known, key=lambda name: column.badness(known[name]))
-
-
 @dataclass
 class Row:
     """One posterior approximation: its scores and trained guides.
@@ -224,22 +216,9 @@ class Findings:
         return f"{type(self).__name__}({names}; {points}; {self.seconds:.0f} s)"
 
     def _repr_html_(self) -> str:
-        """Return the scores, one in a line, and a picture of the first of them, for notebooks."""
+        """Return the scores, one in a line, for notebooks."""
         rows = [[column.heading, *(self.cell(row, key) for row in self.rows)] for key, column in self.columns.items()]
-        found = table(["", *(row.name for row in self.rows)], rows)
-        scored = [row for row in self.rows if "log_lik" in row.scores]
-        if not scored:
-            return found
-
-        def draw(ax: Axes) -> None:
-            scores = [row.scores["log_lik"] for row in scored]
-            errors = [score.error or 0.0 for score in scores]
-            ax.errorbar([score.mean for score in scores], range(len(scores)), xerr=errors, fmt="o", capsize=3)
-            ax.set_yticks(range(len(scores)), [row.name for row in scored])
-            ax.invert_yaxis()
-            ax.set_xlabel("test log-likelihood per point (nats), ± standard error")
-
-        return f"<div>{found}{picture(draw)}</div>"
+        return table(["", *(row.name for row in self.rows)], rows)
 
     @property
     def answers(self) -> dict[str, Prediction]:
@@ -272,8 +251,12 @@ class Findings:
         return "failed" if not row.scores else "–"
 
     def best(self, key: str) -> str | None:
-        """Return the name of the best guide in a column, without the reference."""
-        return best(columns()[key], self._cells(key))
+        """Return the name of the best guide in a column, without the reference; None if neither direction is better."""
+        column = columns()[key]
+        known = {name: cell.mean for name, cell in self._cells(key).items() if math.isfinite(cell.mean)}
+        if not column.better or len(known) < 2:
+            return None
+        return min(known, key=lambda name: column.badness(known[name]))
 
     def leaders(self, key: str) -> list[str]:
         """Return the best guide in a column, and then those that are within error of it.
@@ -285,11 +268,6 @@ class Findings:
             return []
         first = cells.pop(name)
         return [name, *(other for other, cell in cells.items() if first.within_error(cell, column))]
-
-    def clearly_best(self, key: str) -> str | None:
-        """Return the name of the best guide if no other is within error of it."""
-        found = self.leaders(key)
-        return found[0] if len(found) == 1 else None
 
     def _cells(self, key: str) -> dict[str, Score]:
         """Return the cells of a column that have a value, by guide."""

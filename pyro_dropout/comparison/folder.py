@@ -5,7 +5,7 @@ import csv
 import json
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from pyro_dropout.comparison.comparison import Comparison
@@ -109,19 +109,11 @@ def _write_record(folder: Path, record: Record) -> None:
 def _older(folder: Path) -> list[str]:
     """Return the figures and draws in the folder that an older comparison wrote; what others put there stays."""
     try:
-        record = json.loads((folder / MARK).read_text("utf-8"))
-        listed = record.get("files")
-        if listed is None:  # earlier versions did not list them
-            names = [f"{POSTERIORS}/{name}.nc" for name in _file_names(record["scores"])]
-            listed = [f"{FIGURES}/bands.png", f"{FIGURES}/scores.png", *names]
-    except (OSError, ValueError, LookupError, AttributeError, TypeError, RecursionError):
+        listed = json.loads((folder / MARK).read_text("utf-8"))["files"]
+        there = (*folder.glob(f"{FIGURES}/*.png"), *folder.glob(f"{POSTERIORS}/*.nc"))
+        return [name for name in (str(path.relative_to(folder)) for path in there) if name in listed]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return []
-    there = (*folder.glob(f"{FIGURES}/*.png"), *folder.glob(f"{POSTERIORS}/*.nc"))
-    return [name for name in (str(path.relative_to(folder)) for path in there) if name in listed]
-
-
-def _file_names(rows: Iterable[str]) -> list[str]:
-    return distinct((re.sub(r"[^\w.-]+", "-", name) for name in rows), "-")
 
 
 def _write_table(comparison: Comparison, path: Path) -> None:
@@ -152,7 +144,8 @@ def _write_figures(comparison: Comparison, folder: Path) -> None:
 def _write_posteriors(comparison: Comparison, folder: Path, samples: int, seed: int) -> list[str]:
     folder.mkdir()
     complaints = []
-    for name, row in zip(_file_names(row.name for row in comparison.rows), comparison.rows, strict=True):
+    names = distinct((re.sub(r"[^\w.-]+", "-", row.name) for row in comparison.rows), "-")
+    for name, row in zip(names, comparison.rows, strict=True):
         if not row.trained:
             continue
         model, posterior = row.trained[0]

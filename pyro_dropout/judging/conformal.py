@@ -179,9 +179,7 @@ class Conformal:
         """
         family, groups, flags = found["family"], found["scores"], (found["grouped"], found["classes"])
         kinds = (isinstance(family, str), isinstance(groups, dict), *(isinstance(flag, bool) for flag in flags))
-        if not all(kinds):
-            raise TypeError("the scores of held-back rows")
-        if not groups or (not flags[0] and set(groups) != {_ALL}):
+        if not all(kinds) or not groups or (not flags[0] and set(groups) != {_ALL}):
             raise TypeError("the groups of held-back rows")
         scores = {label: _read_scores(rows) for label, rows in groups.items()}
         if len({each.shape[1] for each in scores.values()}) > 1:

@@ -142,13 +142,9 @@ class Support:
         ]
         if not all(fits) or not bool(((paired >= 0) & (paired < rows.shape[1])).all()):
             raise TypeError("what training rows are like")
-        for each in (rows, along, among, limits):
-            if (
-                not each.is_floating_point()
-                or not bool(each.isfinite().all())
-                or (each is not rows and bool((each <= 0).any()))
-            ):
-                raise TypeError("what training rows are like")
+        finite = all(each.is_floating_point() and bool(each.isfinite().all()) for each in (rows, along, among, limits))
+        if not finite or not all(bool((each > 0).all()) for each in (along, among, limits)):
+            raise TypeError("what training rows are like")
         one, two, three = limits.tolist()
         return cls(rows, along, among, tuple(paired.tolist()), (one, two, three))
 

@@ -9,7 +9,7 @@ How many rows fit is measured by running the model on one point and on two.
 import functools
 import math
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -23,16 +23,14 @@ from pyro_dropout.engines.program import Program
 from pyro_dropout.engines.torch_internals import TorchDispatchMode, tree_leaves
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.inputs import AnyInputs, copies, leaves_of, takes_all
-from pyro_dropout.generative.jacobians import runs_by_row
 from pyro_dropout.generative.model_call import ModelCall
-from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.precision import precision_now, products_in
 from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.generative.random_state import RandomState, forked, random_state, seeded, set_random_state
-from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.generative.trial_run import evaluating, quietly
 from pyro_dropout.prediction.weight_draws import WeightDraws
 from pyro_dropout.protocols import Weights
+from pyro_dropout.training.checkpoints.tensor_file import digest
 from pyro_dropout.training.compile.functional import Parameters, unvalidated
 from pyro_dropout.training.out_of_memory import is_out_of_memory, unless_out_of_memory
 
@@ -50,21 +48,6 @@ class _Sizes(TorchDispatchMode):
         # A view that repeats its rows has no memory for them.
         self.each.append(sum(min(leaf.nbytes, leaf.untyped_storage().nbytes()) for leaf in tensors))
         return result
-
-
-def has_small_rows(model: object, x: AnyInputs, most: int) -> bool:
-    """Whether it is plain without a run that no row of a layer's output has more than ``most`` bytes.
-
-    Example:
-        >>> import torch, pyro_dropout as pdrop
-        >>> has_small_rows(pdrop.BayesianNet(torch.nn.Linear(3, 5)), torch.zeros(1, 3), 100)
-        True
-    """
-    net = model.model if isinstance(model, Standardised) else model
-    if not isinstance(net, BayesianNet) or not isinstance(x, Tensor) or x.dim() != 2 or not runs_by_row(net.net):
-        return False
-    widths = [module.out_features for module in net.net.modules() if isinstance(module, nn.Linear)]
-    return max([x.shape[1], *widths]) * x.element_size() <= most
 
 
 def bytes_per_row(run: Callable[[int], object]) -> int:
@@ -95,7 +78,6 @@ _CPU_ROWS = 8192  # more rows do not make a row faster
 _CPU_BYTES = 2**30  # of the largest tensor in a forward pass; a pass holds a few of them
 _CUDA_ROWS = 2**20
 _TRIAL_ROWS = 1024
-_PIECE = 2**20  # numbers that a checksum processes at once
 
 
 @dataclass(frozen=True)
@@ -203,7 +185,7 @@ class Walk:
         self.weights, self.x, self.samples, self.seed, self.compile = weights, x, samples, seed, compile
         self._precision = precision_now()
         self._start: RandomState | None = None
-        self._print: list[object] | None = None
+        self._print: list[str] | None = None
         self._programs: dict[Hashable, Program] = {}
         whole = takes_all(weights.model)
         self._some = x if whole else x[:1]
@@ -310,7 +292,7 @@ class Walk:
 
     def _rows_on_cpu(self) -> int:
         """Return how many rows keep the largest tensor of a forward pass small; it does not depend on the machine."""
-        if takes_all(self.weights.model) or has_small_rows(self.weights.model, self._some, _CPU_BYTES // _CPU_ROWS):
+        if takes_all(self.weights.model):
             return _CPU_ROWS
         each = bytes_per_row(lambda rows: self.weights.one(copies(self._some, rows)))
         return _power_of_two(min(_CPU_ROWS, _CPU_BYTES // max(1, each)))
@@ -327,13 +309,14 @@ class Walk:
         free = torch.cuda.mem_get_info(device)[0] + unused
         return _power_of_two(min(_CUDA_ROWS, int(free / 2 * len(x) / peak)))  # so that a seed gives the same draws
 
-    def _fingerprint(self) -> list[object]:
+    def _fingerprint(self) -> list[str]:
         model, posterior = self.weights.model, self.weights.posterior
         modules = [part for part in (model, posterior) if isinstance(part, nn.Module)]
         with self._trial():
             found = Parameters(model, posterior, self.weights, (self._some,), {}).by_name.values()
             owned = (tensor for module in modules for tensor in (*module.parameters(), *module.buffers()))
-            return fingerprint((*found, *leaves_of(self.x), *owned))
+            tensors = {id(tensor): tensor for tensor in (*found, *leaves_of(self.x), *owned)}
+            return [digest(tensor) for tensor in tensors.values()]  # an assignment to .data leaves no other mark
 
 
 def cuts(total: int, size: int) -> list[slice]:
@@ -358,25 +341,3 @@ def _even(total: int, most: int) -> int:
         if total % size == 0:
             return size
     return math.ceil(total / math.ceil(total / most))
-
-
-def fingerprint(tensors: Iterable[Tensor]) -> list[object]:
-    """Return numbers that change when a tensor changes, in whatever way.
-
-    They are computed from the values: an assignment to ``.data`` does not change torch's version counters.
-    """
-    each = list({id(tensor): tensor for tensor in tensors}.values())
-    shapes = [(tuple(value.shape), value.dtype, value.device) for value in each]
-    return [shapes, torch.stack([_checksum(value.detach()).to("cpu") for value in each]).tolist()]
-
-
-def _checksum(value: Tensor) -> Tensor:
-    """Return Σ bitsᵢ·(2i + 1) modulo 2⁶⁴: odd factors have inverses, so a change of one number changes the sum."""
-    flat = value.contiguous().reshape(-1)
-    bits = flat.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()])
-    total = torch.zeros((), dtype=torch.int64, device=value.device)
-    for start in range(0, len(bits), _PIECE):
-        piece = bits[start : start + _PIECE].long()
-        factors = torch.arange(start, start + len(piece), device=value.device) * 2 + 1
-        total = total + (piece * factors).sum()
-    return total

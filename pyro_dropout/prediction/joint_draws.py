@@ -33,7 +33,7 @@ from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.mathematics.checks import check_count, check_seed, describe
 from pyro_dropout.prediction.weight_draws import checked_outputs, draws_with_density, of_members
-from pyro_dropout.protocols import Distribution, Message, Model, Weights
+from pyro_dropout.protocols import Message, Model, Weights
 from pyro_dropout.training.fit import place_of
 from pyro_dropout.training.fleet.fleet import Fleet
 
@@ -193,41 +193,32 @@ def _most(x: AnyInputs, f: Tensor) -> int:
 
 
 def _outputs_and_priors(call: ModelCall, weights: Weights) -> tuple[Tensor, Tensor]:
-    """Return f, (S, N, outputs), and log p(w), (S,), of all draws."""
+    """Return f, (S, N, outputs), and log p(w), (S,), of all draws: at once, for networks of this package."""
     model, x = call.model, call.args[0]
     count = len(next(iter(weights.values())))
-    priors, f, first = _visit(call, weights, 0)
-    if isinstance(model, Model) and set(weights) == set(model.sites) == set(priors):
-        logs = [priors[name].log_prob(weights[name]).to(F64) for name in weights]
-        _, _, last = _visit(call, weights, count - 1)
-        # A prior that depends on another site would be the first draw's, and so wrong for the last.
-        if all(log.shape == (count,) for log in logs) and _same(torch.stack(logs)[:, -1], last):
-            size = _most(x, f)
-            blocks = range(0, count, size)
-            outputs = [model.evaluate({k: w[b : b + size] for k, w in weights.items()}, x) for b in blocks]
-            return torch.cat([out.reshape(-1, *f.shape) for out in outputs]), torch.stack(logs).sum(0)
-    rest = [_visit(call, weights, t)[1:] for t in range(1, count)]
+    f, first = _visit(call, weights, 0)
+    if isinstance(model, Model) and hasattr(model, "prior_of") and set(weights) == set(model.sites):
+        logs = [model.prior_of(name).log_prob(value).to(F64) for name, value in weights.items()]
+        size = _most(x, f)
+        blocks = [{k: w[b : b + size] for k, w in weights.items()} for b in range(0, count, size)]
+        outputs = [model.evaluate(block, x).reshape(-1, *f.shape) for block in blocks]
+        return torch.cat(outputs), torch.stack(logs).sum(0)
+    rest = [_visit(call, weights, t) for t in range(1, count)]
     return torch.stack([f, *(out for out, _ in rest)]), torch.stack([first, *(log for _, log in rest)])
 
 
-def _same(parts: Tensor, whole: Tensor) -> bool:
-    """Whether numbers sum to another one, up to float32 rounding."""
-    return bool((parts.sum() - whole).abs() <= 1e-5 * parts.abs().sum() + 1e-6)
-
-
-def _visit(call: ModelCall, weights: Weights, t: int) -> tuple[dict[str, Distribution], Tensor, Tensor]:
-    """Run the model with one draw; return the priors it gave each site, f, and log p(w)."""
+def _visit(call: ModelCall, weights: Weights, t: int) -> tuple[Tensor, Tensor]:
+    """Run the model with one draw; return f, and log p(w)."""
     x, y = call.args
     own = {name: value[t] for name, value in weights.items()}
     trace = trace_at(call, own)
     f = checked_outputs(trace.nodes["_RETURN"]["value"], len(x))
     if t == 0:
         call.model.likelihood.check_values(f, y)
-    priors = {name: site["fn"] for name, site in sample_sites(trace).items() if name in own}
-    if not priors:
+    logs = [site["fn"].log_prob(own[n]).to(F64).sum() for n, site in sample_sites(trace).items() if n in own]
+    if not logs:
         raise PyroDropoutError(f"the model samples none of the posterior's sites, {', '.join(own)}.")
-    logs = [prior.log_prob(own[name]).to(F64).sum() for name, prior in priors.items()]
-    return priors, f, torch.stack(logs).sum()
+    return f, torch.stack(logs).sum()
 
 
 @one_at_a_time

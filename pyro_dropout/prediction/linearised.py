@@ -23,7 +23,7 @@ from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.guides.marginals import Marginals
-from pyro_dropout.prediction.blocks import Block, bytes_per_row, cuts, has_small_rows, run_blocks
+from pyro_dropout.prediction.blocks import Block, bytes_per_row, cuts, run_blocks
 from pyro_dropout.prediction.linearised_prediction import LinearisedPrediction
 from pyro_dropout.prediction.predict_network import Request, frozen
 from pyro_dropout.protocols import HasMoments, Likelihood, Model, Weights
@@ -169,10 +169,8 @@ def _points_at_once(near: Jacobians, x: AnyInputs, last: bool) -> int:
     passes = 1 if last else 1 + near.width
     numbers, memory = (_ON_GPU, _GPU_BYTES) if x.is_cuda else (_ON_CPU, _CPU_BYTES)
     most = _POINTS if last else min(_POINTS, numbers // max(1, near.width * near.numbers))
-    if not has_small_rows(near.model, x[:1], memory // (_POINTS * passes)):
-        each = bytes_per_row(lambda rows: near.outputs(copies(x[:1], rows)))
-        most = min(most, memory // max(1, each * passes))
-    return max(1, most)
+    each = bytes_per_row(lambda rows: near.outputs(copies(x[:1], rows)))
+    return max(1, min(most, memory // max(1, each * passes)))
 
 
 def _squared(root: Tensor) -> Tensor:

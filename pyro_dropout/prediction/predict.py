@@ -23,8 +23,8 @@ from pyro_dropout.guides.summary import ignored_inputs
 from pyro_dropout.mathematics.argument_names import also
 from pyro_dropout.mathematics.checks import check_choice, check_count, check_finite, check_flag, check_seed, describe
 from pyro_dropout.prediction.linearised import predict_linearised
+from pyro_dropout.prediction.predict_loader import predict_loader
 from pyro_dropout.prediction.predict_network import Keep, Request, predict_network
-from pyro_dropout.prediction.predict_parts import Shard, predict_loader, predict_together
 from pyro_dropout.prediction.site_prediction import predict_sites
 from pyro_dropout.protocols import FunctionPosterior, HasSupport, Posterior, Predictor
 from pyro_dropout.training.fit import place_of
@@ -52,8 +52,6 @@ def predict(
     precision: Precision = "float32",
     chunk: int | None = None,
     progress: bool = False,
-    distributed: bool = False,
-    shard: Shard = "points",
     target: str | int | None = None,
     support: HasSupport | None = None,
     **kwargs: object,
@@ -85,16 +83,12 @@ def predict(
             it decides in which order random numbers are used, and is measured if not given.
         keep_samples: whether ``samples`` of the outputs are kept, T·N·D numbers; "auto", when they are few (2²⁴).
         compile: whether to compile the forward passes: about ten seconds for each block shape, worth it in long runs.
-            This and the next three options are for networks.
+            This and the next two options are for networks.
         precision: "bf16" or "fp16" for products of a ``BayesianNet`` in half precision, for speed on a GPU; all sums of
             the answer have more.
         chunk: rows, pairs of a draw and a point, in one forward pass; by default what fits into memory. It is halved
             whenever memory runs out.
         progress: whether to show a bar.
-        distributed: whether this is one of several processes that torchrun has started, which share the work; all make
-            the same call and all get the whole answer. Where samples are not kept, ``log_prob`` and ``covariance`` of
-            it must be called by all of them as well.
-        shard: what they divide, "points" or "samples"; draws differ from those of one process.
         target: the part of a ``DataLoader``'s batches that is not an input: a key of dicts, or the index in tuples.
         support: ``Support.of(x)`` of the training inputs, (N, Q): the answer's ``unfamiliar`` then says which points
             are unlike them. For networks, with x as a tensor.
@@ -117,8 +111,8 @@ def predict(
     loader = loader_of(args)
     if loader is not None:
         check_keywords(predict, model, kwargs)
-        if not is_network(model) or distributed:
-            raise PyroDropoutError("predict takes a DataLoader for networks, in one process; give it the data instead.")
+        if not is_network(model):
+            raise PyroDropoutError("predict takes a DataLoader for networks; give it the data instead.")
     elif target is not None:
         raise PyroDropoutError(f"target is for the batches of a DataLoader; got {target!r} with x.")
     network = loader is not None or isinstance(posterior, FunctionPosterior)
@@ -132,7 +126,6 @@ def predict(
         check_count("chunk", chunk)
     check_choice("method", method, ("mc", "standard", "linearised"))
     check_choice("keep_samples", keep_samples, ("auto", True, False))
-    check_choice("shard", shard, ("points", "samples"))
     check_seed(seed)
     check_flag("compile", compile)
     check_precision(precision, model)
@@ -155,7 +148,6 @@ def predict(
         refused = {
             "compile=True": compile,
             f"precision={precision!r}": precision != "float32",
-            "distributed=True": distributed,
             "a model that is not a network": not network,
             "a DataLoader with shared=True": shared and loader is not None,
         }
@@ -171,11 +163,10 @@ def predict(
         1 if method == "standard" else samples, method, shared, seed, keep_samples, compile, chunk, progress
     )
     if not network:
-        for name, value in (("compile", compile), ("distributed", distributed)):
-            if value:
-                raise PyroDropoutError(
-                    f"{name}=True is for networks: here any other Pyro model is run once for each draw. Leave it out."
-                )
+        if compile:
+            raise PyroDropoutError(
+                "compile=True is for networks: here any other Pyro model is run once for each draw. Leave it out."
+            )
         found = predict_sites(call, posterior, asked)
         for each in found.values() if isinstance(found, dict) else [found]:
             each.members = _members(posterior, samples)
@@ -185,8 +176,6 @@ def predict(
             answer = predict_loader(model, posterior, loader, target, asked)
         elif method == "linearised":
             answer = predict_linearised(model, posterior, x, asked)
-        elif distributed:
-            answer = predict_together(model, posterior, x, asked, shard)
         else:
             answer = predict_network(model, posterior, x, asked)
     answer.members, answer.unfamiliar = _members(posterior, samples), unfamiliar

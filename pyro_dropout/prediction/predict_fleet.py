@@ -9,7 +9,6 @@ from pyro import poutine
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_dropout.engines.program import Program
 from pyro_dropout.errors import PyroDropoutError, ShapeError
 from pyro_dropout.generative.inputs import AnyInputs, check_inputs, takes_all
 from pyro_dropout.generative.likelihoods.moments import F64, Points, Running, Sums, block_log_prob, block_sums
@@ -98,7 +97,6 @@ def predict_fleet(
     samples: int = 1000,
     seed: int | None = None,
     keep_samples: bool = False,
-    compile: bool = False,
     precision: Precision = "float32",
     chunk: int | None = None,
     progress: bool = False,
@@ -113,7 +111,6 @@ def predict_fleet(
         samples: the number T of draws.
         seed: makes the draws reproducible, and leaves torch's random state as it was.
         keep_samples: whether to keep the outputs of every draw as ``samples``, (T, E, n, D).
-        compile: whether to compile the forward pass.
         precision: "bf16" or "fp16" for products in half precision, as in ``predict``.
         chunk: rows, draws times replicas times points, in one forward pass; halved whenever memory runs out.
         progress: whether to show a bar.
@@ -145,7 +142,7 @@ def predict_fleet(
         if len(y) != len(x):
             raise ShapeError(f"y must have one target for each of {len(x)} points; got {len(y)}.")
     with seeded(seed, device), evaluating(*(part for pair in fleet for part in pair)), products_in(precision):
-        forward = _ForwardPass(fleet, x, y, rows, compile, keep_samples)
+        forward = _ForwardPass(fleet, x, y, rows, keep_samples)
         like = forward.like
         kept = like.new_empty((samples, *rows.shape, like.shape[-1])) if keep_samples else None
         budget = chunk or (_CUDA_ROWS if x.is_cuda else _CPU_ROWS)
@@ -175,8 +172,8 @@ def predict_fleet(
 class _ForwardPass:
     """The forward pass of some replicas, as one replica's graph mapped over them."""
 
-    def __init__(self, fleet: Fleet, x: AnyInputs, y: Tensor | None, rows: Tensor, compile: bool, keep: bool) -> None:
-        self.x, self.y, self.rows, self.compile, self.keep = x, y, rows, compile, keep
+    def __init__(self, fleet: Fleet, x: AnyInputs, y: Tensor | None, rows: Tensor, keep: bool) -> None:
+        self.x, self.y, self.rows, self.keep = x, y, rows, keep
         self.model, self.guide = fleet[0]
         self.weights = PerExample(self.model, self.guide)
         with quietly(self.model, self.guide):
@@ -184,21 +181,13 @@ class _ForwardPass:
         self.parameters = Parameters(self.model, self.guide, self.weights, (x[:1],), {})
         self.values, self.buffers = fleet.values(self.parameters), fleet.buffers()
         self._maps: dict[int, Callable[..., Sum]] = {}
-        self._programs: dict[tuple[int, int], Program] = {}
 
     def run(self, replicas: slice, count: int) -> Sum:
         """Return the sums of ``count`` draws of some replicas."""
         inputs = ([v[replicas] for v in self.values], [b[replicas] for b in self.buffers], self.rows[replicas])
         if count not in self._maps:
             self._maps[count] = self._mapped(count)
-        function: Callable[..., Sum] = self._maps[count]
-        if self.compile:
-            key = (replicas.stop - replicas.start, count)
-            if key not in self._programs:
-                with quietly():
-                    self._programs[key] = Program(function, *inputs)
-            function = self._programs[key]
-        return function(*inputs)
+        return self._maps[count](*inputs)
 
     def _mapped(self, count: int) -> Callable[..., Sum]:
         settings = Buffers(self.model, self.guide)

@@ -25,7 +25,6 @@ from pyro_dropout.protocols import FunctionPosterior, HasDraws, Likelihood, Pred
 
 Keep = Literal["auto"] | bool
 
-_CONTAINERS = (dict, set, list)
 _FEW = 2**24  # the most numbers that keep_samples="auto" keeps
 _ROWS = 2**16  # pairs of a draw and a point, for functions drawn together
 
@@ -108,16 +107,5 @@ def walk_of(model: Predictor, posterior: object, x: AnyInputs, asked: Request) -
 
 def frozen(likelihood: Likelihood) -> Likelihood:
     """Return a copy that training does not change; it works for tensors with a gradient history too."""
-    if isinstance(likelihood, nn.Module) and all(map(_is_fixed, vars(likelihood).values())):
-        made = object.__new__(type(likelihood))  # a deep copy takes many times as long
-        vars(made).update({name: v.copy() if isinstance(v, _CONTAINERS) else v for name, v in vars(likelihood).items()})
-        return made
     tensors = (*likelihood.parameters(), *likelihood.buffers()) if isinstance(likelihood, nn.Module) else ()
     return copy.deepcopy(likelihood, {id(tensor): tensor.detach().clone() for tensor in tensors})
-
-
-def _is_fixed(value: object) -> bool:
-    """Whether a shallow copy of an attribute is a deep one: a number, a word, nothing, or an empty container."""
-    if isinstance(value, (*_CONTAINERS, tuple)):
-        return not value
-    return value is None or isinstance(value, bool | int | float | str)

@@ -28,7 +28,6 @@ from pyro_dropout.generative.likelihoods.moments import (
 )
 from pyro_dropout.mathematics.checks import check_dense, check_level, check_number, describe
 from pyro_dropout.prediction.blocks import Block, Walk
-from pyro_dropout.prediction.plot_style import classes_card, numbers_card
 from pyro_dropout.prediction.tails import Normals, Tails, behind, is_whole, log_tails, mixed, mixture_ends
 from pyro_dropout.protocols import Distribution, Likelihood
 
@@ -82,15 +81,6 @@ class Prediction:
     def __repr__(self) -> str:
         kept = "samples kept" if self._samples is not None else "samples not kept"
         return f"Prediction({len(self._sums['mean'])} points, {self._count} draws, {self.family}, {kept})"
-
-    def _repr_html_(self) -> str:
-        """Return the first points and a picture, for notebooks."""
-        one = self.mean.dim() == 2 and self.mean.shape[1] == 1
-        if self.mean.dim() > 2 or not (one or self.one_of_several):  # several targets
-            return f"<pre>{self!r}</pre>"
-        if is_class(self.target_distribution):
-            return classes_card(repr(self), self.probs)
-        return numbers_card(repr(self), self.mean, self.std, self.epistemic.sqrt())
 
     @property
     def family(self) -> str:

@@ -9,6 +9,7 @@ import functools
 import math
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from pyro.distributions import Delta
 from torch import Tensor
@@ -157,8 +158,8 @@ class SitePrediction(Prediction):
         check_level("level", level)
         if is_class(self.target_distribution):
             raise PyroDropoutError(f"interval() is for numbers, but site {self.site!r} is of {self.family}; use probs.")
-        drawn = self.samples.to(F64).sort(0).values
-        low, high = (_between(drawn, tail).to(self.like) for tail in ((1 - level) / 2, (1 + level) / 2))
+        ends = np.quantile(self.samples.double().cpu().numpy(), [(1 - level) / 2, (1 + level) / 2], axis=0)
+        low, high = torch.from_numpy(ends).to(self.like)
         return low, high
 
     # --- the interface for scores -------------------------------------------------------------------------------------
@@ -211,14 +212,6 @@ class SitePrediction(Prediction):
         if not bool(inside.all()):
             raise RangeError(f"y must lie in the support of site {self.site!r}, {self.family}; got {describe(y)}.")
         return y
-
-
-def _between(ordered: Tensor, level: float) -> Tensor:
-    """Return a quantile of sorted values, (T, ...), by linear interpolation."""
-    place = level * (len(ordered) - 1)
-    first = min(int(place), max(len(ordered) - 2, 0))
-    last = min(first + 1, len(ordered) - 1)
-    return ordered[first] + (place - first) * (ordered[last] - ordered[first])
 
 
 _DRAWS = 64  # of a site at each draw, where its distribution has no moments in closed form

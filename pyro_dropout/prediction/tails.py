@@ -14,7 +14,7 @@ from torch.distributions.transforms import ComposeTransform, Transform
 
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.likelihoods.moments import F64, base_of, normal_parts
-from pyro_dropout.mathematics.mixtures import mixture_quantile, mixture_tail_quantile
+from pyro_dropout.mathematics.mixtures import mixture_tail_quantile
 from pyro_dropout.protocols import Distribution
 
 Tails = tuple[Tensor, Tensor]
@@ -138,10 +138,7 @@ def mixture_ends(
     (at, step), whole, common = near, is_whole(kind), bool((log_tail > _SMALL).all())
     if normals is not None:
         loc, scale, function = normals
-        if common:
-            low, high = (mixture_quantile(side * loc, scale, log_tail.exp()) for side in (1, -1))
-        else:
-            low, high = (mixture_tail_quantile(side * loc, scale, log_tail) for side in (1, -1))
+        low, high = (mixture_tail_quantile(side * loc, scale, log_tail) for side in (1, -1))
         return function(torch.where(endless, -math.inf, low)), function(torch.where(endless, math.inf, -high))
     summed = _summed(counts, log_tail) if counts is not None and common and bool((at < _SUMMED / 4).all()) else None
     if summed is not None:

@@ -189,16 +189,9 @@ _JITTERS = (0.0, 1e-12, 1e-10, 1e-8, 1e-6)  # of the largest variance
 
 
 class GPPosterior:
-    """The posterior of a fitted Gaussian process over f; it has no weights and draws functions directly.
+    """The posterior of a fitted Gaussian process over f; it has no weights and draws functions directly."""
 
-    Args:
-        gp: a fitted GP.
-
-    Attributes:
-        whole_functions: True, because each draw is one function at all points.
-    """
-
-    whole_functions = True
+    whole_functions = True  # each draw is one function at all points
 
     def __init__(self, gp: GP) -> None:
         if not isinstance(gp, GP):
@@ -236,23 +229,15 @@ def gp_posterior(gp: GP) -> GPPosterior:
 
     ``predict`` uses only the likelihood of its model: pass any object with ``likelihood``, here ``Gaussian(gp.tau)``.
 
-    Args:
-        gp: a fitted GP.
-
-    Returns:
-        An object with ``sample_functions(x, n)``: n joint draws of f at x, (n, M, D).
-
     Example:
         >>> import torch, pyro_dropout as pdrop
         >>> from types import SimpleNamespace
         >>> x = torch.linspace(-1, 1, 5).unsqueeze(-1)
         >>> gp = pdrop.generative.GP("se", tau=100.0).fit(x, x**2, steps=0)
-        >>> posterior = pdrop.references.gp_posterior(gp)
+        >>> posterior, model = pdrop.references.gp_posterior(gp), SimpleNamespace(likelihood=pdrop.Gaussian(gp.tau))
         >>> posterior.sample_functions(x, 3).shape
         torch.Size([3, 5, 1])
-        >>> model = SimpleNamespace(likelihood=pdrop.Gaussian(gp.tau))
-        >>> answer = pdrop.predict(model, posterior, x, samples=4000, seed=0)
-        >>> torch.allclose(answer.mean, gp.predict(x)[0], atol=0.02)
+        >>> torch.allclose(pdrop.predict(model, posterior, x, samples=4000, seed=0).mean, gp.predict(x)[0], atol=0.02)
         True
     """
     return GPPosterior(gp)

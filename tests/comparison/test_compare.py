@@ -151,27 +151,6 @@ def test_classes_are_compared_too(tmp_path: Path) -> None:
     plt.close(found.plot())
 
 
-@pytest.mark.deep
-def test_counts_and_several_yes_and_no_are_compared_too() -> None:
-    x = torch.randn(40, 2)
-    for likelihood, y, column in (
-        (pd.Poisson(), torch.poisson(torch.exp(x[:, :1])), "rmse"),
-        (pd.Bernoulli(), (x > 0).float(), "accuracy"),
-    ):
-        model = pd.BayesianNet(nn.Linear(2, y.shape[1]), likelihood=likelihood)
-        found = pd.compare(model, [pd.AutoMeanField], (x, y), (x, y), seeds=1, **{**QUICK, "steps": 400})
-        assert found.rows[0].note == ""
-        (own,) = found.rows[0].trained
-        answer = pd.predict(*own, x, samples=100, shared=True, seed=0)
-        if column == "rmse":
-            expected = float((answer.mean - y).square().mean().sqrt())
-        else:
-            expected = float(((answer.probs > 0.5) == y.bool()).float().mean())
-            assert expected > 0.8
-        assert found.rows[0].scores[column].mean == pytest.approx(expected)
-        plt.close(found.plot())
-
-
 class Heavy(pd.generative.Likelihood):
     """Numbers with noise that is not normal."""
 
@@ -315,19 +294,6 @@ def test_points_between_lie_in_the_hole_and_points_outside_do_not() -> None:
     ring = ring / ring.norm(dim=1, keepdim=True)
     assert between(ring).norm(dim=1).max() < 0.6
     assert torch.allclose(outside(ring).norm(dim=1), torch.tensor(3.0), atol=0.4)
-
-
-@pytest.mark.parametrize("unit", [1e-27, 1e22])
-def test_doubt_away_from_the_data_does_not_depend_on_the_units(unit: float) -> None:
-    def away(unit: float) -> list[float]:
-        torch.manual_seed(0)
-        x = torch.randn(40, 2) / unit
-        y = (1 + torch.sin(x[:, :1] * unit)) * unit
-        model = pd.Standardised(pd.BayesianNet(torch.nn.Linear(2, 1), likelihood=pd.Gaussian(4.0)), x, y)
-        found, _ = scores.Exam((x, y), (x, y), samples=20).answers(model, pd.AutoMeanField(model, init_scale=0.3))
-        return [found["between"], found["outside"]]
-
-    assert away(unit) == pytest.approx(away(1.0), rel=1e-3)
 
 
 def test_the_reference_is_sampled_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ import ast
 import base64
 import hashlib
 import itertools
-import math
 import re
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
@@ -15,7 +14,6 @@ from typing import Any
 import pyro
 import pytest
 import torch
-from pyro.infer.autoguide import AutoNormal
 from torch import nn
 
 import pyro_dropout as pd
@@ -23,10 +21,9 @@ from pyro_dropout.comparison.comparison import Comparison
 from pyro_dropout.comparison.exams import Exam
 from pyro_dropout.comparison.figure import rejection_of
 from pyro_dropout.comparison.findings import Row, Score
-from pyro_dropout.comparison.large_k import layer_gaps, overall
 from pyro_dropout.comparison.report import page as rendering
 from pyro_dropout.comparison.report.page import again, facts, page
-from tests.comparison.sample_comparison import HOSTILE, SETTINGS, regression, scored, series, small_model, smooth
+from tests.comparison.sample_comparison import HOSTILE, SETTINGS, regression, scored, series
 
 VOID = {"meta", "img"}
 
@@ -100,20 +97,19 @@ def test_the_page_is_valid_and_stands_alone(text: str) -> None:
         assert attributes["scope"] in {"col", "row", "colgroup"}
 
 
-def test_the_policy_allows_this_style_and_this_script_only(text: str) -> None:
+def test_the_policy_allows_this_style_and_no_script(text: str) -> None:
     (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', text)
     assert policy.startswith("default-src 'none'; img-src data:;")
     assert "unsafe" not in policy
-    for tag in ("style", "script"):
-        (inside,) = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
-        digest = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
-        assert f"{tag}-src 'sha256-{digest}'" in policy
+    (inside,) = re.findall(r"<style>(.*?)</style>", text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
+    assert policy.endswith(f"style-src 'sha256-{digest}'")
     assert not any("style" in attributes for _, attributes in Reader(text).elements)  # the policy would refuse them
 
 
 def test_names_are_text_wherever_they_stand(text: str) -> None:
     read = Reader(text)
-    assert len(read.all("script")) == 1
+    assert not read.all("script")
     assert not [name for _, attributes in read.elements for name in attributes if name.startswith("on")]
     assert "Net(&lt;b&gt;)" in text
     images = [base64.b64decode(str(each["src"]).split(",")[1]).decode() for each in read.all("img")]
@@ -141,12 +137,9 @@ def test_the_same_comparison_makes_the_same_page_and_leaves_no_mark(found: Compa
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_every_score_is_in_the_table_as_text_and_as_a_number(found: Comparison, text: str) -> None:
+def test_every_score_is_in_the_table(found: Comparison, text: str) -> None:
     first, calibration, paper = (part.split("</table>")[0] for part in text.split('<table class="scores')[1:])
     body = first + paper
-    numbers = [float(value) for value in re.findall(r'data-value="([^"]+)"', body)]
-    expected = [row.scores[key].mean for row in found.rows for key in found.columns if key in row.scores]
-    assert sorted(numbers) == sorted(value for value in expected if math.isfinite(value))
     assert not re.search("ELBO|large-K|>gap<|k̂", first + calibration)
     assert all(f">{heading}<" in calibration for heading in ("95 % coverage", "interval score", "CRPS"))
     plain = re.sub(r"<[^>]+>", "", body).replace("−", "-").replace(" (best)", "")
@@ -193,7 +186,6 @@ def test_a_page_needs_a_place(tmp_path: Path) -> None:
 def test_the_best_mark_is_shared_within_error(key: str, one: list[float], other: list[float], leaders: str) -> None:
     pair = made(Row("a", {key: Score(one)}), Row("b", {key: Score(other)}), Row("reference", {key: Score([0.0, 0.0])}))
     assert sorted(pair.leaders(key)) == list(leaders)
-    assert pair.clearly_best(key) == (leaders if len(leaders) == 1 else None)
     tables = 2 if key == "coverage" else 1  # with that of calibration
     assert page(pair).count(" (best)</span>") == tables * len(leaders)
 
@@ -208,30 +200,14 @@ def test_the_error_of_a_difference_is_over_the_same_held_back_points() -> None:
     assert sorted(found.leaders("log_lik")) == ["a", "c"]
 
 
-# --- the KL by layer --------------------------------------------------------------------------------------------------
-
-
-def test_the_gap_by_layer_is_that_of_the_posterior(found: Comparison) -> None:
-    row = found.rows[1]
-    layers = layer_gaps(row.trained[0][1])
-    assert [layer.site for layer in layers] == ["0.weight", "2.weight"]
-    first, second = layers
-    assert (first.verdict, first.entropy, first.gap) == ("exact", 0.0, 0.0)  # keep 1 drops nothing
-    assert (second.rows, second.weights) == (6, 1)
-    assert second.entropy == pytest.approx(-6 * (0.8 * math.log(0.8) + 0.2 * math.log(0.2)), rel=1e-5)
-    assert math.fsum(layer.gap for layer in layers) == pytest.approx(row.scores["gap"].values[0], rel=1e-3)
-    loc = row.trained[0][1].posterior("2.weight").locs.detach().abs().amax(0).flatten()
-    assert second.separation == pytest.approx(float(loc.median()) / 0.5, rel=1e-4)
-
-
-def test_guides_of_every_kind_get_a_verdict() -> None:
-    model = small_model()
-    assert overall(layer_gaps(pd.AutoDropout(model))) == "singular"
-    assert overall(layer_gaps(pd.AutoMeanField(model))) == "exact"
-    assert overall(layer_gaps(smooth(1e-4)(model))) == "yes"
-    assert overall(layer_gaps(smooth(5.0)(model))) == "no"
-    assert len(layer_gaps(pd.AutoRowMixture(model, components=3))) == 2
-    assert layer_gaps(AutoNormal(model)) == []
+@pytest.mark.parametrize(
+    ("gap", "words"), [([0.0], "exact"), ([1e-3], "yes"), ([0.5], "for training"), ([9.0], "no; use")]
+)
+def test_the_gap_says_whether_the_large_k_form_can_be_used(gap: list[float], words: str) -> None:
+    (said,) = rendering.gap_lines(made(Row("a", {"gap": Score(gap)}), Row("b", {"rmse": Score([1.0])})))
+    assert f"nats: {words}" in said
+    (said,) = rendering.gap_lines(made(Row("a", {"gap": Score(note="undefined, σ = 0")})))
+    assert "for training only" in said
 
 
 # --- curves -----------------------------------------------------------------------------------------------------------
@@ -264,6 +240,23 @@ def test_other_targets_have_their_own_curves(kind: str) -> None:
         assert alts[1].startswith("Accuracy of the points kept")
         right = rejection_of(compared.answers["mean field"], y).score[-1]
         assert float(right) == pytest.approx(row.scores["accuracy"].values[0])
+
+
+def test_every_curve_of_the_gap_falls_and_every_axis_is_named() -> None:
+    figure = pd.comparison.plot_kl_gap(keeps=[0.5, 0.9], scales=[0.3, 1.0, 3.0], draws=50)
+    left, right = figure.axes
+    for axes, curves in ((left, 2), (right, 3)):
+        lines = [line for line in axes.lines if not str(line.get_label()).startswith("_")]
+        assert len(lines) == curves == len(axes.get_legend().get_texts())
+        assert axes.get_xlabel()
+        assert "nats" in axes.get_ylabel()
+        for line in lines:
+            y = list(line.get_ydata())
+            assert y[0] > y[-1] >= 0
+    # d = 8 at even odds, read off the picture
+    even = left.lines[0]
+    at_eight = dict(zip(even.get_xdata().tolist(), even.get_ydata().tolist(), strict=True))[8.0]
+    assert at_eight == pytest.approx(9.35351e-5, rel=1e-5)
 
 
 # --- how it was made --------------------------------------------------------------------------------------------------

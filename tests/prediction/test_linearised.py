@@ -436,8 +436,6 @@ def test_what_cannot_be_linearised_is_refused_by_name() -> None:
             linearised(model, posterior, x)
     with pytest.raises(pd.errors.PyroDropoutError, match="does not take compile=True"):
         linearised(model, guide, x, compile=True)
-    with pytest.raises(pd.errors.PyroDropoutError, match="does not take distributed=True"):
-        linearised(model, guide, x, distributed=True)
     with pytest.raises(pd.errors.PyroDropoutError, match="DataLoader with shared=True"):
         linearised(model, guide, DataLoader(TensorDataset(x)), shared=True)
     with pytest.raises(pd.errors.PyroDropoutError, match="is it for this model"):

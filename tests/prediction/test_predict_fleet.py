@@ -9,7 +9,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 import pyro_dropout as pd
-from pyro_dropout.prediction import predict_fleet as fleet_predictive
+from pyro_dropout.prediction.predict_fleet import _ForwardPass
 
 
 def build(seed: int, keep: float = 0.8, tau: float = 4.0) -> Any:
@@ -58,7 +58,7 @@ def test_blocks_of_any_size_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
         parts = pd.prediction.predict_fleet(ships, x, y, samples=8, chunk=chunk)
         torch.testing.assert_close(parts.mean, whole.mean)
         torch.testing.assert_close(parts.log_prob(), whole.log_prob())
-    run, failed = fleet_predictive._ForwardPass.run, []
+    run, failed = _ForwardPass.run, []
 
     def short_of_memory(task: Any, replicas: slice, count: int) -> Any:
         if count * (replicas.stop - replicas.start) > 2:
@@ -66,7 +66,7 @@ def test_blocks_of_any_size_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
             raise torch.OutOfMemoryError("not enough")
         return run(task, replicas, count)
 
-    monkeypatch.setattr(fleet_predictive._ForwardPass, "run", short_of_memory)
+    monkeypatch.setattr(_ForwardPass, "run", short_of_memory)
     torch.testing.assert_close(pd.prediction.predict_fleet(ships, x, y, samples=8).mean, whole.mean)
     assert failed
 
@@ -113,17 +113,6 @@ def test_intervals_and_covariances_have_the_noise_of_their_own_replica() -> None
         for n in range(12):
             exact = np.cov(both.samples[:, e, n].double().numpy().T, bias=True) + np.eye(2) / (4 + e)
             np.testing.assert_allclose(both.covariance[e, n].double().numpy(), exact, atol=1e-5)
-
-
-@pytest.mark.deep
-def test_compiled_predictions_are_the_same_kind_of_draws() -> None:
-    x, y = data()
-    ships = fleet()
-    fast = pd.prediction.predict_fleet(ships, x, y, samples=4000, seed=0, compile=True)
-    slow = pd.prediction.predict_fleet(ships, x, y, samples=4000, seed=0)
-    error = (2 * slow.epistemic / 4000).sqrt()
-    assert ((fast.mean - slow.mean).abs() < 6 * error).all()  # 36 numbers: fails below 1e-7
-    assert torch.equal(fast.mean, pd.prediction.predict_fleet(ships, x, y, samples=4000, seed=0, compile=True).mean)
 
 
 def test_a_posterior_that_is_drawn_once_for_all_points_is_refused_with_a_way_out() -> None:

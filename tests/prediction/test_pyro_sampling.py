@@ -85,17 +85,16 @@ def level(y: Tensor | None = None) -> None:
         pyro.sample("y", normal(mu, 0.7), obs=y)
 
 
-@pytest.mark.parametrize("given", [(), (torch.zeros(12),)], ids=["left out", "placeholder"])
-def test_the_exact_posterior_is_calibrated_and_a_narrow_one_is_not(given: tuple[Tensor, ...]) -> None:
+def test_the_exact_posterior_is_calibrated_and_a_narrow_one_is_not() -> None:
     """A 99 % band: with another seed this fails with a probability of 1 %; the seed is set."""
-    right = pd.sbc(level, conjugate, *given, replications=200, progress=False)
+    right = pd.sbc(level, conjugate, torch.zeros(12), replications=200, progress=False)
     assert right.inside_band(0.99) == {"mu": True}
 
     def narrow(model: Any, y: Tensor) -> pd.prediction.SampledPosterior:
         exact = conjugate(model, y).weights["mu"]
         return pd.prediction.SampledPosterior({"mu": exact.mean() + 0.3 * (exact - exact.mean())})
 
-    assert pd.sbc(level, narrow, *given, replications=200, progress=False).inside_band(0.99) == {"mu": False}
+    assert pd.sbc(level, narrow, torch.zeros(12), replications=200, progress=False).inside_band(0.99) == {"mu": False}
 
 
 def test_data_that_the_model_takes_apart_are_simulated_too() -> None:

@@ -4,11 +4,8 @@ import functools
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import pyro_dropout as pd
@@ -35,7 +32,7 @@ def in_units(unit: float, kind: str, dtype: torch.dtype) -> dict[str, Tensor]:
     again = pd.predict(model, guide, x, samples=20, seed=1, keep_samples=False)
     found = {"mean": answer.mean, "std": answer.std}
     found |= {f"interval {k}": end for k, end in enumerate(answer.interval(0.9))}
-    found |= {f"crps {how}": pd.crps(answer, y, how, seed=2) for how in ("mixture", "gaussian", "sample")}  # type: ignore[arg-type]
+    found |= {f"crps {how}": pd.crps(answer, y, how, seed=2) for how in ("mixture", "sample")}  # type: ignore[arg-type]
     found["rmse"] = torch.tensor(rmse(answer, y))
     squares = {"variance": answer.variance, "epistemic": answer.epistemic, "aleatoric": answer.aleatoric}
     squares |= {"covariance": answer.covariance, "covariance again": again.covariance}
@@ -65,42 +62,6 @@ def check(kind: str, dtype: torch.dtype, exponent: float) -> None:
 @pytest.mark.parametrize("kind", LIKELIHOODS)
 def test_answers_scale_with_the_unit(kind: str, exponent: float) -> None:
     check(kind, torch.float32, exponent)
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("kind", LIKELIHOODS)
-@settings(max_examples=50)
-@given(exponent=st.floats(-30, 30))
-def test_answers_scale_with_any_unit(kind: str, dtype: torch.dtype, exponent: float) -> None:
-    check(kind, dtype, exponent)
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("unit", [1e-30, 1e30])
-def test_training_and_fleets_scale_with_the_unit(unit: float) -> None:
-    def scores(unit: float) -> dict[str, Tensor]:
-        fleet = pd.Fleet(lambda seed: pair(unit, "gaussian", torch.float32)[:2], {"seed": [0, 1]})
-        _, _, x, y = pair(unit, "gaussian", torch.float32)
-        history = fleet.fit(x, y, steps=3, lr=0.01, compile=False, progress=False, seed=0)
-        found = pd.prediction.predict_fleet(fleet, x, y, samples=20, seed=0).scores()
-        return {"losses": history.losses, "log": found["log_likelihood"] + math.log(unit), "rmse": found["rmse"] / unit}
-
-    torch.testing.assert_close(scores(unit), scores(1.0), rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize(("unit", "tau"), [(1e-30, 4.0), (1e30, "auto")])
-@pytest.mark.deep
-def test_estimators_scale_with_the_unit(unit: float, tau: Any) -> None:
-    def found(unit: float) -> list[np.ndarray[Any, Any]]:
-        noise = tau if tau == "auto" else tau / unit**2
-        made = pd.DropoutRegressor((5,), guide="dropout-ensemble", max_steps=5, samples=20, tau=noise, random_state=0)
-        made.fit(X.numpy() / unit, Y[:, 0].double().numpy() * unit)
-        x = X.numpy() / unit
-        parts = [*made.predict(x, return_std=True), *made.predict_interval(x), made.sample_y(x, 2, random_state=0)]
-        return [part / unit for part in parts] + [np.sqrt(made.tau_) * unit]
-
-    for value, expected in zip(found(unit), found(1.0), strict=True):
-        np.testing.assert_allclose(value, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_references_scale_with_the_unit() -> None:

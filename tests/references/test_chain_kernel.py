@@ -142,32 +142,6 @@ def test_chains_of_a_kernel_are_those_of_the_cpu(energy: Any, steps: int) -> Non
     assert any(chain.deepest for chain in expected.results())
 
 
-@pytest.mark.deep
-def test_blocks_of_any_size_give_the_same_draws_and_more_steps_leave_no_trace() -> None:
-    runs = [finished(on_host(_Run(bent, starts(2), PLAN, 1, False), steps)) for steps in (5, 128)]
-    before = runs[0].results()
-    for one, other in zip(before, runs[1].results(), strict=True):
-        np.testing.assert_array_equal(one.draws, other.draws)
-        assert (one.steps, one.step) == (other.steps, other.step)
-    assert runs[0]._gpu is not None
-    state = runs[0]._gpu._state.clone()
-    for _ in range(3):
-        runs[0].block()
-    assert torch.equal(runs[0]._gpu._state, state)
-    for one, other in zip(before, runs[0].results(), strict=True):
-        np.testing.assert_array_equal(one.draws, other.draws)
-        assert one.steps == other.steps
-
-
-@pytest.mark.deep
-def test_a_chain_of_a_kernel_is_the_same_alone_and_in_company_and_by_seed() -> None:
-    def run(chains: int, seed: int) -> Any:
-        return finished(on_host(_Run(energies, starts(3)[:chains], PLAN, seed, False), 100)).results()[0].draws
-
-    np.testing.assert_array_equal(run(1, 4), run(3, 4))
-    assert not np.allclose(run(1, 4), run(1, 5))
-
-
 def wide(x: Tensor, y: Tensor | None = None) -> Tensor:
     """A model with a site that is positive, and no network."""
     scale = pyro.sample("scale", dist.LogNormal(0.0, 1.0))

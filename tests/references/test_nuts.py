@@ -13,7 +13,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 import pyro_dropout as pd
-from pyro_dropout.references.nuts.nuts import _Left, function_rhat
+from pyro_dropout.references.nuts.nuts import function_rhat
 
 QUIET: Any = {"progress": False}
 
@@ -176,20 +176,6 @@ def test_draws_are_not_lost_where_r_hat_is_interrupted(monkeypatch: pytest.Monke
     assert found.num_draws == 10
 
 
-def test_the_time_that_is_left_is_that_of_recent_draws() -> None:
-    # Warmup takes 1 s a draw, sampling 0.1 s: in the middle of sampling, 50 draws take 5 s, whatever warmup took.
-    left, now = _Left(warmup=100, samples=100, chains=1), 0.0
-    said = []
-    for done in range(1, 201):
-        now += 1.0 if done <= 100 else 0.1
-        said.append(left.said(done, now))
-    assert said[0] == "warmup"
-    assert said[49] == "warmup, about 02:30 left"
-    assert said[199] == "sampling, about 00:00 left"
-    minutes, seconds = map(int, said[189].split()[2].split(":"))
-    assert 60 * minutes + seconds <= 2
-
-
 def test_progress_is_shown_for_a_small_model_too(capsys: pytest.CaptureFixture[str]) -> None:
     model = pd.BayesianNet(nn.Linear(1, 1))
     x = torch.linspace(-1, 1, 10).unsqueeze(-1)
@@ -199,4 +185,3 @@ def test_progress_is_shown_for_a_small_model_too(capsys: pytest.CaptureFixture[s
     shown = capsys.readouterr().err
     assert "nuts: 100%" in shown
     assert "200/200" in shown
-    assert "left" in shown

@@ -4,8 +4,6 @@ from typing import Any
 
 import arviz as az
 import numpy as np
-import pyro
-import pyro.distributions as dist
 import pytest
 import torch
 from torch import Tensor, nn
@@ -57,16 +55,6 @@ def test_chains_are_those_of_the_cpu(energy: Any, plan: Plan) -> None:
         assert (one.diverged, one.deepest, one.steps) == (other.diverged, other.deepest, other.steps)
 
 
-def test_a_chain_is_the_same_alone_and_in_company_and_by_seed() -> None:
-    plan = Plan(40, 40, 0.8, 10)
-    together, again, alone = (sampled(bent, somewhere(n), plan, 5) for n in (40, 40, 1))
-    for one, other in zip(together, again, strict=True):
-        np.testing.assert_array_equal(one.draws, other.draws)
-    np.testing.assert_array_equal(alone[0].draws, together[0].draws)
-    other = sampled(bent, somewhere(1), plan, 6)
-    assert not np.allclose(alone[0].draws, other[0].draws)
-
-
 def test_a_chain_that_needs_more_memory_than_its_processor_has_is_that_of_the_cpu() -> None:
     torch.manual_seed(0)
     x = torch.linspace(-2, 2, 12).unsqueeze(-1)
@@ -99,19 +87,3 @@ def test_a_linear_model_on_a_gpu_has_its_conjugate_posterior() -> None:
             assert abs(values.mean() - expected) < 5 * error
     again = pd.nuts(model, x, y, chains=16, **options)
     assert torch.equal(found.weights["bias"], again.weights["bias"])
-
-
-@pytest.mark.filterwarnings("ignore:chains disagree:UserWarning")  # there are few draws
-def test_a_model_that_is_no_kernel_gives_the_draws_of_the_cpu() -> None:
-    def correlated(x: Tensor, y: Tensor | None = None) -> Tensor:
-        w = pyro.sample("w", dist.Normal(0.0, 1.0))
-        root = torch.linalg.cholesky(torch.eye(2, dtype=x.dtype, device=x.device) * (1 + w**2))
-        with pyro.plate("data", len(x)):
-            pyro.sample("y", dist.Normal(x * root[0, 0], 1.0).to_event(1), obs=y)
-        return x * w
-
-    x = torch.linspace(-1, 1, 6, dtype=F64).unsqueeze(-1)
-    options: Any = {"chains": 2, "samples": 150, "warmup": 100, "seed": 2, "progress": False}
-    found = pd.nuts(correlated, x.cuda(), 2 * x.cuda(), **options)
-    expected = pd.nuts(correlated, x, 2 * x, **options)
-    torch.testing.assert_close(found.weights["w"].cpu(), expected.weights["w"])

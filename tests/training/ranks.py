@@ -203,9 +203,6 @@ def elastic(folder: Path) -> dict[str, Any]:
     return {"hash": resumable(folder / "elastic", schedule), "restarts": os.environ["TORCHELASTIC_RESTART_COUNT"]}
 
 
-# --- predictions ------------------------------------------------------------------------------------------------------
-
-
 def dropout_line() -> tuple[Any, Any]:
     """A linear function without bias, dropped as a whole or not."""
     torch.manual_seed(0)
@@ -219,47 +216,9 @@ def dropout_line() -> tuple[Any, Any]:
     return model, guide
 
 
-def predictions() -> dict[str, Any]:
-    """Points and draws in shares that are not equal, kept or walked again, and more ranks than there are of either."""
-    model, guide = dropout_line()
-    x, y = torch.linspace(-1, 1, 7).unsqueeze(-1), torch.zeros(7, 2)
-    found: dict[str, Any] = {}
-    for shard in ("points", "samples"):
-        for shared in (False, True):
-            for keep in (False, True):
-                asked = {"samples": 2001, "shared": shared, "keep_samples": keep, "seed": 3, "chunk": 500}
-                answer = pd.predict(model, guide, x, distributed=True, shard=shard, **asked)  # type: ignore[arg-type]
-                parts: dict[str, Any] = {
-                    name: getattr(answer, name) for name in ("mean", "variance", "epistemic", "covariance")
-                }
-                parts["log_prob"] = answer.log_prob(y)
-                if keep:
-                    parts["ends apart"] = (answer.samples[:, 0] + answer.samples[:, -1]).abs().max()
-                    parts["shape"] = torch.tensor(answer.samples.shape)
-                    low, high = answer.interval(0.9)
-                    parts["interval"] = torch.cat([low, high])
-                found[f"{shard} {shared} {keep}"] = {name: part.tolist() for name, part in parts.items()}
-    still = pd.AutoDropout(model, keep=1.0)
-    still(x, y)
-    found["still"] = pd.predict(model, still, x, samples=3, distributed=True).mean.tolist()
-    found["standard"] = pd.predict(model, guide, x, method="standard", distributed=True).mean.tolist()
-    found["one point"] = pd.predict(model, guide, x[:1], samples=2, distributed=True, seed=0).mean.tolist()
-    one = pd.predict(model, guide, x, samples=1, distributed=True, shard="samples", seed=0, keep_samples=True)
-    found["one draw"] = list(one.samples.shape)
-    found["unseeded"] = pd.predict(model, guide, x, samples=5, distributed=True).mean.tolist()
-    with torch.no_grad():
-        next(iter(guide.parameters())).add_(here())
-    for name, options in (("other parameters", {}), ("no such shard", {"shard": "rows"})):
-        try:
-            pd.predict(model, guide, x, samples=3, distributed=True, **options)
-        except pd.errors.PyroDropoutError as mistake:
-            found[name] = str(mistake)
-    return found
-
-
 # --- all together -----------------------------------------------------------------------------------------------------
 
-WITHOUT_FOLDER = {each.__name__: each for each in (exactness, masks, mistakes, predictions)}
+WITHOUT_FOLDER = {each.__name__: each for each in (exactness, masks, mistakes)}
 WITH_FOLDER = {each.__name__: each for each in (checkpoints, elastic)}
 
 

@@ -14,12 +14,9 @@ from pyro_dropout.comparison.figure import (
     draw_band,
     draw_calibration,
     draw_rejection,
-    looks,
     rejection_of,
-    short,
 )
 from pyro_dropout.comparison.findings import Findings
-from pyro_dropout.comparison.large_k import LayerGap, draw_layer_gaps
 from pyro_dropout.generative.likelihoods.moments import is_class
 from pyro_dropout.prediction.tails import is_whole
 from pyro_dropout.protocols import Axes, Figure
@@ -125,22 +122,6 @@ def rejection_picture(comparison: Findings) -> Picture | None:
         caption += f" Share of the gain of a perfect ordering: {gains}."
     alt = f"{what} of the points kept when the most uncertain are rejected. Share of the possible gain: {gains}."
     return Picture(svg, alt, caption)
-
-
-def gap_picture(comparison: Findings, layers: dict[str, list[LayerGap]]) -> Picture | None:
-    """Return the gap of every layer with the limits of the rule; None if no layer has a gap."""
-    found = [
-        (name, looks(comparison)[name][0], layer)
-        for name, each in layers.items()
-        for layer in each
-        if layer.entropy > 0 and not layer.singular and math.isfinite(layer.gap)
-    ]
-    if not found:
-        return None
-    drawn = [(short(name), colour, layer) for name, colour, layer in found]
-    svg = _drawn(5.6, 1.5 + 0.42 * len(found), lambda ax: draw_layer_gaps(ax, drawn))
-    parts = ", ".join(f"{name} {layer.site} {layer.gap:.2g} of {layer.entropy:.2g}" for name, _, layer in found)
-    return Picture(svg, f"Gap of the large-K form by layer, in nats, with its upper bound: {parts}.")
 
 
 # --- drawing ----------------------------------------------------------------------------------------------------------

@@ -21,11 +21,9 @@ from markupsafe import Markup
 from pyro_dropout.comparison.exams import off_level
 from pyro_dropout.comparison.figure import COLOURS, GREY
 from pyro_dropout.comparison.findings import PAPER, REFERENCE, Findings, Row, Score
-from pyro_dropout.comparison.large_k import MUCH, NEGLIGIBLE, SHORT, WORDS, LayerGap, layer_gaps, overall
 from pyro_dropout.comparison.report.figures import (
     band_pictures,
     calibration_picture,
-    gap_picture,
     minus,
     rejection_picture,
 )
@@ -73,12 +71,11 @@ _CALIBRATION = ("coverage", "interval", "crps", "ece", "brier")
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: its text, standard error, number to sort by, and what it is: "first" of its group, "none", "best"."""
+    """One cell: its text, standard error, and what it is: "first" of its group, "none", "best"."""
 
     text: str
     kinds: list[str]
     error: str = ""
-    number: float | None = None
 
 
 def score_table(comparison: Findings, groups: list[tuple[str, list[str]]]) -> dict[str, object]:
@@ -123,11 +120,13 @@ def _cell(comparison: Findings, row: Row, key: str, first: bool) -> Cell:
     if row.name in comparison.leaders(key):
         kinds.append("best")
     value, _, error = comparison.cell(row, key).partition(" ± ")
-    return Cell(minus(value), kinds, error, score.mean if math.isfinite(score.mean) else None)
+    return Cell(minus(value), kinds, error)
 
 
 _PRAISE = {"log_lik": "best test log-likelihood", "rmse": "smallest error of the mean", "accuracy": "highest accuracy"}
 _CLOSE, _USABLE = 0.5, 0.7  # limits of k̂
+# Nats of a KL: a hundredth is negligible in an ELBO; a whole one, a factor e in the evidence, is not.
+_NEGLIGIBLE, _MUCH = 0.01, 1.0
 
 
 def findings(comparison: Findings) -> list[Markup]:
@@ -178,24 +177,20 @@ def _undefined(score: Score) -> bool:
 # --- may it be trusted? -----------------------------------------------------------------------------------------------
 
 
-def gap_table(comparison: Findings, layers: dict[str, list[LayerGap]]) -> Markup:
-    """Return the verdict on the large-K form for each guide, and the numbers of each layer that drops rows."""
-    totals = {
-        name: (WORDS[overall(each)], math.fsum(layer.entropy for layer in each), math.fsum(layer.gap for layer in each))
-        for name, each in layers.items()
-    }
-    numbers = {"totals": totals, "nats": _nats, "sigmas": _sigmas}
-    return render("gap_table.html.jinja", layers=layers, short=SHORT, swatches=swatches(comparison), **numbers)
-
-
-def _nats(value: float) -> str:
-    if math.isnan(value):
-        return "–"
-    return "0" if value == 0 else f"{value:.2f}" if value >= 0.01 else f"{value:.0e}".replace("e-0", "e−")
-
-
-def _sigmas(value: float) -> str:
-    return "–" if math.isnan(value) else "∞" if math.isinf(value) else f"{value:.1f}"
+def gap_lines(comparison: Findings) -> list[Markup]:
+    """Return a sentence about each guide: whether the large-K form of its KL can be used."""
+    found = []
+    for row in comparison.rows:
+        score = row.scores.get("gap")
+        if row.name == REFERENCE or score is None or not (score.values or _undefined(score)):
+            continue
+        gap = score.mean
+        verdict = (
+            "singular" if math.isnan(gap) else "exact" if gap == 0 else "yes" if gap <= _NEGLIGIBLE else "training"
+        )
+        verdict = "no" if gap > _MUCH else verdict
+        found.append(sentence("gap", name=row.name, value=minus(score.text(2)), verdict=verdict))
+    return found
 
 
 def khat_lines(comparison: Findings) -> list[Markup]:
@@ -298,7 +293,6 @@ def page(comparison: Findings) -> str:
         title=str(settings.get("title", _TITLE)),
         note=str(settings.get("note") or ""),
         style=verbatim("style.css") + render("swatches.css.jinja", colours=COLOURS, grey=GREY),
-        script=verbatim("sort.js"),
         swatches=swatches(comparison),
         content=content,
     )
@@ -308,22 +302,15 @@ def _paper(comparison: Findings) -> dict[str, object]:
     """Return what only those need who compare q(w) with p(w|y); {} if there is nothing of it."""
     scored = {row.name: row.scores["elbo"] for row in comparison.rows if "elbo" in row.scores}
     undefined = [name for name, score in scored.items() if _undefined(score)]
-    kl, khat = _kl(comparison), khat_lines(comparison)
-    if not scored and not kl and not khat:
+    gaps, khat = gap_lines(comparison), khat_lines(comparison)
+    if not scored and not gaps and not khat:
         return {}
     return {
         "table": _some(comparison, "As an approximation of p(w|y)", PAPER),
         "undefined": [sentence("no_density", names=undefined)] if undefined else [],
         "own_models": "recipes" in comparison.settings,
-        "kl": kl,
+        "gaps": gaps,
+        "negligible": _NEGLIGIBLE,
+        "much": _MUCH,
         "khat": khat,
     }
-
-
-def _kl(comparison: Findings) -> dict[str, object]:
-    layers = {row.name: layer_gaps(row.trained[0][1]) for row in comparison.rows if row.trained}
-    layers.pop(REFERENCE, None)
-    if not layers:
-        return {}
-    table, picture = gap_table(comparison, layers), gap_picture(comparison, layers)
-    return {"table": table, "picture": picture, "negligible": NEGLIGIBLE, "much": MUCH}

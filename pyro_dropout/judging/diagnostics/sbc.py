@@ -78,14 +78,6 @@ def null_levels(replications: int, draws: int) -> NDArray[np.float64]:
     return np.sort(np.concatenate(found))
 
 
-def uniformity_pvalue(ranks: Counts, draws: int) -> float:
-    """Return how often uniform ranks deviate from the line as far as these do."""
-    null = null_levels(len(ranks), draws)
-    level = smallest_level(cumulative_counts(ranks, draws)[None], len(ranks), draws)[0]
-    # The observed ranks count as one more simulation under the null hypothesis, so the p-value is never zero.
-    return float((np.searchsorted(null, level * (1 + 1e-9), side="right") + 1) / (len(null) + 1))
-
-
 def band(replications: int, draws: int, prob: float) -> tuple[Counts, Counts]:
     """Return the smallest and largest cumulative counts, each (draws,), of the band that holds with ``prob``."""
     null = null_levels(replications, draws)
@@ -113,8 +105,6 @@ class SBCResult:
         >>> found = pdrop.judging.SBCResult({"even": torch.arange(100), "low": torch.arange(100) // 2}, samples=99)
         >>> found.inside_band(0.99)
         {'even': True, 'low': False}
-        >>> {name: p < 0.001 for name, p in found.pvalues().items()}
-        {'even': False, 'low': True}
     """
 
     ranks: dict[str, Tensor]
@@ -124,10 +114,6 @@ class SBCResult:
         count = len(next(iter(self.ranks.values())))
         quantities = f"{len(self.ranks)} quantities: {', '.join(self.ranks)}"
         return f"SBCResult({count} replications, {self.samples} draws, {quantities})"
-
-    def pvalues(self) -> dict[str, float]:
-        """Return for each quantity how often uniform ranks would deviate as far as its ranks do."""
-        return {name: uniformity_pvalue(ranks.cpu().numpy(), self.samples) for name, ranks in self.ranks.items()}
 
     def inside_band(self, prob: float = 0.99) -> dict[str, bool]:
         """Return for each quantity whether its ranks stay inside the band that uniform ranks leave with 1 - ``prob``.
@@ -188,8 +174,7 @@ def sbc(
             ``sample_weights(n)``. It must start afresh each time. For a model with other arguments it is called with
             those, ``fit(model, *args, **kwargs)``, with the given data replaced by simulated data.
         args: for a network x, the inputs of every simulated data set, (N, ...). For any other Pyro model its own
-            arguments: with data of any values, which are replaced by simulated ones; or without an argument that has
-            the name of its site, as ``y`` in ``model(x, y=None)`` with the site "y".
+            arguments, with data of any values, which are replaced by simulated ones.
         replications: number of data sets to simulate.
         samples: posterior draws for each; 99 gives 100 possible ranks.
         quantities: what to rank: a function of the weights of n draws, {site: (n, ...)}, and of their outputs f at x,

@@ -1,7 +1,5 @@
 """Draw weights and data from a model: the first step of simulation-based calibration."""
 
-import inspect
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from pyro import poutine
@@ -10,7 +8,7 @@ from torch import Tensor
 
 from pyro_dropout.engines.torch_internals import tree_map
 from pyro_dropout.errors import PyroDropoutError, ShapeError
-from pyro_dropout.generative.model_call import ModelCall, name_of, signature_of
+from pyro_dropout.generative.model_call import ModelCall, name_of
 from pyro_dropout.generative.observed_sites import observed_sites, sample_sites, trace_of, value_of
 from pyro_dropout.protocols import Message, Weights
 
@@ -45,15 +43,9 @@ def simulate_network(call: ModelCall) -> Simulated:
 
 
 def simulate_sites(call: ModelCall) -> Simulated:
-    """Draw all sites of any Pyro model, and pass the drawn data sites as its data.
-
-    The data sites are those observed with the given arguments; or, if there are none, the sites with the name of an
-    argument that was left out, as in ``model(x)`` of ``def model(x, y=None)`` with the site "y".
-    """
-    found = trace_of(call)
-    data = observed_sites(found)
-    left_out = [] if data else _left_out(call, sample_sites(found))
-    if not data and not left_out:
+    """Draw all sites of any Pyro model, and pass the drawn data sites as its data."""
+    data = observed_sites(trace_of(call))
+    if not data:
         raise PyroDropoutError(
             f"{name_of(call.model)} observes nothing with these arguments: also pass data of the right shape, with any"
             " values; they are replaced by simulated ones."
@@ -65,32 +57,13 @@ def simulate_sites(call: ModelCall) -> Simulated:
             raise PyroDropoutError(
                 f"site {name!r} is a pyro.factor, and a model with a factor cannot be simulated by running it."
             )
-    drawn = {name: sites[name]["value"] for name in (*data, *left_out)}
+    drawn = {name: sites[name]["value"] for name in data}
     latent = {
         name: site["value"].unsqueeze(0)
         for name, site in sites.items()
         if name not in drawn and not site["infer"].get("_deterministic")
     }
-    return Simulated(latent, None, _bound(call, drawn, left_out) if left_out else _replaced(call, drawn, data))
-
-
-def _left_out(call: ModelCall, sites: Collection[str]) -> list[str]:
-    """Return the parameters that were not given and have the name of a site."""
-    known = signature_of(call.model)
-    if known is None:
-        return []
-    given = known.bind_partial(*call.args, **call.kwargs).arguments
-    return [name for name in known.parameters if name not in given and name in sites]
-
-
-def _bound(call: ModelCall, drawn: Weights, names: list[str]) -> ModelCall:
-    """Return the call with data for the parameters that were left out, positionally if possible."""
-    known = signature_of(call.model)
-    assert isinstance(known, inspect.Signature)
-    bound = known.bind_partial(*call.args, **call.kwargs)
-    bound.arguments |= {name: drawn[name] for name in names}
-    in_order = inspect.BoundArguments(known, {k: bound.arguments[k] for k in known.parameters if k in bound.arguments})
-    return replace(call, args=in_order.args, kwargs=in_order.kwargs)
+    return Simulated(latent, None, _replaced(call, drawn, data))
 
 
 def _replaced(call: ModelCall, drawn: Weights, data: dict[str, Message]) -> ModelCall:

@@ -77,14 +77,6 @@ class CoverageCurve:
         ax.legend(frameon=False, loc="upper left")
         return ax
 
-    def plot_width(self, ax: Axes = None) -> Axes:
-        """Plot the mean width of the intervals against their level; return matplotlib's axes."""
-        ax = axes_or_new(ax)
-        ax.plot(self.levels, self.width, color=_BLUE, marker="o", markersize=3)
-        ax.set(xlabel="level of the central interval", ylabel="mean width (units of y)", xlim=(0, 1))
-        ax.set_ylim(bottom=0)
-        return ax
-
 
 def draw_band(ax: Axes, count: int) -> None:
     """Draw the band that calibrated coverage of ``count`` targets stays in, with 99 % at each level."""

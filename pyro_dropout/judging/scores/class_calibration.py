@@ -16,7 +16,6 @@ from pyro_dropout.protocols import Axes
 from pyro_dropout.registry import score
 
 _F64 = torch.float64
-_TWO_SIDED_95 = 1.959963984540054  # normal quantile of 0.975
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +50,8 @@ class Reliability:
 
     def plot(self, ax: Axes = None) -> Axes:
         """Plot the reliability diagram, with 95 % intervals of the accuracies; return matplotlib's axes."""
+        from scipy.stats import binomtest
+
         ax = axes_or_new(ax, 4.6, 4.2)
         parts = [part.to("cpu", _F64) for part in (self.confidence, self.accuracy, self.count)]
         confidence, accuracy, count = (part[parts[2] > 0] for part in parts)
@@ -58,7 +59,10 @@ class Reliability:
         middles, share = (torch.arange(bins, dtype=_F64) + 0.5) / bins, parts[2] / total
         ax.bar(middles.tolist(), share.tolist(), width=0.95 / bins, color="0.85", label="share of points")
         ax.plot([0, 1], [0, 1], color="0.4", linewidth=0.8, label="calibrated")
-        low, high = _wilson(accuracy, count)
+        right = (accuracy * count).round().int().tolist()
+        # Wilson's interval is never empty, even at 0 and 1.
+        ends = [binomtest(k, n).proportion_ci(0.95, "wilson") for k, n in zip(right, count.int().tolist(), strict=True)]
+        low, high = ([getattr(end, side) for end in ends] for side in ("low", "high"))
         ax.fill_between(confidence, low, high, color="#0072B2", alpha=0.2, linewidth=0, label="95 % interval")
         ax.plot(confidence, accuracy, color="#0072B2", marker="o", markersize=4, label="accuracy")
         ax.set(xlabel="confidence: probability of the most probable class", ylabel="fraction right, or of points")
@@ -177,11 +181,3 @@ def _classes_of(prediction: Prediction, y: Tensor, name: str) -> tuple[Tensor, T
     y, probs = checked_targets(prediction, y), prediction.probs.to(_F64)
     counted = prediction.counted(y)
     return (y[counted], probs[counted]) if probs.dim() > 2 or not bool(counted.all()) else (y, probs)
-
-
-def _wilson(share: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the ends of Wilson's 95 % interval of a probability, which is never empty, even at 0 and 1."""
-    z2 = _TWO_SIDED_95**2
-    middle = (share + z2 / (2 * count)) / (1 + z2 / count)
-    reach = (z2 * (share * (1 - share) / count + z2 / (4 * count.square()))).sqrt() / (1 + z2 / count)
-    return middle - reach, middle + reach

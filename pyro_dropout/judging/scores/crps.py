@@ -29,18 +29,17 @@ _REACH = 8.3  # beyond this many standard deviations F(1 - F) adds less than 1e-
 def crps(
     prediction: Prediction,
     y: Tensor,
-    method: Literal["mixture", "gaussian", "sample"] = "mixture",
+    method: Literal["mixture", "sample"] = "mixture",
     *,
     seed: int | None = None,
 ) -> Float[Tensor, "*N"]:
     """Score each target against its predicted distribution, in units of y; lower is better.
 
     Args:
-        prediction: of anything but classes. "mixture" and "sample" need its samples kept.
+        prediction: of anything but classes, with its samples kept.
         y: the targets, (N, D).
         method: "mixture", the exact score of the mixture of T normals given by the draws (Grimit et al., 2006), for
-            Gaussian likelihoods; "gaussian", that of one normal with the same mean and variance, which needs no
-            samples; "sample", the fair (unbiased) estimate from one y drawn with each of the T outputs.
+            Gaussian likelihoods; "sample", the fair (unbiased) estimate from one y drawn with each of the T outputs.
         seed: of the draws of "sample"; torch's random state is then left unchanged.
 
     Returns:
@@ -56,17 +55,14 @@ def crps(
         >>> pdrop.crps(answer, answer.mean + 100)[0].item()  # far away, almost the distance
         99.43...
     """
-    check_choice("method", method, ("mixture", "gaussian", "sample"))
+    check_choice("method", method, ("mixture", "sample"))
     check_seed(seed)
     if method == "mixture":
         _check_normal(prediction, "crps(method='mixture')")
     y = checked_targets(prediction, y).to(_F64)
     if is_class(prediction.target_distribution):
         raise PyroDropoutError(f"crps is for numbers, and this prediction is of {prediction.family}; use brier.")
-    if method == "gaussian":
-        scale = prediction.std.to(_F64)
-        found = gaussian_distance(prediction.mean.to(_F64) - y, scale) - scale / math.sqrt(math.pi)
-    elif method == "sample":
+    if method == "sample":
         found = _from_draws(prediction, y, seed)
     else:
         pieces = _normal_pieces(prediction)

@@ -1,7 +1,6 @@
 """The distance between two predictions at the same points, such as a guide's and a reference's."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -9,7 +8,6 @@ from torch import Tensor
 from pyro_dropout.errors import PyroDropoutError, ShapeError
 from pyro_dropout.generative.likelihoods.moments import F64, base_of, is_class, is_normal
 from pyro_dropout.judging.checked_prediction import check_prediction
-from pyro_dropout.mathematics.checks import check_choice
 from pyro_dropout.mathematics.mixtures import mixture_cdf
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.prediction.site_prediction import SitePrediction
@@ -39,17 +37,14 @@ class PredictiveDistance:
     wasserstein: float
 
 
-def predictive_distance(
-    prediction: Prediction, reference: Prediction, *, of: Literal["y", "f"] = "y"
-) -> PredictiveDistance:
-    """Return how far ``prediction`` is from ``reference``, point by point and averaged.
+def predictive_distance(prediction: Prediction, reference: Prediction) -> PredictiveDistance:
+    """Return how far the targets of ``prediction`` are from those of ``reference``, point by point and averaged.
+
+    Noise is included. Targets are normal, or classes, where D are the classes' indicators, or sites of any kind.
 
     Args:
         prediction: of an approximate posterior, with its samples kept.
         reference: of the posterior that it approximates, at the same points, with its samples kept.
-        of: "y", the predicted targets, noise included: normal, or classes, where D are the classes' indicators, or
-            sites of any kind; or "f", the outputs before the likelihood, where a point estimate has no standard
-            deviation to compare.
 
     Example:
         >>> import torch, pyro_dropout as pdrop
@@ -65,49 +60,37 @@ def predictive_distance(
         >>> far.wasserstein > near.wasserstein
         True
     """
-    check_choice("of", of, ("y", "f"))
     for each in (prediction, reference):
         check_prediction(each)
-        if of == "f" and isinstance(each, SitePrediction):
-            raise PyroDropoutError(f"of='f' compares outputs, and site {each.site!r} has none. Use of='y'.")
     if prediction.samples.shape[1:] != reference.samples.shape[1:]:
         shapes = [tuple(each.samples.shape[1:]) for each in (prediction, reference)]
         raise ShapeError(
             f"prediction and reference must be of the same points and outputs, (N, D); got {shapes[0]} and {shapes[1]}."
         )
-    (m, s), (m0, s0) = (_moments(each, of) for each in (prediction, reference))
+    (m, s), (m0, s0) = ((each.mean.to(F64), each.std.to(F64)) for each in (prediction, reference))
     if bool((s == 0).any() | (s0 == 0).any()):
         raise PyroDropoutError(
-            "a prediction has zero spread at some point (one draw, method='standard', or point-mass weights), so the"
-            " ratio of standard deviations is undefined. Compare with of='y'."
+            "a prediction has zero spread at some point, so the ratio of standard deviations is undefined."
         )
     return PredictiveDistance(
         mean=float(((m - m0) / s0).square().mean().sqrt()),
         std=float((s / s0).log().square().mean().sqrt()),
-        wasserstein=float(_wasserstein(prediction, reference, of).mean()),
+        wasserstein=float(_wasserstein(prediction, reference).mean()),
     )
 
 
-def _moments(prediction: Prediction, of: str) -> tuple[Tensor, Tensor]:
-    """Return means and standard deviations, (N, D) each."""
-    if of == "y":
-        return prediction.mean.to(F64), prediction.std.to(F64)
-    f = prediction.samples.to(F64)
-    return f.mean(0), f.std(0, correction=0)
-
-
-def _wasserstein(prediction: Prediction, reference: Prediction, of: str) -> Tensor:
+def _wasserstein(prediction: Prediction, reference: Prediction) -> Tensor:
     """Return the 1-Wasserstein distance at each point, of each output: (N, D)."""
     both = (prediction, reference)
     kinds = [each.target_distribution for each in both]
     normal, sites = all(map(is_normal, kinds)), all(isinstance(each, SitePrediction) for each in both)
-    if of == "y" and all(map(is_class, kinds)):  # of two Bernoulli variables: probability moves between 0 and 1
+    if all(map(is_class, kinds)):  # of two Bernoulli variables: probability moves between 0 and 1
         return (prediction.mean - reference.mean).to(F64).abs()
-    if of == "f" or (sites and not normal):
-        return between_samples(prediction.samples.to(F64), reference.samples.to(F64))
+    if sites and not normal:
+        return _between_samples(prediction.samples.to(F64), reference.samples.to(F64))
     if not normal:
         names = " and ".join(type(kind).__name__ for kind in kinds)
-        raise PyroDropoutError(f"of='y' compares normal targets, or classes; these are {names}. Use of='f'.")
+        raise PyroDropoutError(f"normal targets and classes can be compared; these are {names}.")
     normals = [base_of(each.distribution_at(...)) for each in both]
     shape = normals[0].loc.shape[1:]
     parts = [tuple(part.to(F64).expand(p.loc.shape).flatten(1) for part in (p.loc, p.scale)) for p in normals]
@@ -117,18 +100,12 @@ def _wasserstein(prediction: Prediction, reference: Prediction, of: str) -> Tens
     return torch.cat(found).reshape(shape)
 
 
-def between_samples(a: Tensor, b: Tensor) -> Tensor:
-    """Return the distance between samples (T, ...) and (T', ...): the area between their quantile functions, (...)."""
-    a, b = a.sort(0).values, b.sort(0).values
-    if len(a) == len(b):
-        return (a - b).abs().mean(0)
-    # Quantile functions are steps at multiples of 1/T and of 1/T'; integers locate them exactly.
-    i, j = torch.arange(1, len(a) + 1, device=a.device) * len(b), torch.arange(1, len(b) + 1, device=a.device) * len(a)
-    ends = torch.cat([i, j]).unique()
-    widths = ends.diff(prepend=ends.new_zeros(1))
-    gaps = (a[(ends - 1) // len(b)] - b[(ends - 1) // len(a)]).abs()
-    area: Tensor = torch.tensordot(widths.to(a) / (len(a) * len(b)), gaps, 1)
-    return area
+def _between_samples(a: Tensor, b: Tensor) -> Tensor:
+    """Return the distance between samples (T, ...) and (T', ...), (...)."""
+    from scipy.stats import wasserstein_distance
+
+    columns = zip(*(part.cpu().reshape(len(part), -1).unbind(1) for part in (a, b)), strict=True)
+    return torch.tensor([wasserstein_distance(one, other) for one, other in columns], dtype=F64).reshape(a.shape[1:])
 
 
 def between_mixtures(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> Tensor:

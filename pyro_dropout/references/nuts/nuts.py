@@ -2,7 +2,6 @@
 
 import time
 import warnings
-from bisect import bisect_left
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +30,6 @@ from pyro_dropout.training.svi import check_compile
 _AGREE = 1.01  # Vehtari et al. (2021): do not use chains with a larger R-hat
 _APART = 1.5  # of chains that do not overlap
 _MOST_POINTS = 50  # at which R-hat is computed
-_BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"  # with our own time that is left
 
 
 @also(num_chains="chains", num_samples="samples", warmup_steps="warmup")
@@ -46,7 +44,6 @@ def nuts(
     seed: int = 0,
     target_accept: float = 0.8,
     max_tree_depth: int = 10,
-    points: Tensor | None = None,
     compile: Compile = "auto",
     progress: bool = True,
     **kwargs: object,
@@ -73,7 +70,6 @@ def nuts(
         seed: the same seed gives the same draws; torch's own random state is neither used nor changed.
         target_accept: the target acceptance rate; closer to 1, steps are shorter and fewer trajectories diverge.
         max_tree_depth: a trajectory has at most 2 to this power steps.
-        points: where R-hat of the function's values is computed, as ``model(points)``; by default at the data.
         compile: "auto", record the steps soon and compile them, for the model's GPU if it has one, if many are to
             come; True, compile them at once; False, never.
         progress: whether to show a progress bar.
@@ -111,13 +107,10 @@ def nuts(
         energy = Energy(call)
         starts = torch.stack([energy.start() for _ in range(chains)])
     plan = Plan(int(samples), int(warmup), float(target_accept), int(max_tree_depth))
-    bar = tqdm(total=chains * (warmup + samples), disable=not progress, unit="draw", desc="nuts", bar_format=_BAR)
-    done, left = 0, _Left(plan.warmup, plan.samples, chains)
+    bar = tqdm(total=chains * (warmup + samples), disable=not progress, unit="draw", desc="nuts")
 
     def tick(draws: int, steps: int) -> None:
-        nonlocal done
-        done += draws
-        bar.set_postfix_str(f"{steps} steps, {left.said(done, time.perf_counter())}", refresh=False)
+        bar.set_postfix_str(f"{steps} steps", refresh=False)
         bar.update(draws)
 
     with bar, evaluating(model):
@@ -130,8 +123,7 @@ def nuts(
     doubts = _of_lost(posterior, plan)
     if posterior.num_chains > 1 and posterior.num_draws >= 4:  # R-hat needs two draws in each half of a chain
         try:
-            worst, what, more = _disagreement(call, posterior, points, z, energy)
-            doubts += [*more, *_of_disagreement(worst, what, ran, plan)]
+            doubts += _of_disagreement(*_disagreement(call, posterior, z, energy), ran, plan)
         except (Exception, KeyboardInterrupt) as cause:
             doubts.append(
                 f"R-hat could not be computed ({type(cause).__name__}: {cause}); the draws are returned anyway."
@@ -144,30 +136,6 @@ def nuts(
     return posterior
 
 
-class _Left:
-    """How long sampling will take: draws of the present stage at their recent speed.
-
-    A draw of warmup takes other steps than one after it, steps become faster when they are compiled, and draws of the
-    first seconds are of chains that are still far away. So the speed is that since half of the draws so far.
-    """
-
-    def __init__(self, warmup: int, samples: int, chains: int) -> None:
-        self.warmup, self.total = warmup * chains, (warmup + samples) * chains
-        self.draws: list[int] = []
-        self.times: list[float] = []
-
-    def said(self, done: int, now: float) -> str:
-        """Return the stage and the time that is left, in words, after ``done`` draws of all chains."""
-        self.draws.append(done)
-        self.times.append(now)
-        stage = "warmup" if done < self.warmup else "sampling"
-        half = bisect_left(self.draws, done / 2)
-        if done <= self.draws[half]:
-            return stage
-        seconds = (self.total - done) * (now - self.times[half]) / (done - self.draws[half])
-        return f"{stage}, about {tqdm.format_interval(seconds)} left"
-
-
 def function_rhat(model: nn.Module, posterior: SampledPosterior, points: Tensor) -> Tensor:
     """Return R-hat of the model's outputs at ``points``, (N, D)."""
     with evaluating(model):
@@ -177,29 +145,18 @@ def function_rhat(model: nn.Module, posterior: SampledPosterior, points: Tensor)
     return posterior.rhat_of(f.reshape(posterior.num_chains, posterior.num_draws, *f.shape[1:]))
 
 
-def _disagreement(
-    call: ModelCall, posterior: SampledPosterior, points: Tensor | None, z: Tensor, energy: Energy
-) -> tuple[float, str, list[str]]:
-    """Return the largest R-hat, its quantity (the function's values, or a site in unconstrained space), and doubts."""
-    doubts: list[str] = []
-    try:
-        if speaks_by_likelihood(call):
-            at = call.args[0] if points is None else points
-            spread = torch.linspace(0, len(at) - 1, min(len(at), _MOST_POINTS)).round().long()
-            return float(function_rhat(call.model, posterior, at[spread.to(at.device)]).max()), "the function", doubts
-        values = _returned(call if points is None else ModelCall(call.model, (points,)), posterior)
-        if values is not None:
-            return float(posterior.rhat_of(values).max()), "the values that the model returns", doubts
-    except Exception as cause:
-        if points is not None:
-            why = f"{type(cause).__name__}: {cause}".partition("\n")[0]
-            doubts.append(
-                f"the model cannot be run as model(points) ({why}), so R-hat is that of its"
-                " sites. Leave points out, or give the model's data a default of None."
-            )
+def _disagreement(call: ModelCall, posterior: SampledPosterior, z: Tensor, energy: Energy) -> tuple[float, str]:
+    """Return the largest R-hat, and its quantity: the function's values, or a site in unconstrained space."""
+    if speaks_by_likelihood(call):
+        x = call.args[0]
+        spread = torch.linspace(0, len(x) - 1, min(len(x), _MOST_POINTS)).round().long()
+        return float(function_rhat(call.model, posterior, x[spread.to(x.device)]).max()), "the function"
+    values = _returned(call, posterior)
+    if values is not None:
+        return float(posterior.rhat_of(values).max()), "the values that the model returns"
     each = {name: float(posterior.rhat_of(part).max()) for name, part in energy.parts(z)}
     worst = max(each, key=lambda name: each[name])
-    return each[worst], f"site {worst!r}", doubts
+    return each[worst], f"site {worst!r}"
 
 
 def _returned(call: ModelCall, posterior: SampledPosterior) -> Tensor | None:
@@ -254,7 +211,7 @@ def _of_disagreement(worst: float, what: str, ran: list[ChainResult], plan: Plan
     if worst > _APART:
         cure += (
             " Chains so far apart are in different modes, which longer chains rarely leave (units of a network may be"
-            " exchanged): compare predictions, not weights, or give points=x where you will predict."
+            " exchanged): compare predictions, not weights."
         )
     return [f"chains disagree about {what}: the largest R-hat is {worst:.3f} and should be below {_AGREE}. {cure}"]
 

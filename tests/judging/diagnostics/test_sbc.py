@@ -38,11 +38,8 @@ def test_a_thousand_data_sets_with_the_exact_posterior() -> None:
     options: Any = {"quantities": weights_and_fit, "progress": False}
     right = pd.sbc(line.model, exact_fit(1.0), line.x, replications=1000, **options)
     assert right.inside_band(0.99) == {"w0": True, "w1": True, "f2": True}
-    print("p-values:", {name: round(value, 2) for name, value in right.pvalues().items()})
-    assert min(right.pvalues().values()) > 0.01
     wrong = pd.sbc(line.model, exact_fit(0.5), line.x, replications=400, **options)
     assert wrong.inside_band(0.99) == {"w0": False, "w1": False, "f2": False}
-    assert max(wrong.pvalues().values()) < 1e-4
     assert ((wrong.ranks["w0"] == 0) | (wrong.ranks["w0"] == 99)).float().mean() > 0.15
 
 

@@ -57,18 +57,6 @@ def test_grid_and_pairs_agree(seed: int, spread: float, uneven: float, targets: 
     torch.testing.assert_close(found, half_distance_of_pairs(loc, scale), rtol=1e-12, atol=0)
 
 
-def test_the_gaussian_has_the_mixture_s_moments_and_needs_no_samples() -> None:
-    model = pd.BayesianNet(torch.nn.Linear(2, 1), likelihood=pd.Gaussian(4.0))
-    lost = pd.predict(model, pd.AutoMeanField(model), torch.randn(5, 2), samples=50, keep_samples=False)
-    y = torch.randn(5, 1)
-    found = pd.crps(lost, y, "gaussian")
-    for n in range(5):
-        loc, scale = lost.mean[n].double().numpy(), lost.std[n].double().numpy()
-        assert found[n].item() == pytest.approx(by_integral(loc, scale, y[n].item()), rel=1e-5)
-    with pytest.raises(pd.errors.PyroDropoutError, match="keep_samples=True"):
-        pd.crps(lost, y)
-
-
 def test_the_estimate_is_the_formula_of_its_draws(dtype: torch.dtype) -> None:
     f, y = torch.randn(8, 4, 2, dtype=dtype).exp() + 2, torch.full((4, 2), 3.0, dtype=dtype)
     answer, state = made(f.log(), pd.Poisson()), torch.get_rng_state()

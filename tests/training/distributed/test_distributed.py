@@ -15,7 +15,6 @@ import torch
 
 import pyro_dropout as pd
 from pyro_dropout.cli.main import main
-from pyro_dropout.prediction.predict_parts import Shards
 from pyro_dropout.training.distributed.process_group import Group, join, local_device
 from tests.training.ranks import (
     dropout_line,
@@ -24,7 +23,7 @@ from tests.training.ranks import (
 )
 
 ROOT = Path(__file__).parents[3]
-CASES = ("exactness", "masks", "mistakes", "checkpoints", "predictions")
+CASES = ("exactness", "masks", "mistakes", "checkpoints")
 Found = dict[str, list[Any]]
 
 
@@ -141,10 +140,7 @@ def test_a_process_that_torchrun_did_not_start(
     environment(monkeypatch, **given)
     model, guide = dropout_line()
     x, y = torch.ones(4, 1), torch.ones(4, 2)
-    for call in (
-        lambda: pd.fit(model, guide, x, y, steps=2, progress=False, distributed=True),
-        lambda: pd.predict(model, guide, x, samples=2, distributed=True),
-    ):
+    for call in (lambda: pd.fit(model, guide, x, y, steps=2, progress=False, distributed=True),):
         with pytest.raises(pd.errors.PyroDropoutError, match=words):
             call()
 
@@ -172,12 +168,6 @@ def test_shares_leave_nothing_out(count: int, world: int) -> None:
     everything = list(range(count))
     groups = [Group(rank, world) for rank in range(world)]
     assert [each for group in groups for each in everything[group.share(count)]] == everything
-    walked = []
-    for rank in range(world):
-        points, doubled = Shards(groups[0], "points", count, 10).own_points(rank)
-        walked += everything[points][doubled:]
-        assert len(everything[points]) == -(-count // world)
-    assert walked == everything
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------
@@ -212,51 +202,7 @@ def test_another_number_of_processes_cannot_go_on(found: Found, folder: Path) ->
         pd.fit(model, guide, x, y, steps=40, compile=False, progress=False, checkpoint=folder / "cut")
 
 
-# --- predictions, commands --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("shard", ["points", "samples"])
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("keep", [False, True])
-def test_predictions_are_those_of_one_process(found: Found, shard: str, shared: bool, keep: bool) -> None:
-    first, second = (each[f"{shard} {shared} {keep}"] for each in found["predictions"])
-    assert first == second
-    x = torch.linspace(-1, 1, 7, dtype=torch.float64).unsqueeze(-1)
-    weights, keeps, draws = torch.tensor([[1.0, 2.0]], dtype=torch.float64), 0.7, 2001
-    mean, variance = keeps * x * weights, keeps * (1 - keeps) * (x * weights).square()
-    # Seven points of which three differ in size: 5.5 standard errors are exceeded with probability below 1e-6.
-    error = 5.5 * (variance / draws).sqrt() + 1e-6
-    assert bool(((torch.tensor(first["mean"]) - mean).abs() <= error).all())
-    share = torch.tensor(first["mean"], dtype=torch.float64)[-1, 0]  # of draws that kept the row, at the last point
-    epistemic = torch.tensor(first["epistemic"], dtype=torch.float64)[-1]
-    torch.testing.assert_close(epistemic, share * (1 - share) * weights[0].square(), rtol=1e-5, atol=1e-6)
-    covariance = torch.tensor(first["covariance"], dtype=torch.float64)[-1]
-    exact = share * (1 - share) * weights.T @ weights + torch.eye(2, dtype=torch.float64) / 4
-    torch.testing.assert_close(covariance, exact, rtol=1e-5, atol=1e-6)
-    density = torch.distributions.Normal(torch.stack([weights[0], 0 * weights[0]]), 0.5).log_prob(
-        torch.zeros(2, dtype=torch.float64)
-    )
-    both = torch.logsumexp(density.sum(-1) + torch.stack([share, 1 - share]).log(), 0)
-    torch.testing.assert_close(torch.tensor(first["log_prob"]).double()[-1], both, rtol=1e-5, atol=1e-6)
-    if keep:
-        assert first["shape"] == [draws, 7, 2]
-        # A whole function through the origin has opposite values at -1 and 1, which lie on different ranks.
-        assert (first["ends apart"] == 0.0) is shared
-
-
-@pytest.mark.deep
-def test_predictions_without_draws_to_share(found: Found) -> None:
-    first, second = found["predictions"]
-    assert first == second
-    model, guide = dropout_line()
-    x = torch.linspace(-1, 1, 7).unsqueeze(-1)
-    torch.testing.assert_close(first["standard"], pd.predict(model, guide, x, method="standard").mean.tolist())
-    assert len(first["still"]) == 7
-    assert len(first["one point"]) == 1
-    assert first["one draw"] == [1, 7, 2]
-    assert "the parameters of model and posterior differ" in first["other parameters"]
-    assert first["no such shard"] == "shard must be 'points' or 'samples'; got 'rows'."
+# --- commands --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.deep
