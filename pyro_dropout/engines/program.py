@@ -16,7 +16,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from pyro_dropout.engines.carried_casts import carry_casts, cast
 from pyro_dropout.engines.constants import Found, alike, lift_constants
-from pyro_dropout.engines.fast_dispatch import fast_dispatch
 from pyro_dropout.engines.fused_kernels import by_shape, updates_apart
 from pyro_dropout.engines.kernel_folder import compiler_folder
 from pyro_dropout.engines.recorder import RecordedMasks, reads_values, record
@@ -142,7 +141,7 @@ class Program:
         with torch.no_grad():
             own = self.casts(inputs) if casts is None else casts
             if self._compiled is None:
-                self._compiled = fast_dispatch(self.graph)
+                self._compiled = self.graph
             found = list(self._compiled(*inputs, *(self.outside() if lifted is None else lifted), *own))
         count = len(found) - len(self.carried)
         if casts is not None:
