@@ -103,6 +103,8 @@ class Tape:
             return
         if not isinstance(operation, OpOverload):
             raise NoTapeError(f"{operation} is no operation of torch")
+        if torch.Tag.inplace_view in operation.tags:
+            raise NoTapeError(f"{operation} gives a tensor another shape")
         values[node] = operation(*args, **named)
         if is_mutable(node):
             if any(each.alias_info is None for each in operation._schema.returns):

@@ -12,13 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_dropout.engines.generated.formulas import DRAWS
 from pyro_dropout.engines.torch_internals import OpOverload, function_named
 
 _aten = torch.ops.aten
-_DRAWS = {
-    **dict.fromkeys((_aten.randn.default, _aten.randn_like.default), "normal_"),
-    **dict.fromkeys((_aten.rand.default, _aten.rand_like.default), "uniform_"),
-}
 _COPIES = {_aten.clone.default, _aten._to_copy.default, _aten.lift_fresh_copy.default}
 _ARITHMETIC = {"add", "sub", "mul", "div"}
 _OVER_ALL = {_aten.sum.default, _aten.mean.default}
@@ -40,8 +37,9 @@ def written(
         >>> written(torch.ops.aten.add.Tensor, (x, 1), {}, [place])() is place, place
         (True, tensor([2., 2., 2.]))
     """
-    if operation in _DRAWS and places[0] is not None:
-        return getattr(places[0], _DRAWS[operation])  # type: ignore[no-any-return]
+    draw = DRAWS.get(operation.overloadpacket.__name__)
+    if draw is not None and places[0] is not None:
+        return getattr(places[0], draw)  # type: ignore[no-any-return]
     place = places[0] if len(places) == 1 and operation.namespace == "aten" else None
     random = torch.Tag.nondeterministic_seeded in operation.tags or "empty" in operation.name()
     if place is None or random:

@@ -13,8 +13,16 @@ import torch
 from torch import Tensor, fx
 
 from pyro_dropout.engines.engine import CannotError
-from pyro_dropout.engines.generated.by_torch import MOST, can_be_called, elsewhere, told
-from pyro_dropout.engines.generated.formulas import COPIES, DRAWS, PRODUCTS, VIEWS, filled_with, formula_of
+from pyro_dropout.engines.generated.formulas import (
+    COPIES,
+    DRAWS,
+    PRODUCTS,
+    VIEWS,
+    can_be_called,
+    elsewhere,
+    filled_with,
+    formula_of,
+)
 from pyro_dropout.engines.generated.functions import C_TYPES, FUNCTIONS, is_slow, typed
 from pyro_dropout.engines.generated.statement import (
     Call,
@@ -29,6 +37,7 @@ from pyro_dropout.engines.torch_internals import OpOverload
 
 aten = torch.ops.aten
 
+_MOST_CALLS = 40  # of torch in one step: each takes some five microseconds
 _MOST = 2**18  # elements: with more, several threads of torch may be faster
 _SLOW_ELEMENTS = 2**14  # for which functions may be computed that have no vector form: some 0.1 ms
 _TERMS = 2**13  # of a sum that is added up one by one
@@ -49,7 +58,7 @@ class Translation:
         self.order: list[Statement | Call] = []
         self.results: list[Place] = []
         self.bounds: list[tuple[Place, int]] = []  # numbers of rows, and how many rows there are
-        self._slow, self._torch = 0, 0
+        self._slow, self._calls = 0, 0
         self._views: dict[fx.Node, Any] = {}  # tensors without values, whose storage tells the memory
         self._memories: dict[int, Memory] = {}
         self._over: set[int] = set()  # inputs that were written over
@@ -70,6 +79,8 @@ class Translation:
 
     def _input(self) -> Tensor:
         number, tensor = next(self._given)
+        if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+            raise CannotError("a tensor is not on the CPU, or is sparse")
         return self._new(tensor.shape, tensor.stride(), tensor.dtype, number)
 
     def _new(
@@ -139,7 +150,7 @@ class Translation:
         elif name == "copy_":
             self._write_over(node)
         elif name in DRAWS:
-            self._draw(node, name)
+            self._draw(node, operation)
         else:
             self._compute_or_call(node, operation, name)
 
@@ -148,7 +159,7 @@ class Translation:
         before = len(self.order)
         try:
             if name in PRODUCTS:
-                self._multiply(node, name)
+                self._call(node, operation)
             elif name in _SPECIAL:
                 _SPECIAL[name](self, node)
             else:
@@ -156,7 +167,13 @@ class Translation:
         except CannotError:
             if len(self.order) > before:
                 raise
-            self._by_torch(node, operation)
+            self._calls += 1
+            if not can_be_called(operation):
+                raise CannotError(f"{operation} changes a tensor, draws random numbers or returns a view") from None
+            if self._calls > _MOST_CALLS:
+                why = f"more than {_MOST_CALLS} operations have no form in C, of which the last is {operation}"
+                raise CannotError(why) from None
+            self._call(node, operation)
 
     def _show(self, node: fx.Node, operation: OpOverload) -> None:
         """Note a view, which torch makes of a tensor without values."""
@@ -234,8 +251,7 @@ class Translation:
         total = self._new(result.shape, None, result.dtype) if mean else result
         self._state("{0}", [source], expanded(total, kept, view.shape), adds=True)
         if mean:
-            place = Place(self._memory(total), tuple(total.shape), total.stride(), 0)
-            self._state("{0} / {1}", [place, typed(terms, C_TYPES[result.dtype])], result)
+            self._state("{0} / {1}", [self._whole(total), typed(terms, C_TYPES[result.dtype])], result)
 
     def _any(self, node: fx.Node) -> None:
         """Add whether any element is true: how many are, and whether that is none."""
@@ -249,8 +265,7 @@ class Translation:
         count = self._new(result.shape, None, torch.int32)
         kept = [1 if dim in dims else size for dim, size in enumerate(view.shape)]
         self._state("{0}", [source], expanded(count, kept, view.shape), adds=True)
-        place = Place(self._memory(count), tuple(count.shape), count.stride(), 0)
-        self._state("{0} != 0", [place], result)
+        self._state("{0} != 0", [self._whole(count)], result)
 
     def _join(self, node: fx.Node) -> None:
         """Add a stack or a concatenation: each tensor is copied into its part."""
@@ -316,56 +331,35 @@ class Translation:
         )
         self._state("{0}", [chosen_place], result)
 
-    def _draw(self, node: fx.Node, name: str) -> None:
-        result = self._result(node)
+    def _draw(self, node: fx.Node, operation: OpOverload) -> None:
         val = node.meta.get("val")
         if not isinstance(val, Tensor) or not val.is_contiguous() or node.kwargs.get("generator") is not None:
             raise CannotError(str(node.target))
-        whole = Place(self._memory(result), tuple(result.shape), result.stride(), 0)
-        self._append(Call("draw", DRAWS[name], [], whole))
+        self._append(Call(operation, (), {}, {0: self._whole(self._result(node))}))
 
-    def _multiply(self, node: fx.Node, name: str) -> None:
-        if set(node.kwargs) - {"alpha", "beta"}:
-            raise CannotError(str(node.target))
-        reads = [self._realised(each) for each in node.args]
-        result = self._result(node)
-        whole = Place(self._memory(result), tuple(result.shape), result.stride(), 0)
-        self._append(Call("product", name, reads, whole, dict(node.kwargs)))
-
-    def _by_torch(self, node: fx.Node, operation: OpOverload) -> None:
+    def _call(self, node: fx.Node, operation: OpOverload) -> None:
         """Add an operation that stays torch's own."""
-        reads: list[Place] = []
-
-        def number(tensor: fx.Node) -> int:
-            reads.append(self._realised(tensor))
-            return len(reads) - 1
-
-        self._torch += 1
-        if not can_be_called(operation):
-            raise CannotError(f"{operation} changes a tensor, draws random numbers or returns a view")
-        if self._torch > MOST:
-            raise CannotError(f"more than {MOST} operations have no form in C, of which the last is {operation}")
-        try:
-            args = {"args": told(node.args, number), "named": told(node.kwargs, number)}
-        except TypeError as cause:
-            raise CannotError(f"{operation}: {cause}") from cause
+        args, named = fx.map_arg((node.args, node.kwargs), self._realised)
         if isinstance(node.meta.get("val"), Tensor):
             results = {0: self._result(node)}
         else:
             used = [(each.args[1], each) for each in node.users if each.target is operator.getitem]
             results = {k: self._result(each) for k, each in used if isinstance(k, int)}
             self._views[node] = results
-        more = [(k, Place(self._memory(each), tuple(each.shape), each.stride(), 0)) for k, each in results.items()]
-        if not more:
+        if not results:
             raise CannotError(f"{node.target} for nothing")
-        self._append(Call("torch", str(operation), reads, more[0][1], args, more))
+        self._append(Call(operation, args, named, {k: self._whole(each) for k, each in results.items()}))
+
+    def _whole(self, view: Tensor) -> Place:
+        return Place(self._memory(view), tuple(view.shape), view.stride(), 0)
 
     def _write_over(self, node: fx.Node) -> None:
         """Add the copy of a result over an input; no later statement reads that input."""
         place = self._place(node.args[0])
         number = place.memory.given
         view = self._view(node.args[0])
-        if number is None or view is not place.memory.shape or not self._single[number] or len(node.args) > 2:
+        whole = number is not None and view is place.memory.shape and self._single[number]
+        if number is None or not whole or node.args[0].op != "placeholder" or len(node.args) > 2:  # type: ignore[union-attr]
             raise CannotError("something else than a whole input is written over")
         value = self._view(node.args[1])
         casts = ["" if value.dtype == view.dtype else place.memory.c_type]
