@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from pyro_dropout.engines.aliasing import owner
 from pyro_dropout.engines.carried_casts import carry_casts, cast
 from pyro_dropout.engines.constants import Found, alike, lift_constants
 from pyro_dropout.engines.fused_kernels import by_shape, updates_apart
 from pyro_dropout.engines.kernel_folder import compiler_folder
 from pyro_dropout.engines.recorder import RecordedMasks, reads_values, record
-from pyro_dropout.engines.simplify_graph import owner, simplify_graph
 from pyro_dropout.engines.thin_products import rewrite_skinny_products, sum_products_with_vectors
 from pyro_dropout.engines.torch_internals import (
     FakeTensorMode,
@@ -28,9 +28,7 @@ from pyro_dropout.engines.torch_internals import (
     as_torch_compiles,
     combined_by,
     compile_fx,
-    forget_instructions,
     fused_if,
-    instructions_are_known,
     tracing,
     tree_flatten,
     tree_leaves,
@@ -227,8 +225,6 @@ def _traced(function: Callable[..., list[Tensor]], inputs: list[Tensor], fake: b
             "it was traced twice and gave two different programs, so something outside torch changes between calls"
             " (Python's or numpy's random numbers, a counter), which a compiled step would hold fixed"
         )
-    simplify_graph(graph.graph)
-    graph.recompile()
     return graph
 
 
@@ -320,16 +316,6 @@ def _compile(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Compiled:
         if on_gpu:
             with combined_by(by_shape):
                 return compile_fx(graph, inputs, settings)
-        if instructions_are_known():
-            return compile_fx(graph, inputs, settings)
-        # Inductor would compile a program for each set of instructions that the processor has, to see whether the C++
-        # compiler knows it: as long as the step itself takes. It is assumed instead, and tried only if it was wrong.
-        try:
-            return compile_fx(graph, inputs, {**settings, "cpp.vec_isa_ok": True})
-        except Exception as cause:
-            if "CppCompileError" not in f"{type(cause).__name__}: {cause}":
-                raise
-        forget_instructions()
         return compile_fx(graph, inputs, settings)
 
 

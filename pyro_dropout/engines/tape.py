@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from pyro_dropout.engines.aliasing import is_mutable, is_random, owner, shares_memory
 from pyro_dropout.engines.generated.formulas import filled_with, name_of
-from pyro_dropout.engines.simplify_graph import is_mutable, is_random, owner, shares_memory
 from pyro_dropout.engines.torch_internals import OpOverload
 from pyro_dropout.engines.written_calls import written
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from pyro_dropout.engines.simplify_graph import shares_memory
+from pyro_dropout.engines.aliasing import shares_memory
 from pyro_dropout.engines.torch_internals import OpOverload
 
 VIEWS = {
