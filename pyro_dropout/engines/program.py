@@ -138,9 +138,8 @@ class Program:
         """Run the compiled function on the leaves of its inputs, and return the leaves of its output."""
         with torch.no_grad():
             own = self.casts(inputs) if casts is None else casts
-            if self._compiled is None:
-                self._compiled = self.graph
-            found = list(self._compiled(*inputs, *(self.outside() if lifted is None else lifted), *own))
+            run = self.graph if self._compiled is None else self._compiled
+            found = list(run(*inputs, *(self.outside() if lifted is None else lifted), *own))
         count = len(found) - len(self.carried)
         if casts is not None:
             casts[:] = found[count:]
@@ -263,38 +262,29 @@ def _can_write_over(graph: torch.fx.Graph, inputs: list[Tensor]) -> bool:
     """Whether inductor writes the first outputs over these inputs as it should."""
     # Inductor may leave out the copy of what shows an input, and then reads what is written over it. On a GPU a kernel
     # that reads an input by slices would write elsewhere first, which takes half as long again.
-    on_gpu = any(each.is_cuda for each in inputs)
-    return not _shows_inputs(graph, len(inputs)) and not (on_gpu and _read_by_slices(graph, len(inputs)))
-
-
-def _read_by_slices(graph: torch.fx.Graph, count: int) -> bool:
-    """Whether one of the first inputs is read in slices."""
-    places = [node for node in graph.nodes if node.op == "placeholder"][:count]
+    places = graph.find_nodes(op="placeholder")[: len(inputs)]
     slices = graph.find_nodes(op="call_function", target=torch.ops.aten.slice.Tensor)
-    return any(owner(node) in places for node in slices)
+    by_slices = any(each.is_cuda for each in inputs) and any(owner(node) in places for node in slices)
+    return not _showing(graph, len(inputs)) and not by_slices
 
 
-def _shows_inputs(graph: torch.fx.Graph, count: int) -> bool:
-    """Whether an output is, or is a view of, one of the first inputs other than the one that it replaces."""
-    places = [node for node in graph.nodes if node.op == "placeholder"]
-    (end,) = (node for node in graph.nodes if node.op == "output")
-    written = set(places[:count])
-    return any(
-        owner(result) in written and (k >= count or result is not places[k]) for k, result in enumerate(end.args[0])
-    )
+def _showing(graph: torch.fx.Graph, count: int) -> list[int]:
+    """Return which outputs are, or are views of, one of the first inputs other than the one that they replace."""
+    places = graph.find_nodes(op="placeholder")
+    written, results = set(places[:count]), graph.output_node().args[0]
+    return [
+        k for k, result in enumerate(results) if owner(result) in written and (k >= count or result is not places[k])
+    ]
 
 
 def _write_over(graph: torch.fx.Graph, count: int) -> None:
     """Let a graph write its first outputs over its first inputs, after all else, and return the others."""
-    places = [node for node in graph.nodes if node.op == "placeholder"]
-    (end,) = (node for node in graph.nodes if node.op == "output")
+    places, end = graph.find_nodes(op="placeholder"), graph.output_node()
     results = list(end.args[0])
-    written = set(places[:count])
     with graph.inserting_before(end):
-        for k, result in enumerate(results):  # what shows an input would show what is written over it
-            if owner(result) in written and (k >= count or result is not places[k]):
-                results[k] = graph.call_function(torch.ops.aten.clone.default, (result,))
-                results[k].meta = dict(result.meta)
+        for k in _showing(graph, count):  # it would show what is written over the input
+            results[k] = graph.call_function(torch.ops.aten.clone.default, (results[k],))
+            results[k].meta = dict(end.args[0][k].meta)
         for place, result in zip(places, results[:count], strict=False):
             if result is not place:
                 graph.call_function(torch.ops.aten.copy_.default, (place, result)).meta = dict(place.meta)

@@ -253,20 +253,6 @@ class Translation:
         if mean:
             self._state("{0} / {1}", [self._whole(total), typed(terms, C_TYPES[result.dtype])], result)
 
-    def _any(self, node: fx.Node) -> None:
-        """Add whether any element is true: how many are, and whether that is none."""
-        source, *rest = list[Any](node.args)
-        view = self._view(source)
-        dims = range(view.dim()) if not rest else [rest[0]] if isinstance(rest[0], int) else rest[0]
-        dims = [dim % max(view.dim(), 1) for dim in dims]
-        if view.dtype != torch.bool or node.kwargs or view.numel() == 0:
-            raise CannotError(str(node.target))
-        result = self._result(node)
-        count = self._new(result.shape, None, torch.int32)
-        kept = [1 if dim in dims else size for dim, size in enumerate(view.shape)]
-        self._state("{0}", [source], expanded(count, kept, view.shape), adds=True)
-        self._state("{0} != 0", [self._whole(count)], result)
-
     def _join(self, node: fx.Node) -> None:
         """Add a stack or a concatenation: each tensor is copied into its part."""
         parts, dim = list(node.args[0]), node.args[1] if len(node.args) > 1 else 0  # type: ignore[arg-type]
@@ -288,28 +274,6 @@ class Translation:
         view = aten.select.int if node.target is aten.select_backward.default else aten.slice.Tensor
         self._state("{0}", [typed(0.0, C_TYPES[result.dtype])], result)
         self._state("{0}", [slope], view(result, *where))
-
-    def _pad(self, node: fx.Node) -> None:
-        """Add a tensor with a number around another one."""
-        source, pads, *value = list[Any](node.args)
-        result, view = self._result(node), self._view(source)
-        if min(pads) < 0 or not result.dtype.is_floating_point:
-            raise CannotError(str(node.target))
-        inner = result
-        for k, start in enumerate(pads[::2]):
-            inner = inner.narrow(-1 - k, start, view.shape[-1 - k])
-        self._state("{0}", [number(value[0] if value else 0.0, C_TYPES[result.dtype])], result)
-        self._state("{0}", [source], inner)
-
-    def _diagonal(self, node: fx.Node) -> None:
-        """Add a matrix that is zero beside its diagonal."""
-        result = self._result(node)
-        made = node.target is aten.eye.default
-        if len(node.args) > 1 or result.dim() < 2:
-            raise CannotError(str(node.target))
-        c_type = C_TYPES[result.dtype]
-        self._state("{0}", [typed(0.0, c_type)], result)
-        self._state("{0}", [typed(1.0, c_type) if made else node.args[0]], result.diagonal(0, -2, -1))
 
     def _rows(self, node: fx.Node) -> None:
         """Add the choice of rows by their numbers, (n,), or by those of each network of a fleet, (E, n)."""
@@ -372,8 +336,5 @@ _SPECIAL: dict[str, Callable[[Translation, fx.Node], None]] = {
     **dict.fromkeys(("sum", "mean"), Translation._sum),
     **dict.fromkeys(("stack", "cat"), Translation._join),
     **dict.fromkeys(("select_backward", "slice_backward"), Translation._part_of_zeros),
-    **dict.fromkeys(("eye", "diag_embed"), Translation._diagonal),
     "index": Translation._rows,
-    "constant_pad_nd": Translation._pad,
-    "any": Translation._any,
 }
