@@ -270,21 +270,20 @@ def _can_write_over(graph: torch.fx.Graph, inputs: list[Tensor]) -> bool:
 
 def _showing(graph: torch.fx.Graph, count: int) -> list[int]:
     """Return which outputs are, or are views of, one of the first inputs other than the one that they replace."""
-    places = graph.find_nodes(op="placeholder")
-    written, results = set(places[:count]), graph.output_node().args[0]
-    return [
-        k for k, result in enumerate(results) if owner(result) in written and (k >= count or result is not places[k])
-    ]
+    places, end = graph.find_nodes(op="placeholder"), graph.find_nodes(op="output")[0]
+    written, results = set(places[:count]), list(enumerate(end.args[0]))
+    return [k for k, each in results if owner(each) in written and (k >= count or each is not places[k])]
 
 
 def _write_over(graph: torch.fx.Graph, count: int) -> None:
     """Let a graph write its first outputs over its first inputs, after all else, and return the others."""
-    places, end = graph.find_nodes(op="placeholder"), graph.output_node()
+    places, end = graph.find_nodes(op="placeholder"), graph.find_nodes(op="output")[0]
     results = list(end.args[0])
     with graph.inserting_before(end):
         for k in _showing(graph, count):  # it would show what is written over the input
-            results[k] = graph.call_function(torch.ops.aten.clone.default, (results[k],))
-            results[k].meta = dict(end.args[0][k].meta)
+            shown = results[k]
+            results[k] = graph.call_function(torch.ops.aten.clone.default, (shown,))
+            results[k].meta = dict(shown.meta)
         for place, result in zip(places, results[:count], strict=False):
             if result is not place:
                 graph.call_function(torch.ops.aten.copy_.default, (place, result)).meta = dict(place.meta)

@@ -95,7 +95,8 @@ class Tape:
     def _add(self, node: fx.Node) -> None:
         """Run an operation, and note the call that writes over its result."""
         operation, values = node.target, self._values
-        args, named = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+        filled: Any = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+        args, named = filled
         if self._moves(node):
             self._moving.add(node)
         if operation is operator.getitem:

@@ -303,7 +303,8 @@ class Translation:
 
     def _call(self, node: fx.Node, operation: OpOverload) -> None:
         """Add an operation that stays torch's own."""
-        args, named = fx.map_arg((node.args, node.kwargs), self._realised)
+        realised: Any = self._realised
+        filled: Any = fx.map_arg((node.args, node.kwargs), realised)
         if isinstance(node.meta.get("val"), Tensor):
             results = {0: self._result(node)}
         else:
@@ -312,7 +313,7 @@ class Translation:
             self._views[node] = results
         if not results:
             raise CannotError(f"{node.target} for nothing")
-        self._append(Call(operation, args, named, {k: self._whole(each) for k, each in results.items()}))
+        self._append(Call(operation, filled[0], filled[1], {k: self._whole(each) for k, each in results.items()}))
 
     def _whole(self, view: Tensor) -> Place:
         return Place(self._memory(view), tuple(view.shape), view.stride(), 0)
