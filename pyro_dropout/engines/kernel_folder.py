@@ -5,17 +5,14 @@ or put another in its place; /tmp is such a folder, because its sticky bit lets 
 Anywhere else nothing is kept and nothing is read. A file is read once, and those bytes are checked and loaded.
 """
 
-import base64
 import contextlib
 import errno
 import hashlib
-import json
 import os
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from pyro_dropout.engines.torch_internals import cache_folder, caches_are_off
 from pyro_dropout.errors import PyroDropoutError
@@ -98,23 +95,20 @@ def private_folder() -> Iterator[Path]:
         yield folder
 
 
-def read(key: str) -> tuple[dict[str, Any], dict[str, bytes]] | None:
-    """Return what was kept under a key: facts, and libraries by their names; None if it is absent or damaged."""
+def read(key: str) -> bytes | None:
+    """Return the library that was kept under a key; None if it is absent or damaged."""
     folder = place()
     if folder is None or not trusted(folder / key):
         return None
     try:
-        digest, _, text = (folder / key).read_bytes().partition(b"\n")
-        if digest != _digest(text):
-            return None
-        facts, libraries = json.loads(text)
-        return facts, {name: base64.b64decode(code) for name, code in libraries.items()}
-    except (OSError, ValueError):
+        digest, _, code = (folder / key).read_bytes().partition(b"\n")
+    except OSError:
         return None
+    return code if digest == _digest(code) else None
 
 
-def write(key: str, facts: Mapping[str, Any], libraries: Mapping[str, bytes]) -> None:
-    """Keep facts and libraries under a key; nothing happens where that is not possible."""
+def write(key: str, code: bytes) -> None:
+    """Keep a library under a key; nothing happens where that is not possible."""
     folder = place()
     if folder is None:
         return
@@ -122,11 +116,10 @@ def write(key: str, facts: Mapping[str, Any], libraries: Mapping[str, bytes]) ->
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not trusted(folder):
             return
-        text = json.dumps([facts, {name: base64.b64encode(code).decode() for name, code in libraries.items()}]).encode()
         handle, made = tempfile.mkstemp(prefix=".unfinished-", dir=folder)
         try:
             with open(handle, "wb") as file:
-                file.write(_digest(text) + b"\n" + text)
+                file.write(_digest(code) + b"\n" + code)
             os.replace(made, folder / key)
         finally:
             Path(made).unlink(missing_ok=True)

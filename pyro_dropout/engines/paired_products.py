@@ -13,7 +13,7 @@ from typing import Any, no_type_check
 import torch
 from torch import Tensor, fx
 
-from pyro_dropout.engines.simplify_graph import is_mutable, owner
+from pyro_dropout.engines.aliasing import is_mutable, owner
 
 aten = torch.ops.aten
 

@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from pyro_dropout.engines.aliasing import owner
 from pyro_dropout.engines.carried_casts import carry_casts, cast
 from pyro_dropout.engines.constants import Found, alike, lift_constants
-from pyro_dropout.engines.fast_dispatch import fast_dispatch
 from pyro_dropout.engines.fused_kernels import by_shape, updates_apart
 from pyro_dropout.engines.kernel_folder import compiler_folder
 from pyro_dropout.engines.recorder import RecordedMasks, reads_values, record
-from pyro_dropout.engines.simplify_graph import owner, simplify_graph
 from pyro_dropout.engines.thin_products import rewrite_skinny_products, sum_products_with_vectors
 from pyro_dropout.engines.torch_internals import (
     FakeTensorMode,
@@ -29,9 +28,7 @@ from pyro_dropout.engines.torch_internals import (
     as_torch_compiles,
     combined_by,
     compile_fx,
-    forget_instructions,
     fused_if,
-    instructions_are_known,
     tracing,
     tree_flatten,
     tree_leaves,
@@ -141,9 +138,8 @@ class Program:
         """Run the compiled function on the leaves of its inputs, and return the leaves of its output."""
         with torch.no_grad():
             own = self.casts(inputs) if casts is None else casts
-            if self._compiled is None:
-                self._compiled = fast_dispatch(self.graph)
-            found = list(self._compiled(*inputs, *(self.outside() if lifted is None else lifted), *own))
+            run = self.graph if self._compiled is None else self._compiled
+            found = list(run(*inputs, *(self.outside() if lifted is None else lifted), *own))
         count = len(found) - len(self.carried)
         if casts is not None:
             casts[:] = found[count:]
@@ -228,8 +224,6 @@ def _traced(function: Callable[..., list[Tensor]], inputs: list[Tensor], fake: b
             "it was traced twice and gave two different programs, so something outside torch changes between calls"
             " (Python's or numpy's random numbers, a counter), which a compiled step would hold fixed"
         )
-    simplify_graph(graph.graph)
-    graph.recompile()
     return graph
 
 
@@ -268,38 +262,28 @@ def _can_write_over(graph: torch.fx.Graph, inputs: list[Tensor]) -> bool:
     """Whether inductor writes the first outputs over these inputs as it should."""
     # Inductor may leave out the copy of what shows an input, and then reads what is written over it. On a GPU a kernel
     # that reads an input by slices would write elsewhere first, which takes half as long again.
-    on_gpu = any(each.is_cuda for each in inputs)
-    return not _shows_inputs(graph, len(inputs)) and not (on_gpu and _read_by_slices(graph, len(inputs)))
-
-
-def _read_by_slices(graph: torch.fx.Graph, count: int) -> bool:
-    """Whether one of the first inputs is read in slices."""
-    places = [node for node in graph.nodes if node.op == "placeholder"][:count]
+    places = graph.find_nodes(op="placeholder")[: len(inputs)]
     slices = graph.find_nodes(op="call_function", target=torch.ops.aten.slice.Tensor)
-    return any(owner(node) in places for node in slices)
+    by_slices = any(each.is_cuda for each in inputs) and any(owner(node) in places for node in slices)
+    return not _showing(graph, len(inputs)) and not by_slices
 
 
-def _shows_inputs(graph: torch.fx.Graph, count: int) -> bool:
-    """Whether an output is, or is a view of, one of the first inputs other than the one that it replaces."""
-    places = [node for node in graph.nodes if node.op == "placeholder"]
-    (end,) = (node for node in graph.nodes if node.op == "output")
-    written = set(places[:count])
-    return any(
-        owner(result) in written and (k >= count or result is not places[k]) for k, result in enumerate(end.args[0])
-    )
+def _showing(graph: torch.fx.Graph, count: int) -> list[int]:
+    """Return which outputs are, or are views of, one of the first inputs other than the one that they replace."""
+    places, end = graph.find_nodes(op="placeholder"), graph.find_nodes(op="output")[0]
+    written, results = set(places[:count]), list(enumerate(end.args[0]))
+    return [k for k, each in results if owner(each) in written and (k >= count or each is not places[k])]
 
 
 def _write_over(graph: torch.fx.Graph, count: int) -> None:
     """Let a graph write its first outputs over its first inputs, after all else, and return the others."""
-    places = [node for node in graph.nodes if node.op == "placeholder"]
-    (end,) = (node for node in graph.nodes if node.op == "output")
+    places, end = graph.find_nodes(op="placeholder"), graph.find_nodes(op="output")[0]
     results = list(end.args[0])
-    written = set(places[:count])
     with graph.inserting_before(end):
-        for k, result in enumerate(results):  # what shows an input would show what is written over it
-            if owner(result) in written and (k >= count or result is not places[k]):
-                results[k] = graph.call_function(torch.ops.aten.clone.default, (result,))
-                results[k].meta = dict(result.meta)
+        for k in _showing(graph, count):  # it would show what is written over the input
+            shown = results[k]
+            results[k] = graph.call_function(torch.ops.aten.clone.default, (shown,))
+            results[k].meta = dict(shown.meta)
         for place, result in zip(places, results[:count], strict=False):
             if result is not place:
                 graph.call_function(torch.ops.aten.copy_.default, (place, result)).meta = dict(place.meta)
@@ -321,16 +305,6 @@ def _compile(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Compiled:
         if on_gpu:
             with combined_by(by_shape):
                 return compile_fx(graph, inputs, settings)
-        if instructions_are_known():
-            return compile_fx(graph, inputs, settings)
-        # Inductor would compile a program for each set of instructions that the processor has, to see whether the C++
-        # compiler knows it: as long as the step itself takes. It is assumed instead, and tried only if it was wrong.
-        try:
-            return compile_fx(graph, inputs, {**settings, "cpp.vec_isa_ok": True})
-        except Exception as cause:
-            if "CppCompileError" not in f"{type(cause).__name__}: {cause}":
-                raise
-        forget_instructions()
         return compile_fx(graph, inputs, settings)
 
 

@@ -4,12 +4,11 @@ The gradient alone is recorded where the optimiser can be bound to it: torch's f
 operations one by one. On a GPU many steps are captured in one CUDA graph.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
-from pyro_dropout.engines.engine import Direct, Loop, Row, Step, Taken
+from pyro_dropout.engines.engine import Direct, Fixed, Loop, Step
 from pyro_dropout.engines.inductor import Captured, whole_on_gpu
 from pyro_dropout.engines.program import Program
 from pyro_dropout.engines.tape import NoTapeError, Tape
@@ -28,49 +27,28 @@ class Replayed:
             if on_gpu:
                 return whole_on_gpu(step, compile=False, name=self.name)
             program = step.recorded
-            taped = self._taped(program, step.changed, [step.lr, *tree_leaves(step.inputs)], step.row)
-            return Captured(step, program, self.name) if taped is None else OnTape(step, *taped)
+            return self._on_tape(step, program, step.changed, [step.lr]) or Captured(step, program, self.name)
         given = (step.values, step.t, *step.inputs, *step.row)
-        program = Program(step.gradient, *given, compile=False, fake=step.large)
-        taped = None
+        program, loop = Program(step.gradient, *given, compile=False, fake=step.large), None
         if not step.guarded and not on_gpu:
-            taped = self._taped(program, [*step.values, step.t], tree_leaves(step.inputs), step.row)
-        if taped is None:
-            return Direct(step, program, self.name)
-        return OnTape(step, *taped, then=step.bind(taped[0].results[1:]))
+            loop = self._on_tape(step, program, [*step.values, step.t], [], step.bind)
+        return loop or Direct(step, program, self.name)
 
-    def _taped(
-        self, program: Program, changed: Sequence[Tensor], fixed: Sequence[Tensor], row: Row
-    ) -> tuple[Tape, list[Tensor]] | None:
-        """Return the tape of a program, and the tensors that it reads each row from; None if it does not fit on one."""
-        own = [each.clone() for each in row]
-        inputs = [*changed, *fixed, *own]
+    def _on_tape(
+        self,
+        step: Step,
+        program: Program,
+        changed: list[Tensor],
+        fixed: list[Tensor],
+        bind: Callable[[list[Tensor]], Callable[[], None]] | None = None,
+    ) -> Loop | None:
+        """Return the steps of a program on a tape; None if it does not fit on one."""
+        own = [each.clone() for each in step.row]
+        inputs = [*changed, *fixed, *tree_leaves(step.inputs), *own]
         changing = [*range(len(changed)), *range(len(inputs) - len(own), len(inputs))]
         try:
-            return Tape(program.graph, inputs, changing), own
+            tape = Tape(program.graph, inputs, changing)
         except NoTapeError:
             return None
-
-
-class OnTape(Loop):
-    """Steps in memory of their own, without Python between operations; ``then`` follows the tape: the optimiser."""
-
-    name = Replayed.name
-
-    def __init__(self, step: Step, tape: Tape, own: list[Tensor], then: Callable[[], None] | None = None) -> None:
-        super().__init__(step)
-        self._tape, self._own, self._then = tape, own, then
-
-    def begin(self) -> None:
-        """Compute what does not change from step to step."""
-        self._tape.begin()
-
-    def one(self, row: Row) -> Taken:
-        """Take a step."""
-        with torch.no_grad():
-            for mine, given in zip(self._own, row, strict=True):
-                mine.copy_(given)
-            loss = self._tape()[0].clone()  # the next step writes over it
-            if self._then is not None:
-                self._then()
-        return loss, True
+        then = (lambda: None) if bind is None else bind(tape.results[1:])
+        return Fixed(step, self.name, own, tape, begin=tape.begin, then=then)

@@ -199,20 +199,6 @@ def compile_fx(graph: torch.fx.GraphModule, inputs: list[Tensor], settings: dict
         return compiled(graph, list(inputs))  # type: ignore[return-value]  # nothing but a function, here
 
 
-def instructions_are_known() -> bool:
-    """Whether inductor knows which instructions of the processor its C++ compiler can use."""
-    import torch._inductor.config as inductor
-
-    return inductor.cpp.vec_isa_ok is not None
-
-
-def forget_instructions() -> None:
-    """Let inductor find out which instructions of the processor its C++ compiler can use."""
-    from torch._inductor.cpu_vec_isa import valid_vec_isa_list
-
-    valid_vec_isa_list.cache_clear()
-
-
 def cache_folder() -> str:
     """Return the folder where inductor keeps what it has compiled."""
     from torch._inductor.codecache import cache_dir  # type: ignore[attr-defined]

@@ -33,17 +33,6 @@ def trained(make: Any, compile: Any, steps: int = 12, **options: Any) -> pd.trai
     return pd.fit(model, make(model), X, X**2, steps=steps, lr=0.02, seed=1, compile=compile, progress=False, **options)
 
 
-def test_a_fleet_records_its_steps() -> None:
-    def fleet(compile: Any) -> Any:
-        torch.manual_seed(0)
-        made = pd.Fleet(lambda seed: (model := network(), pd.AutoDropout(model)), {"seed": [0, 1]})
-        return made.fit(X, X**2, steps=10, lr=0.02, seed=1, compile=compile, progress=False)
-
-    eager, traced = fleet(False), fleet("traced")
-    assert traced.traced
-    torch.testing.assert_close(traced.losses, eager.losses, rtol=1e-4, atol=1e-4)
-
-
 def test_the_decision_depends_on_steps_and_sizes_alone() -> None:
     small, large = (step_size(nn.Linear(50, outputs).parameters(), 64) for outputs in (1, 100_000))
     assert [decided("auto", steps, small, CPU) for steps in (10, 10_000, 100_000)] == [False, "plain", "auto"]

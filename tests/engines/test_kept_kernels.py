@@ -2,6 +2,7 @@
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,11 @@ from torch import Tensor, nn
 from torch._inductor.exc import InductorError
 
 import pyro_dropout as pd
-from pyro_dropout.engines import in_c, kernel_folder, program
+from pyro_dropout.engines import kernel_folder, program
 from pyro_dropout.engines.engine import CannotError
 from pyro_dropout.engines.generated import formulas, library
-from pyro_dropout.engines.in_c import KeptKernels
-from pyro_dropout.engines.recorder import record
+from pyro_dropout.engines.in_c import in_c
+from pyro_dropout.engines.program import Program
 
 
 @pytest.fixture
@@ -30,17 +31,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def entry(folder: Path) -> Path:
-    kernel_folder.write("key", {"calls": [1]}, {"0.so": b"kernel"})
-    assert kernel_folder.read("key") == ({"calls": [1]}, {"0.so": b"kernel"})
+    kernel_folder.write("key", b"kernel")
+    assert kernel_folder.read("key") == b"kernel"
     return folder / "key"
 
 
 def test_what_is_damaged_is_absent_until_it_is_written_again(entry: Path) -> None:
     whole = entry.read_bytes()
-    for damaged in (whole[:-1], whole[1:], whole.replace(b"[1]", b"[3]"), b""):
+    for damaged in (whole[:-1], whole[1:], whole.replace(b"kernel", b"kornel"), b""):
         entry.write_bytes(damaged)
         assert kernel_folder.read("key") is None
-        kernel_folder.write("key", {"calls": [2]}, {"0.so": b"kernel"})
+        kernel_folder.write("key", b"kernel")
         assert kernel_folder.read("key") is not None
 
 
@@ -51,7 +52,7 @@ def test_what_others_can_write_to_is_not_used(entry: Path, mode: int, above: int
     path.chmod(path.stat().st_mode | mode)
     assert kernel_folder.read("key") is None
     if above:
-        kernel_folder.write("other", {}, {})
+        kernel_folder.write("other", b"")
         assert not (entry.parent / "other").exists()
 
 
@@ -62,7 +63,7 @@ def test_a_temporary_folder_of_all_users_needs_the_sticky_bit(
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     tmp_path.chmod(0o777 | sticky)
-    kernel_folder.write("key", {}, {})
+    kernel_folder.write("key", b"")
     assert (kernel_folder.read("key") is not None) == bool(sticky)
     assert (library.compiled("int segment0(void *const *p) { return 0; }") is not None) == bool(sticky)
 
@@ -80,7 +81,7 @@ def test_a_folder_that_another_user_has_made_is_not_used(tmp_path: Path, monkeyp
         return os.stat_result((*found[:4], os.geteuid() + 1, *found[5:])) if path == mine else found
 
     monkeypatch.setattr(os, "lstat", lstat)
-    kernel_folder.write("key", {}, {})
+    kernel_folder.write("key", b"")
     assert not list(mine.iterdir())
 
 
@@ -116,14 +117,14 @@ def test_a_folder_that_is_exchanged_after_the_check_runs_nothing_of_it(
     good, bad = (library.compiled(f"int segment0(void *const *p) {{ return {k}; }}") for k in (0, 1))
     assert good is not None
     assert bad is not None
-    kernel_folder.write("key", {}, {"0.so": bad})
+    kernel_folder.write("key", bad)
     folder.rename(tmp_path / "theirs")
-    kernel_folder.write("key", {}, {"0.so": good})
+    kernel_folder.write("key", good)
     found = kernel_folder.read("key")
     folder.rename(tmp_path / "mine")
     (tmp_path / "theirs").rename(folder)
     assert found is not None
-    library.bound(found[1]["0.so"], 0, [])()  # the other one would raise IndexError
+    library.function_of(found, "segment0", [])()  # the other one would raise IndexError
 
 
 def test_links_are_not_followed(entry: Path) -> None:
@@ -135,7 +136,7 @@ def test_links_are_not_followed(entry: Path) -> None:
 def test_old_programs_give_way(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_folder, "_MOST", 2)
     for k in range(4):
-        kernel_folder.write(f"key{k}", {}, {"0.so": b"kernel"})
+        kernel_folder.write(f"key{k}", b"kernel")
         os.utime(folder / f"key{k}", (k, k))
     assert sorted(path.name for path in folder.iterdir()) == ["key2", "key3"]
 
@@ -150,79 +151,60 @@ def test_nothing_is_kept_where_torch_keeps_nothing(entry: Path, name: str, monke
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "torch").write_text("a file")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
-    kernel_folder.write("key", {}, {})
+    kernel_folder.write("key", b"")
     assert kernel_folder.read("key") is None
 
 
-# --- calls ------------------------------------------------------------------------------------------------------------
+# --- programs ---------------------------------------------------------------------------------------------------------
+
+Function = Callable[..., list[Tensor]]
 
 
 def step(x: Tensor, y: Tensor) -> list[Tensor]:
-    """What the calls below do: noise is drawn, multiplied, and written over x."""
+    """Noise is drawn, multiplied, and written over x."""
     product = torch.mm(torch.randn(3, 3), y)
     x.copy_(product)
-    return [product]
+    return [product + 1]
 
 
-def kept_for(x: Tensor, y: Tensor) -> KeptKernels:
-    graph = record(step, [x.clone(), y.clone()])
-    assert graph is not None
-    return KeptKernels(graph, [x, y])
+def in_c_of(function: Function, *inputs: Tensor) -> Callable[[], list[Tensor]]:
+    return in_c(Program(function, *[each.clone() for each in inputs], compile=False), inputs)
 
 
-def test_calls_are_read_back_for_other_tensors(folder: Path) -> None:
-    kept = kept_for(torch.zeros(3, 3), torch.randn(3, 3))
-    assert kept.read() is None
-    assert kept.compile() is not None
-    others = torch.zeros(9).view(3, 3), torch.randn(3, 3)
-    found = kept_for(*others).read()
-    assert found is not None
-    torch.manual_seed(0)
-    for function, args, named in found[0]:
-        function(*args, **named)
-    torch.manual_seed(0)
-    expected = torch.randn(3, 3) @ others[1]
-    torch.testing.assert_close(found[1][0], expected)
-    torch.testing.assert_close(others[0], expected)
-
-
-def test_they_are_read_where_there_is_no_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_runs_on_the_tensors_it_was_made_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = torch.zeros(3, 3), torch.randn(3, 3)
-    assert kept_for(x, y).compile() is not None
-    monkeypatch.setattr(library, "compiler", lambda: ())
-    assert kept_for(x, y).read() is not None
+    in_c_of(step, x, y)
+    assert not x.any(), "to make it has changed nothing"
+    monkeypatch.setattr(library, "compiled", lambda _: None)  # what is kept needs no compiler
+    x, y = torch.zeros(9).view(3, 3), torch.randn(3, 3)
+    run = in_c_of(step, x, y)
+    torch.manual_seed(0)
+    found = run()
+    torch.manual_seed(0)
+    torch.testing.assert_close(x, torch.randn(3, 3) @ y)
+    torch.testing.assert_close(found[0], x + 1)
 
 
-def test_calls_that_do_something_else_are_refused(folder: Path) -> None:
-    kept = kept_for(torch.zeros(3, 3), torch.randn(3, 3))
-    assert kept.compile() is not None
-    facts, libraries = kernel_folder.read(kept._key)  # type: ignore[misc]
-    draw = next(call for call in facts["calls"] if call[0] == "draw")
-    kernel_folder.write(kept._key, {**facts, "calls": [draw, *facts["calls"]]}, libraries)
-    assert kept.read() is None
-    (product,) = (call for call in facts["calls"] if call[0] == "product")
-    for other in (
-        ["product", "system", *product[2:]],
-        ["torch", "aten.add_.Tensor", [], {"args": [], "named": {}}, []],
-    ):
-        kernel_folder.write(kept._key, {**facts, "calls": [*facts["calls"], other]}, libraries)
-        assert kept.read() is None
-    kernel_folder.write(kept._key, facts, libraries)
-    assert kept.read() is not None
+def test_a_library_that_is_wrong_or_none_is_replaced(folder: Path) -> None:
+    source = "int segment0(void *const *p) { return 0; }"
+    wrong = library.compiled(source)
+    assert wrong is not None
+    function: Function = lambda x: [x.exp() * 2]  # noqa: E731
+    in_c_of(function, torch.ones(3))
+    (entry,) = folder.iterdir()
+    kept = kernel_folder.read(entry.name)
+    for other in (wrong, b"no library"):
+        kernel_folder.write(entry.name, other)
+        torch.testing.assert_close(in_c_of(function, torch.ones(3))(), function(torch.ones(3)))
+        assert kernel_folder.read(entry.name) != other
+    assert kept is not None
 
 
-def test_another_program_machine_or_flag_is_another_key(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    x, y = torch.zeros(3, 3), torch.randn(3, 3)
-    other = record(lambda x, y: [x.copy_(y), x + 1], [x.clone(), y.clone()])
-    assert other is not None
-    keys = [kept_for(x, y)._key, KeptKernels(other, [x, y])._key, kept_for(x.t(), y)._key]
-    for place, name, value in (
-        (in_c, "_processor", lambda: "another one"),
-        (library, "FLAGS", ("-O0",)),
-        (torch, "__version__", "9.9"),
-    ):
-        monkeypatch.setattr(place, name, value)
-        keys.append(kept_for(x, y)._key)
+def test_another_program_machine_or_flag_is_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = [library.key_of("int a;"), library.key_of("int b;")]
+    for name, value in (("_instructions", lambda: "another one"), ("FLAGS", ("-O0",)), ("compiler", lambda: ("cc",))):
+        monkeypatch.setattr(library, name, value)
+        keys.append(library.key_of("int a;"))
     assert len(set(keys)) == len(keys)
 
 
@@ -232,18 +214,14 @@ def test_where_the_program_itself_fails_nothing_is_compared(folder: Path) -> Non
         x.copy_(x * 0.9)
         return [found.sum()]
 
-    graph = record(inverted, [torch.eye(3)])
-    assert graph is not None
-    assert KeptKernels(graph, [torch.eye(3)]).compile()
+    assert in_c_of(inverted, torch.eye(3))
 
 
 @pytest.mark.parametrize(
     "held", [torch.tensor(2.0).expand(3), torch.ones(3, 1).expand(3, 3), torch.ones(0, 1).expand(0, 3)]
 )
 def test_what_a_step_holds_may_be_expanded(folder: Path, held: Tensor) -> None:
-    graph = record(lambda x: [(x * held).sum()], [torch.ones(3)])
-    assert graph is not None
-    assert KeptKernels(graph, [torch.ones(3)]).compile()
+    assert in_c_of(lambda x: [(x * held).sum()], torch.ones(3))
 
 
 def step_with_a_branch(x: Tensor) -> list[Tensor]:
@@ -254,14 +232,13 @@ def step_with_a_branch(x: Tensor) -> list[Tensor]:
 
 
 def test_a_branch_that_is_off_at_the_start_is_compared_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = record(step_with_a_branch, [torch.zeros(5)])
-    assert graph is not None
-    assert KeptKernels(graph, [torch.zeros(5)]).compile() is not None
+    assert in_c_of(step_with_a_branch, torch.zeros(5))
     monkeypatch.setitem(formulas.FORMULAS, "where", "{2}")
-    other = KeptKernels(graph, [torch.zeros(5)])
     wrong = "does not compute what the recorded one does"
+    x = torch.zeros(5)
     with pytest.warns(UserWarning, match=wrong), pytest.raises(CannotError, match=wrong):
-        other.compile()
+        in_c_of(step_with_a_branch, x)
+    assert not x.any()
 
 
 # --- trainings --------------------------------------------------------------------------------------------------------

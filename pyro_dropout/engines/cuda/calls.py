@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx
 
 from pyro_dropout.engines.cuda.values import UnsupportedError, Value, flat_index, number
-from pyro_dropout.engines.generated.by_torch import elsewhere
+from pyro_dropout.engines.generated.formulas import elsewhere
 
 
 class Constants:

@@ -2,19 +2,19 @@
 
 import ctypes
 import functools
+import hashlib
 import os
+import platform
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from torch import Tensor
 
 from pyro_dropout.engines.kernel_folder import private_folder
 
-LIBRARY = "0.so"  # its name among what is kept
 # No flag changes a result: sums are vectorised where the source says so, and nowhere else.
 FLAGS = (
     *("-x", "c", "-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
@@ -53,18 +53,9 @@ def compiled(text: str) -> bytes | None:
         return None
 
 
-@contextmanager
-def on_disk(code: bytes) -> Iterator[Path]:
-    """Within this context a library is a file that nobody else can change. Once loaded, it needs no file."""
-    with private_folder() as folder:
-        path = folder / "library.so"
-        path.write_bytes(code)
-        yield path
-
-
-def bound(code: bytes, segment: int, tensors: Sequence[Tensor]) -> Callable[[], None]:
+def function_of(code: bytes, name: str, tensors: Sequence[Tensor]) -> Callable[[], None]:
     """Return a function of a library, bound to the tensors that it reads and writes."""
-    function = getattr(_opened(code), f"segment{segment}")
+    function = getattr(_opened(code), name)
     pointers = (ctypes.c_void_p * len(tensors))(*(each.data_ptr() for each in tensors))
 
     def run(kept: Sequence[Tensor] = tensors) -> None:  # the tensors live as long as the function
@@ -76,5 +67,24 @@ def bound(code: bytes, segment: int, tensors: Sequence[Tensor]) -> Callable[[], 
 
 @functools.cache
 def _opened(code: bytes) -> ctypes.CDLL:
-    with on_disk(code) as path:
+    """Return a library, loaded from a file that nobody else can change; once loaded, it needs no file."""
+    with private_folder() as folder:
+        path = folder / "library.so"
+        path.write_bytes(code)
         return ctypes.CDLL(str(path))
+
+
+def key_of(text: str) -> str:
+    """Return the digest of all that the library of a source depends on."""
+    about = text, compiler(), FLAGS, platform.machine(), _instructions()
+    return hashlib.sha256(repr(about).encode()).hexdigest()
+
+
+@functools.cache
+def _instructions() -> str:
+    """Return what decides which instructions a compiled program has."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = [platform.processor()]
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")

@@ -44,7 +44,7 @@ class Order:
         self._loop: dict[Statement, int] = {}
         self._readers: dict[Memory, list[tuple[Statement | Call, Place]]] = {}
         for each in statements.order:
-            if isinstance(each, Call) and each.kind == "draw":
+            if isinstance(each, Call) and each.draws:
                 self.draws.append(each)
             elif isinstance(each, Call):
                 self._place_call(each)

@@ -1,93 +1,79 @@
-"""A recorded step as plain C: what it calls, as it is kept on disk, and the source of its library."""
+"""A recorded step as plain C: the source of its library, and the calls that take the step."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
+import torch
 from torch import Tensor, fx
 
 from pyro_dropout.engines.generated.functions import functions
-from pyro_dropout.engines.generated.library import LIBRARY
+from pyro_dropout.engines.generated.library import function_of
 from pyro_dropout.engines.generated.order import Loop, Order, Segment
-from pyro_dropout.engines.generated.statement import Call, Memory, Place, Statement
+from pyro_dropout.engines.generated.statement import Memory, Place, Statement
 from pyro_dropout.engines.generated.translation import Translation
 
 _WIDE = 2**8  # terms of a sum from which it is added up in double precision
 
 
-def plain(graph: fx.GraphModule, given: Sequence[Tensor]) -> tuple[dict[str, Any], str]:
-    """Return the calls of a step as JSON values, and the source of its library.
+class Source:
+    """A program in C: one function for each segment, of pointers to the memories that it uses.
 
     Args:
         graph: a recorded step on a CPU, which writes over its inputs after all else.
         given: its inputs, then its constants.
 
+    Attributes:
+        text: the source.
+
     Raises:
         CannotError: the step has no plain form; it says why.
     """
-    statements = Translation(graph, given)
-    order = Order(statements)
-    source = Source(order, statements.bounds)
-    own = {memory: number for number, memory in enumerate(_own(order))}
 
-    def described(place: Place) -> list[Any]:
-        whose = ["own", own[place.memory]] if place.memory.given is None else ["given", place.memory.given]
-        dtype = str(place.memory.shape.dtype).removeprefix("torch.")
-        return [*whose, dtype, list(place.size), list(place.stride), place.offset]
-
-    def whole(memory: Memory) -> list[Any]:
-        return described(Place(memory, tuple(memory.shape.shape), memory.shape.stride(), 0))
-
-    def called(call: Call) -> list[Any]:
-        if call.kind == "draw":
-            return ["draw", call.name, [described(call.write)], {}, None]
-        if call.kind == "torch":
-            outs = [[number, described(place)] for number, place in call.more]
-            return ["torch", call.name, [described(each) for each in call.reads], call.numbers, outs]
-        return ["product", call.name, [described(each) for each in call.reads], call.numbers, described(call.write)]
-
-    calls = [called(draw) for draw in order.draws]
-    for number, segment in enumerate(order.segments):
-        if source.memories[number]:
-            calls.append(
-                ["plain", LIBRARY, [whole(each) for each in source.memories[number]], {"segment": number}, None]
-            )
-        calls += [called(call) for call in segment.calls]
-    sizes = [max(8, -(-memory.shape.numel() * memory.shape.element_size() // 8) * 8) for memory in own]
-    return {"calls": calls, "results": [described(each) for each in statements.results], "own": sizes}, source.text
-
-
-def _own(order: Order) -> list[Memory]:
-    """Return the memories of the program's own, in the order in which they are written."""
-    written = [draw.write.memory for draw in order.draws]
-    for segment in order.segments:
-        written += [s.write.memory for loop in segment.loops for s in loop.statements]
-        written += [place.memory for call in segment.calls for place in call.writes]
-    return [memory for memory in dict.fromkeys(written) if memory in order.stored]
-
-
-class Source:
-    """A program in C: one function for each segment, of pointers to the memories that it uses.
-
-    Attributes:
-        text: the source.
-        memories: what the pointers of each function point to; none where a segment has no function.
-    """
-
-    def __init__(self, order: Order, bounds: Sequence[tuple[Place, int]]) -> None:
-        self._order = order
-        self.memories: list[list[Memory]] = []
+    def __init__(self, graph: fx.GraphModule, given: Sequence[Tensor]) -> None:
+        translation = Translation(graph, given)
+        self._given, self._results = given, translation.results
+        self._order = order = Order(translation)
+        self._memories: list[list[Memory]] = []  # what the pointers of each function point to
         functions_ = []
         for number, segment in enumerate(order.segments):
             used = _used(segment, order.stored)
-            checks = list(bounds) if number == 0 else []
+            checks = translation.bounds if number == 0 else []
             used += [rows.memory for rows, _ in checks if rows.memory not in used]
-            self.memories.append(list(dict.fromkeys(used)))
-            if self.memories[-1]:
+            self._memories.append(list(dict.fromkeys(used)))
+            if self._memories[-1]:
                 functions_.append(self._function(number, segment, checks))
         self.text = functions() + "\n" + "\n".join(functions_)
 
+    def bound(self, code: bytes) -> tuple[list[Callable[[], object]], list[Tensor]]:
+        """Return the calls that take the step, with its library, and the results that they leave.
+
+        The step is taken once: which call of torch writes into memory is found by trying.
+        """
+        own = {memory: torch.empty(memory.shape.shape, dtype=memory.shape.dtype) for memory in self._order.stored}
+
+        def whole(memory: Memory) -> Tensor:
+            return own[memory] if memory.given is None else self._given[memory.given]
+
+        def tensor(place: Place) -> Tensor:
+            base = whole(place.memory)
+            return base.as_strided(place.size, place.stride, base.storage_offset() + place.offset)
+
+        calls: list[Callable[[], object]] = []
+
+        def add(call: Callable[[], object]) -> None:
+            call()
+            calls.append(call)
+
+        for draw in self._order.draws:
+            add(draw.bound(tensor))
+        for number, segment in enumerate(self._order.segments):
+            if self._memories[number]:
+                add(function_of(code, f"segment{number}", [whole(each) for each in self._memories[number]]))
+            for call in segment.calls:
+                add(call.bound(tensor))
+        return calls, [tensor(each) for each in self._results]
+
     def _function(self, number: int, segment: Segment, checks: Sequence[tuple[Place, int]]) -> str:
-        self._names = {memory: f"m{k}" for k, memory in enumerate(self.memories[number])}
+        self._names = {memory: f"m{k}" for k, memory in enumerate(self._memories[number])}
         lines = [f"int segment{number}(void *const *p) {{"]
         lines += [f"{memory.c_type} *{name} = p[{k}];" for k, (memory, name) in enumerate(self._names.items())]
         for rows, count in checks:

@@ -1,13 +1,17 @@
 """The words of a program in plain C: memory, places in it, statements over the elements of a shape, calls of torch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
 from pyro_dropout.engines.engine import CannotError
-from pyro_dropout.engines.generated.functions import C_TYPES, typed, written
+from pyro_dropout.engines.generated import functions
+from pyro_dropout.engines.generated.formulas import DRAWS
+from pyro_dropout.engines.generated.functions import C_TYPES, typed
+from pyro_dropout.engines.torch_internals import OpOverload, tree_leaves, tree_map
+from pyro_dropout.engines.written_calls import written
 
 
 @dataclass(eq=False)
@@ -74,7 +78,9 @@ class Statement:
         """Return what it computes from the names of what it reads."""
         given = [each if isinstance(each, str) else names[each] for each in self.operands]
         cast = [f"({to}){each}" if to else each for to, each in zip(self.casts, given, strict=True)]
-        return written(self.formula, [each if each.isidentifier() else f"({each})" for each in cast], self.c_type)
+        return functions.written(
+            self.formula, [each if each.isidentifier() else f"({each})" for each in cast], self.c_type
+        )
 
 
 @dataclass(eq=False)
@@ -82,25 +88,37 @@ class Call:
     """A call of torch: a random draw, a matrix product, or another operation.
 
     Attributes:
-        kind: "draw", "product" or "torch".
-        name: of the function.
-        reads: the tensors that it is given.
-        write: where its result goes.
-        more: where further results go, with their numbers; for the kind "torch" all of them.
-        numbers: its other arguments.
+        operation: what is called.
+        args: its arguments, with places for tensors.
+        named: its named arguments, likewise.
+        results: where its results go, by their numbers.
     """
 
-    kind: str
-    name: str
-    reads: list[Place]
-    write: Place
-    numbers: dict[str, Any] = field(default_factory=dict)
-    more: list[tuple[int, Place]] = field(default_factory=list)
+    operation: OpOverload
+    args: tuple[Any, ...]
+    named: dict[str, Any]
+    results: dict[int, Place]
+
+    @property
+    def draws(self) -> bool:
+        """Whether it draws random numbers."""
+        return self.operation.overloadpacket.__name__ in DRAWS
+
+    @property
+    def reads(self) -> list[Place]:
+        """The tensors that it is given."""
+        return [each for each in tree_leaves((self.args, self.named)) if isinstance(each, Place)]
 
     @property
     def writes(self) -> list[Place]:
         """Where its results go."""
-        return [place for _, place in self.more] if self.more else [self.write]
+        return list(self.results.values())
+
+    def bound(self, tensor: Callable[[Place], Tensor]) -> Callable[[], object]:
+        """Return the call on the tensors of its places."""
+        args, named = tree_map(lambda each: tensor(each) if isinstance(each, Place) else each, (self.args, self.named))
+        places = [self.results.get(k) for k in range(1 + max(self.results))]
+        return written(self.operation, args, named, [None if each is None else tensor(each) for each in places])
 
 
 def expanded(total: Tensor, kept: Sequence[int], size: Sequence[int]) -> Tensor:

@@ -13,8 +13,16 @@ import torch
 from torch import Tensor, fx
 
 from pyro_dropout.engines.engine import CannotError
-from pyro_dropout.engines.generated.by_torch import MOST, can_be_called, elsewhere, told
-from pyro_dropout.engines.generated.formulas import COPIES, DRAWS, PRODUCTS, VIEWS, filled_with, formula_of
+from pyro_dropout.engines.generated.formulas import (
+    COPIES,
+    DRAWS,
+    PRODUCTS,
+    VIEWS,
+    can_be_called,
+    elsewhere,
+    filled_with,
+    formula_of,
+)
 from pyro_dropout.engines.generated.functions import C_TYPES, FUNCTIONS, is_slow, typed
 from pyro_dropout.engines.generated.statement import (
     Call,
@@ -29,6 +37,7 @@ from pyro_dropout.engines.torch_internals import OpOverload
 
 aten = torch.ops.aten
 
+_MOST_CALLS = 40  # of torch in one step: each takes some five microseconds
 _MOST = 2**18  # elements: with more, several threads of torch may be faster
 _SLOW_ELEMENTS = 2**14  # for which functions may be computed that have no vector form: some 0.1 ms
 _TERMS = 2**13  # of a sum that is added up one by one
@@ -49,7 +58,7 @@ class Translation:
         self.order: list[Statement | Call] = []
         self.results: list[Place] = []
         self.bounds: list[tuple[Place, int]] = []  # numbers of rows, and how many rows there are
-        self._slow, self._torch = 0, 0
+        self._slow, self._calls = 0, 0
         self._views: dict[fx.Node, Any] = {}  # tensors without values, whose storage tells the memory
         self._memories: dict[int, Memory] = {}
         self._over: set[int] = set()  # inputs that were written over
@@ -70,6 +79,8 @@ class Translation:
 
     def _input(self) -> Tensor:
         number, tensor = next(self._given)
+        if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+            raise CannotError("a tensor is not on the CPU, or is sparse")
         return self._new(tensor.shape, tensor.stride(), tensor.dtype, number)
 
     def _new(
@@ -139,7 +150,7 @@ class Translation:
         elif name == "copy_":
             self._write_over(node)
         elif name in DRAWS:
-            self._draw(node, name)
+            self._draw(node, operation)
         else:
             self._compute_or_call(node, operation, name)
 
@@ -148,7 +159,7 @@ class Translation:
         before = len(self.order)
         try:
             if name in PRODUCTS:
-                self._multiply(node, name)
+                self._call(node, operation)
             elif name in _SPECIAL:
                 _SPECIAL[name](self, node)
             else:
@@ -156,7 +167,13 @@ class Translation:
         except CannotError:
             if len(self.order) > before:
                 raise
-            self._by_torch(node, operation)
+            self._calls += 1
+            if not can_be_called(operation):
+                raise CannotError(f"{operation} changes a tensor, draws random numbers or returns a view") from None
+            if self._calls > _MOST_CALLS:
+                why = f"more than {_MOST_CALLS} operations have no form in C, of which the last is {operation}"
+                raise CannotError(why) from None
+            self._call(node, operation)
 
     def _show(self, node: fx.Node, operation: OpOverload) -> None:
         """Note a view, which torch makes of a tensor without values."""
@@ -234,23 +251,7 @@ class Translation:
         total = self._new(result.shape, None, result.dtype) if mean else result
         self._state("{0}", [source], expanded(total, kept, view.shape), adds=True)
         if mean:
-            place = Place(self._memory(total), tuple(total.shape), total.stride(), 0)
-            self._state("{0} / {1}", [place, typed(terms, C_TYPES[result.dtype])], result)
-
-    def _any(self, node: fx.Node) -> None:
-        """Add whether any element is true: how many are, and whether that is none."""
-        source, *rest = list[Any](node.args)
-        view = self._view(source)
-        dims = range(view.dim()) if not rest else [rest[0]] if isinstance(rest[0], int) else rest[0]
-        dims = [dim % max(view.dim(), 1) for dim in dims]
-        if view.dtype != torch.bool or node.kwargs or view.numel() == 0:
-            raise CannotError(str(node.target))
-        result = self._result(node)
-        count = self._new(result.shape, None, torch.int32)
-        kept = [1 if dim in dims else size for dim, size in enumerate(view.shape)]
-        self._state("{0}", [source], expanded(count, kept, view.shape), adds=True)
-        place = Place(self._memory(count), tuple(count.shape), count.stride(), 0)
-        self._state("{0} != 0", [place], result)
+            self._state("{0} / {1}", [self._whole(total), typed(terms, C_TYPES[result.dtype])], result)
 
     def _join(self, node: fx.Node) -> None:
         """Add a stack or a concatenation: each tensor is copied into its part."""
@@ -274,28 +275,6 @@ class Translation:
         self._state("{0}", [typed(0.0, C_TYPES[result.dtype])], result)
         self._state("{0}", [slope], view(result, *where))
 
-    def _pad(self, node: fx.Node) -> None:
-        """Add a tensor with a number around another one."""
-        source, pads, *value = list[Any](node.args)
-        result, view = self._result(node), self._view(source)
-        if min(pads) < 0 or not result.dtype.is_floating_point:
-            raise CannotError(str(node.target))
-        inner = result
-        for k, start in enumerate(pads[::2]):
-            inner = inner.narrow(-1 - k, start, view.shape[-1 - k])
-        self._state("{0}", [number(value[0] if value else 0.0, C_TYPES[result.dtype])], result)
-        self._state("{0}", [source], inner)
-
-    def _diagonal(self, node: fx.Node) -> None:
-        """Add a matrix that is zero beside its diagonal."""
-        result = self._result(node)
-        made = node.target is aten.eye.default
-        if len(node.args) > 1 or result.dim() < 2:
-            raise CannotError(str(node.target))
-        c_type = C_TYPES[result.dtype]
-        self._state("{0}", [typed(0.0, c_type)], result)
-        self._state("{0}", [typed(1.0, c_type) if made else node.args[0]], result.diagonal(0, -2, -1))
-
     def _rows(self, node: fx.Node) -> None:
         """Add the choice of rows by their numbers, (n,), or by those of each network of a fleet, (E, n)."""
         source, index = node.args
@@ -316,56 +295,36 @@ class Translation:
         )
         self._state("{0}", [chosen_place], result)
 
-    def _draw(self, node: fx.Node, name: str) -> None:
-        result = self._result(node)
+    def _draw(self, node: fx.Node, operation: OpOverload) -> None:
         val = node.meta.get("val")
         if not isinstance(val, Tensor) or not val.is_contiguous() or node.kwargs.get("generator") is not None:
             raise CannotError(str(node.target))
-        whole = Place(self._memory(result), tuple(result.shape), result.stride(), 0)
-        self._append(Call("draw", DRAWS[name], [], whole))
+        self._append(Call(operation, (), {}, {0: self._whole(self._result(node))}))
 
-    def _multiply(self, node: fx.Node, name: str) -> None:
-        if set(node.kwargs) - {"alpha", "beta"}:
-            raise CannotError(str(node.target))
-        reads = [self._realised(each) for each in node.args]
-        result = self._result(node)
-        whole = Place(self._memory(result), tuple(result.shape), result.stride(), 0)
-        self._append(Call("product", name, reads, whole, dict(node.kwargs)))
-
-    def _by_torch(self, node: fx.Node, operation: OpOverload) -> None:
+    def _call(self, node: fx.Node, operation: OpOverload) -> None:
         """Add an operation that stays torch's own."""
-        reads: list[Place] = []
-
-        def number(tensor: fx.Node) -> int:
-            reads.append(self._realised(tensor))
-            return len(reads) - 1
-
-        self._torch += 1
-        if not can_be_called(operation):
-            raise CannotError(f"{operation} changes a tensor, draws random numbers or returns a view")
-        if self._torch > MOST:
-            raise CannotError(f"more than {MOST} operations have no form in C, of which the last is {operation}")
-        try:
-            args = {"args": told(node.args, number), "named": told(node.kwargs, number)}
-        except TypeError as cause:
-            raise CannotError(f"{operation}: {cause}") from cause
+        realised: Any = self._realised
+        filled: Any = fx.map_arg((node.args, node.kwargs), realised)
         if isinstance(node.meta.get("val"), Tensor):
             results = {0: self._result(node)}
         else:
             used = [(each.args[1], each) for each in node.users if each.target is operator.getitem]
             results = {k: self._result(each) for k, each in used if isinstance(k, int)}
             self._views[node] = results
-        more = [(k, Place(self._memory(each), tuple(each.shape), each.stride(), 0)) for k, each in results.items()]
-        if not more:
+        if not results:
             raise CannotError(f"{node.target} for nothing")
-        self._append(Call("torch", str(operation), reads, more[0][1], args, more))
+        self._append(Call(operation, filled[0], filled[1], {k: self._whole(each) for k, each in results.items()}))
+
+    def _whole(self, view: Tensor) -> Place:
+        return Place(self._memory(view), tuple(view.shape), view.stride(), 0)
 
     def _write_over(self, node: fx.Node) -> None:
         """Add the copy of a result over an input; no later statement reads that input."""
         place = self._place(node.args[0])
         number = place.memory.given
         view = self._view(node.args[0])
-        if number is None or view is not place.memory.shape or not self._single[number] or len(node.args) > 2:
+        whole = number is not None and view is place.memory.shape and self._single[number]
+        if number is None or not whole or node.args[0].op != "placeholder" or len(node.args) > 2:  # type: ignore[union-attr]
             raise CannotError("something else than a whole input is written over")
         value = self._view(node.args[1])
         casts = ["" if value.dtype == view.dtype else place.memory.c_type]
@@ -378,8 +337,5 @@ _SPECIAL: dict[str, Callable[[Translation, fx.Node], None]] = {
     **dict.fromkeys(("sum", "mean"), Translation._sum),
     **dict.fromkeys(("stack", "cat"), Translation._join),
     **dict.fromkeys(("select_backward", "slice_backward"), Translation._part_of_zeros),
-    **dict.fromkeys(("eye", "diag_embed"), Translation._diagonal),
     "index": Translation._rows,
-    "constant_pad_nd": Translation._pad,
-    "any": Translation._any,
 }

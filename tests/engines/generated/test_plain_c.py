@@ -2,16 +2,18 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from pyro_dropout.engines import in_c
 from pyro_dropout.engines.engine import CannotError
 from pyro_dropout.engines.generated.library import compiled, compiler
-from pyro_dropout.engines.generated.source import plain
-from pyro_dropout.engines.in_c import KeptKernels
+from pyro_dropout.engines.generated.source import Source
+from pyro_dropout.engines.program import Program
 from pyro_dropout.engines.recorder import record
 
 aten = torch.ops.aten
@@ -25,22 +27,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ran(function: Callable[..., list[Tensor]], *inputs: Tensor, seed: int = 0) -> tuple[list[Tensor], list[Tensor]]:
     """Return the results of a function in plain C and in torch, with what each leaves in its inputs."""
-    graph = record(function, [each.clone() for each in inputs])
-    assert graph is not None
     mine, theirs = [each.clone() for each in inputs], [each.clone() for each in inputs]
-    constants = {str(n.target): getattr(graph, str(n.target)) for n in graph.graph.nodes if n.op == "get_attr"}
-    made = plain(graph, [*mine, *constants.values()])
-    assert made
-    kept = KeptKernels(graph, mine)
-    kept._right = lambda *_: True  # type: ignore[method-assign]  # what is wrong is to be seen here
-    found = kept.compile()
-    assert found is not None
+    run = in_c_of(function, *mine)
     torch.manual_seed(seed)
-    for call, args, named in found[0]:
-        call(*args, **named)
+    found = run()
     torch.manual_seed(seed)
     expected = function(*theirs)
-    return [*found[1], *mine], [*expected, *theirs]
+    return [*found, *mine], [*expected, *theirs]
+
+
+def in_c_of(function: Callable[..., list[Tensor]], *inputs: Tensor) -> Callable[[], list[Tensor]]:
+    """Return a function in C on these inputs, also where it is wrong."""
+    program = Program(function, *[each.clone() for each in inputs], compile=False)
+    with mock.patch.object(in_c, "_close", return_value=True):
+        return in_c.in_c(program, inputs)
 
 
 def agrees(function: Callable[..., list[Tensor]], *inputs: Tensor) -> None:
@@ -213,20 +213,14 @@ def test_rows_are_chosen_by_their_numbers() -> None:
     each = torch.tensor([[5, 0], [-1, 2], [3, -6]])  # the rows of each network of a fleet
     agrees(lambda x, y, each: [x[each] * 2, y[each] + 1], x, y, each)
     for wrong in (6, -7):
-        with pytest.raises(IndexError, match="out of range"):
-            _calls(lambda x, index: [x[index] * 2], x, each.clone(), then=torch.tensor([[0, 1], [2, 3], [wrong, 0]]))
-        with pytest.raises(IndexError, match="out of range"):
-            _calls(lambda x, index: [x[index] * 2], x, torch.tensor([0, 1]), then=torch.tensor([0, wrong]))
-
-
-def _calls(function: Callable[..., list[Tensor]], x: Tensor, index: Tensor, then: Tensor) -> None:
-    graph = record(function, [x.clone(), index.clone()])
-    assert graph is not None
-    found = KeptKernels(graph, [x, index]).compile()
-    assert found is not None
-    index.copy_(then)
-    for call, args, named in found[0]:
-        call(*args, **named)
+        for index, then in (
+            (each.clone(), torch.tensor([[0, 1], [2, 3], [wrong, 0]])),
+            (torch.tensor([0, 1]), torch.tensor([0, wrong])),
+        ):
+            run = in_c_of(lambda x, index: [x[index] * 2], x, index)
+            index.copy_(then)
+            with pytest.raises(IndexError, match="out of range"):
+                run()
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
@@ -287,7 +281,7 @@ def test_what_has_no_plain_form_is_refused(function: Callable[..., list[Tensor]]
     graph = record(function, [each.clone() for each in inputs])
     assert graph is not None
     with pytest.raises(CannotError):
-        plain(graph, inputs)
+        Source(graph, inputs)
 
 
 def test_what_shares_memory_is_not_written_over() -> None:
@@ -298,9 +292,9 @@ def test_what_shares_memory_is_not_written_over() -> None:
     graph = record(step, [torch.ones(3), torch.ones(3)])
     assert graph is not None
     whole = torch.ones(3)
-    assert plain(graph, [whole, torch.ones(3)])
+    assert Source(graph, [whole, torch.ones(3)])
     with pytest.raises(CannotError, match="written over"):
-        plain(graph, [whole, whole])
+        Source(graph, [whole, whole])
 
 
 def test_an_error_of_the_compiler_is_told_by_no_library() -> None:

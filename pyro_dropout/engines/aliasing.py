@@ -1,0 +1,48 @@
+"""What an operation in a graph does to memory: whether it writes into a tensor, draws, or shows a tensor's memory."""
+
+import functools
+import operator
+
+import torch
+from torch import fx
+
+from pyro_dropout.engines.torch_internals import OpOverload
+
+
+def is_mutable(node: fx.Node) -> bool:
+    """Whether an operation writes into one of its arguments."""
+    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether an operation gives something else each time."""
+    operation = node.target
+    if not isinstance(operation, OpOverload):
+        return False
+    return torch.Tag.nondeterministic_seeded in operation.tags or "empty" in operation.__name__
+
+
+def owner(node: fx.Node) -> fx.Node:
+    """Return the tensor whose memory a view shows, or an operation has written into.
+
+    Example:
+        >>> from torch.fx.experimental.proxy_tensor import make_fx
+        >>> graph = make_fx(lambda x: x.exp().t()[0])(torch.ones(2, 2)).graph
+        >>> [owner(node).name for node in graph.nodes][:-1]
+        ['x_1', 'exp', 'exp', 'exp']
+    """
+    while shares_memory(node) and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return node
+
+
+def shares_memory(node: fx.Node) -> bool:
+    """Whether the result lies in the memory of the first argument."""
+    return _gives_memory(node.target) if isinstance(node.target, OpOverload) else node.target is operator.getitem
+
+
+@functools.cache
+def _gives_memory(operation: OpOverload) -> bool:
+    # What torch calls unsafe lies in its argument's memory too, although its schema does not say so.
+    unsafe = operation.name().startswith(("aten::unsafe_", "aten::_unsafe_view"))
+    return unsafe or any(each.alias_info is not None for each in operation._schema.returns)
