@@ -1,0 +1,109 @@
+"""What trainings and Laplace approximations hold in memory, beside plain torch."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import pyro_dropout as pd
+from tests.benchmarks.figures import Asked, Figure, apart, benchmark
+from tests.benchmarks.sizes import Size
+from tests.oracles.memory import peak_allocated
+
+LAYERS, BATCH, STEPS = 4, 64, 3
+PLAIN = "plain torch"
+KINDS = {PLAIN: None, "fit eager": False, "fit recorded": "traced", "fit compiled": True}
+LARGE = Size("100 million weights", (784, 8000, 8000, 3500, 512, 10), 1000, classes=True)
+
+
+def train(kind: str, width: int, device: str) -> None:
+    """Make a network of one width and its data, and take some steps of Adam."""
+    size = Size("", (width,) * (LAYERS + 1), BATCH)
+    (x, y), net = size.data(device), size.net(device, dropout=kind == PLAIN)
+    if kind != PLAIN:
+        model = pd.BayesianNet(net)
+        how: dict[str, Any] = {"compile": KINDS[kind], "lr": 1e-4, "progress": False}
+        pd.fit(model, pd.AutoDropout(model, keep=0.9), x, y, steps=STEPS, **how)
+        return
+    optimiser = torch.optim.Adam(net.parameters(), lr=1e-4)
+    for _ in range(STEPS):
+        optimiser.zero_grad()
+        nn.functional.mse_loss(net(x), y).backward()
+        optimiser.step()
+
+
+def status(name: str) -> int:
+    """Return an entry of what Linux knows about this process, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+
+
+def most_resident(action: Callable[[], object]) -> int:
+    """Return the most memory that the process had during ``action``, beyond what it had before."""
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
+    before = status("VmRSS")
+    action()
+    return status("VmHWM") - before
+
+
+def most_on_gpu(action: Callable[[], object]) -> int:
+    """Return the most bytes that torch held on the GPU during ``action``, beyond those before."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    action()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+MEASURES = {"allocated": peak_allocated, "resident": most_resident, "on the GPU": most_on_gpu}
+
+
+def training_peak(kind: str, width: int, device: str, measure: str) -> int:
+    """Return the most bytes that a training holds."""
+    train(kind, 8, device)  # what is imported and set up once is no part of it
+    return MEASURES[measure](lambda: train(kind, width, device))
+
+
+@benchmark("memory", "cpu", "cuda")
+def trainings(asked: Asked) -> Iterator[Figure]:
+    """A network of 100 million weights: ``fit`` beside plain dropout, each in a process of its own."""
+    width = asked.pick(5000, 500)
+    for measure in ("on the GPU",) if asked.device == "cuda" else ("allocated", "resident"):
+        base = 0
+        for kind in KINDS:
+            held = apart(training_peak, kind, width, asked.device, measure)
+            base = base or held
+            yield Figure(f"{measure}, {kind}", held / 2**20, "MiB")
+            if kind != PLAIN:
+                yield Figure(f"{measure}, {kind} over {PLAIN}", held / base, most=1.25)
+
+
+def laplace_peak(kind: str, images: int) -> int:
+    """Return the most bytes held, the network included."""
+
+    def act() -> object:
+        only = None if kind == "last, all layers random" else "8.*"
+        model = pd.BayesianNet(LARGE.net("cpu"), likelihood=pd.Categorical(), only=only)
+        x, y = LARGE.data("cpu", images)
+        if kind == "forward pass":
+            with torch.no_grad():
+                return model.net(x)
+        return pd.laplace(model, model, x, y, "last")
+
+    return peak_allocated(act)
+
+
+@benchmark("laplace-memory", "cpu")
+def laplace(asked: Asked) -> Iterator[Figure]:
+    """Laplace of the last layer of 100 million weights, beside a forward pass of the same images.
+
+    Where all layers are random, the guide has points of its own for the others: a second copy of the network.
+    """
+    base = 0
+    for kind, most in {"forward pass": None, "last": 1.2, "last, all layers random": None}.items():
+        held = apart(laplace_peak, kind, asked.pick(1000, 100))
+        base = base or held
+        yield Figure(f"{kind}, over a forward pass of {base / 2**30:.3f} GiB", held / base, most=most)
