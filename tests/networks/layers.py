@@ -1,6 +1,8 @@
 """Layers that draw random numbers in training mode, beside dropout: what from_dropout has to notice."""
 
 import random
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -8,17 +10,32 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 
-class DropPath(nn.Module):
+class Output(nn.Module):
+    """A network and what is made of it: any function of it and of its input."""
+
+    def __init__(self, net: nn.Module, read: Callable[[Any, Tensor], Any]) -> None:
+        super().__init__()
+        self.net, self.read = net, read
+
+    def forward(self, x: Tensor) -> Any:
+        return self.read(self.net, x)
+
+
+class Noisy(nn.Module):
+    """A layer with a probability, or a size, of its own."""
+
+    def __init__(self, p: float = 0.3) -> None:
+        super().__init__()
+        self.p = p
+
+
+class DropPath(Noisy):
     """timm's: the branch of a residual block is dropped for each data point."""
 
-    def __init__(self, drop_prob: float) -> None:
-        super().__init__()
-        self.drop_prob = drop_prob
-
     def forward(self, x: Tensor) -> Tensor:
-        if self.drop_prob == 0.0 or not self.training:
+        if self.p == 0.0 or not self.training:
             return x
-        keep = 1 - self.drop_prob
+        keep = 1 - self.p
         mask = x.new_empty((x.shape[0],) + (1,) * (x.ndim - 1)).bernoulli_(keep)
         return x * mask.div_(keep)
 
@@ -30,35 +47,23 @@ def stochastic_depth(x: Tensor, p: float, training: bool) -> Tensor:
     return x * torch.empty([x.shape[0]] + [1] * (x.ndim - 1)).bernoulli_(1 - p).div_(1 - p)
 
 
-class StochasticDepth(nn.Module):
+class StochasticDepth(Noisy):
     """torchvision's, in a function that torch.fx does not look into."""
-
-    def __init__(self, p: float) -> None:
-        super().__init__()
-        self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
         return stochastic_depth(x, self.p, self.training)
 
 
-class Attention(nn.Module):
+class Attention(Noisy):
     """One head over the features, read as positions, with dropout in the kernel."""
-
-    def __init__(self, p: float) -> None:
-        super().__init__()
-        self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
         h = x.unsqueeze(-1)
         return F.scaled_dot_product_attention(h, h, h, dropout_p=self.p if self.training else 0.0).squeeze(-1)
 
 
-class OldAttention(nn.Module):
+class OldAttention(Noisy):
     """The same before there was a kernel: dropout on the attention's weights, as a function."""
-
-    def __init__(self, p: float) -> None:
-        super().__init__()
-        self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
         weights = F.softmax(x.unsqueeze(-1) * x.unsqueeze(-2), -1)
@@ -67,13 +72,9 @@ class OldAttention(nn.Module):
         return (weights @ x.unsqueeze(-1)).squeeze(-1)
 
 
-class GaussianNoise(nn.Module):
-    def __init__(self, std: float) -> None:
-        super().__init__()
-        self.std = std
-
+class GaussianNoise(Noisy):
     def forward(self, x: Tensor) -> Tensor:
-        return x + torch.randn_like(x) * self.std if self.training else x
+        return x + torch.randn_like(x) * self.p if self.training else x
 
 
 class LayerDrop(nn.Module):
@@ -112,12 +113,8 @@ class OwnTorchGenerator(nn.Module):
         return OwnTorchGenerator()
 
 
-class BatchDepth(nn.Module):
+class BatchDepth(Noisy):
     """torchvision's StochasticDepth with mode="batch": a branch is dropped for all data points at once."""
-
-    def __init__(self, p: float) -> None:
-        super().__init__()
-        self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
         return x * torch.empty([1] * x.ndim).bernoulli_(1 - self.p) / (1 - self.p) if self.training else x
