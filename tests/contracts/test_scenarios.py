@@ -32,7 +32,7 @@ def outcome(scenario: str, guide: str) -> tuple[str, str]:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*finds no weight in this model.*")
-            SCENARIOS[scenario].run(GUIDES[guide].make)
+            SCENARIOS[scenario](GUIDES[guide].make)
     except Exception as error:
         return ("refused" if refused(error) else "failed"), f"{type(error).__name__}: {error}"
     return "passed", ""
