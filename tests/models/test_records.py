@@ -1,21 +1,62 @@
-"""What is said of classifiers: areas beside counts of pairs, gradients beside sums, tables by hand, odd images."""
+"""The record of an experiment, and what is said of classifiers, beside counts of pairs and tables by hand."""
 
+import json
 import math
+from importlib.metadata import version
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from experiments.classifiers import (
-    auroc,
-    error_table,
-    rejection_table,
-)
+from experiments.classifiers import auroc, error_table, rejection_table
+from experiments.experiment import Experiment, read_rows
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 from sklearn.metrics import roc_auc_score
 
 from tests.oracles.both_types import dtypes
+
+
+def started(tmp_path: Path, *words: str) -> Experiment:
+    experiment = Experiment("coin", "How often?\n\nMore.")
+    experiment.option("--throws", type=int, default=1000, quick=10, help="of the coin")
+    experiment.option("--names", nargs="+", default=["a"], help="of coins")
+    experiment.start(["--out", str(tmp_path / "out"), *words])
+    return experiment
+
+
+def test_quick_changes_defaults_and_not_what_was_given(tmp_path: Path) -> None:
+    assert started(tmp_path).args.throws == 1000
+    assert started(tmp_path, "--quick").args.throws == 10
+    assert started(tmp_path, "--quick", "--throws", "7").args.throws == 7
+
+
+def test_the_record_is_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    experiment = started(tmp_path, "--seed", "5", "--names", "x y", "z")
+    experiment.table("Throws", [{"coin": "a", "heads": 0.5}, {"coin": "b", "heads": torch.tensor(0.25)}], "A note.")
+    experiment.claim("it is fair", "holds in part", "1 of 2")
+    figure = Figure()
+    figure.subplots().plot([0, 1])
+    experiment.figure("line", figure, "A line.")
+    path = experiment.finish()
+    record: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    assert record["tables"][0]["rows"] == [{"coin": "a", "heads": 0.5}, {"coin": "b", "heads": 0.25}]
+    assert record["claims"] == [{"claim": "it is fair", "verdict": "holds in part", "number": "1 of 2"}]
+    assert (path.parent / "line.png").read_bytes().startswith(b"\x89PNG")
+    how = record["how"]
+    assert how["command"].startswith("pyro-dropout reproduce coin --out")
+    assert "--names 'x y' z" in how["command"]
+    assert how["seed"] == 5
+    assert how["versions"]["torch"] == version("torch")
+    said, page = capsys.readouterr().out, (path.parent / "results.md").read_text("utf-8")
+    assert "b     0.25" in said
+    assert "HOLDS IN PART: it is fair (1 of 2)" in said
+    for words in ("| b | 0.25 |", "| it is fair | **holds in part** | 1 of 2 |", "![A line.](line.png)", "A note."):
+        assert words in page
+    assert read_rows(path.parent / "results.md") == record["tables"][0]["rows"]
+
 
 FEW = st.lists(st.integers(0, 5), min_size=1, max_size=20)  # with many ties
 
@@ -64,7 +105,3 @@ def test_rejection_by_hand() -> None:
     (axes,) = figure.axes
     assert axes.get_title() == "model: a"
     assert [line.get_ydata()[-1] for line in axes.lines] == pytest.approx([3.0, 3.0])
-
-
-def sure(of_first: list[float]) -> torch.Tensor:
-    return torch.tensor([[p, 1 - p] for p in of_first])
