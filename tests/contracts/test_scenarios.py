@@ -50,9 +50,8 @@ NEED_A_DENSITY = {
 DROPS_VECTORS = ("dropout-dropped-bias", "dropout-each-bias")
 # Probabilities of labels are trained by their score, which this loss has no term for.
 NEED_A_PATH = {("row-mixture-learned", "renyis_bound")}
-WHOLE = ("mean-field",)  # the guides that run through all scenarios in the short tests
-SLOW = ("many_particles", "conjugate", "jit")
-SLOWEST = ("learned", "local_numbers")
+WHOLE = ("mean-field",)  # the guides that run through all scenarios in the short tests, but for the slow ones
+SLOW = ("many_particles", "conjugate", "jit", "learned", "local_numbers")
 
 
 @pytest.fixture(autouse=True)
@@ -68,8 +67,7 @@ def cases() -> list[object]:
     for number, (guide, scenario) in enumerate(itertools.product(GUIDES, SCENARIOS)):
         repeated = scenario.startswith("every_shape_of_site") and not scenario.endswith("trace-median")
         others = scenario not in NEED_A_DENSITY and number % 3 > 0  # a third of the rest, another one for each guide
-        long = guide not in WHOLE and (repeated or others or any(word in scenario for word in SLOW))
-        long |= any(word in scenario for word in SLOWEST)
+        long = (guide not in WHOLE and (repeated or others)) or any(word in scenario for word in SLOW)
         marks = [pytest.mark.deep] if long else []
         found.append(pytest.param(guide, scenario, id=f"{guide}-{scenario}", marks=marks))
     return found
