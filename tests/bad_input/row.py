@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, NamedTuple
 
 import pyro
@@ -135,6 +136,7 @@ def predict(*x: Any, **options: Any) -> Any:
         return pd.predict(*own, *(x or (X,)), **{"samples": 3, **options})
 
 
+@cache
 def answer() -> Any:
     return pd.predict(*pair(), X, samples=4, seed=0)
 
@@ -145,10 +147,12 @@ def site_answer(**options: Any) -> Any:
     return pd.predict(line, draws, X, samples=4, seed=0, **options)
 
 
+@cache
 def class_answer() -> Any:
     return pd.predict(*classes(), X, samples=4, seed=0)
 
 
+@cache
 def count_answer() -> Any:
     counted = model(pd.Poisson())
     return pd.predict(counted, pd.AutoDropout(counted), X, samples=4, seed=0)

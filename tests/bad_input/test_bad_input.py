@@ -1,5 +1,6 @@
 """Bad input is refused with a typed error of one line, which names the argument and what was given."""
 
+import inspect
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -42,7 +43,7 @@ def called(function: Any, met: set[str]) -> set[str]:
     codes = [function.__code__, *(each for each in function.__code__.co_consts if hasattr(each, "co_names"))]
     for name in {name for code in codes for name in code.co_names} - met:
         met.add(name)
-        inner = function.__globals__.get(name)
+        inner = inspect.unwrap(found) if callable(found := function.__globals__.get(name)) else None
         if isinstance(inner, FunctionType) and inner.__module__.startswith(__package__ or ""):
             called(inner, met)
     return met.union(getattr(cell.cell_contents, "__name__", "") for cell in function.__closure__ or ())

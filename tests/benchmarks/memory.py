@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 import pyro_dropout as pd
 from tests.benchmarks.figures import Asked, Figure, apart, benchmark
+from tests.benchmarks.ours import dropout
+from tests.benchmarks.peers import plain
+from tests.benchmarks.predictions import peak_bytes
 from tests.benchmarks.sizes import Size
-from tests.oracles.memory import peak_allocated
 
 LAYERS, BATCH, STEPS = 4, 64, 3
 PLAIN = "plain torch"
@@ -21,17 +22,12 @@ LARGE = Size("100 million weights", (784, 8000, 8000, 3500, 512, 10), 1000, clas
 def train(kind: str, width: int, device: str) -> None:
     """Make a network of one width and its data, and take some steps of Adam."""
     size = Size("", (width,) * (LAYERS + 1), BATCH)
-    (x, y), net = size.data(device), size.net(device, dropout=kind == PLAIN)
-    if kind != PLAIN:
-        model = pd.BayesianNet(net)
-        how: dict[str, Any] = {"compile": KINDS[kind], "lr": 1e-4, "progress": False}
-        pd.fit(model, pd.AutoDropout(model, keep=0.9), x, y, steps=STEPS, **how)
+    if kind == PLAIN:
+        plain(size, device)[0](STEPS)
         return
-    optimiser = torch.optim.Adam(net.parameters(), lr=1e-4)
-    for _ in range(STEPS):
-        optimiser.zero_grad()
-        nn.functional.mse_loss(net(x), y).backward()
-        optimiser.step()
+    model = size.model(device)
+    how: dict[str, Any] = {"compile": KINDS[kind], "lr": 1e-4, "progress": False}
+    pd.fit(model, dropout(model), *size.data(device), steps=STEPS, **how)
 
 
 def status(name: str) -> int:
@@ -48,23 +44,12 @@ def most_resident(action: Callable[[], object]) -> int:
     return status("VmHWM") - before
 
 
-def most_on_gpu(action: Callable[[], object]) -> int:
-    """Return the most bytes that torch held on the GPU during ``action``, beyond those before."""
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    action()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
-
-
-MEASURES = {"allocated": peak_allocated, "resident": most_resident, "on the GPU": most_on_gpu}
-
-
 def training_peak(kind: str, width: int, device: str, measure: str) -> int:
     """Return the most bytes that a training holds."""
     train(kind, 8, device)  # what is imported and set up once is no part of it
-    return MEASURES[measure](lambda: train(kind, width, device))
+    if measure == "resident":
+        return most_resident(lambda: train(kind, width, device))
+    return peak_bytes(lambda: train(kind, width, device), device)
 
 
 @benchmark("memory", "cpu", "cuda")
@@ -93,7 +78,7 @@ def laplace_peak(kind: str, images: int) -> int:
                 return model.net(x)
         return pd.laplace(model, model, x, y, "last")
 
-    return peak_allocated(act)
+    return peak_bytes(act, "cpu")
 
 
 @benchmark("laplace-memory", "cpu")

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 Row = dict[str, Any]
@@ -28,11 +29,8 @@ def curve(against: str, quantity: str, case: str, x: Sequence[float], y: Sequenc
 
     The slope is that of log y against log x over the upper half: 1 is linear, 0 is flat.
     """
-    points = max(2, math.ceil(len(x) / 2))
-    xs, ys = ([math.log(v) for v in values[-points:]] for values in (x, y))
-    x_mean, y_mean = sum(xs) / points, sum(ys) / points
-    spread = sum((a - x_mean) ** 2 for a in xs)
-    slope = sum((a - x_mean) * (b - y_mean) for a, b in zip(xs, ys, strict=True)) / spread
+    upper = slice(-max(2, math.ceil(len(x) / 2)), None)
+    slope = float(np.polyfit(np.log(x[upper]), np.log(y[upper]), 1)[0])
     values = ", ".join(f"{cell(a)}: {cell(b)}" for a, b in zip(x, y, strict=True))
     told = {"against": against, "quantity": quantity, "case": case, "values": values, "slope": round(slope, 2)}
     return {**told, "x": list(x), "y": list(y)}
@@ -185,21 +183,14 @@ def cpu_model() -> str:
     return found[1].strip() if found else platform.processor() or platform.machine()
 
 
-def version(package: str) -> str:
-    """Return the version of an installed package."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
-
-
 def described(device: str, precisions: list[str]) -> dict[str, str]:
     """Return the head of a report."""
+    installed = {each.name: each.version for each in importlib.metadata.distributions()}
     return {
         "cpu": f"{cpu_model()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads used",
         **({"gpu": torch.cuda.get_device_name()} if device == "cuda" else {}),
         "python": platform.python_version(),
-        **{name: version(package) for name, package in PACKAGES.items()},
+        **{name: installed.get(package, "not installed") for name, package in PACKAGES.items()},
         "matrix products": " and ".join({"high": "TF32", "highest": "fp32"}[p] for p in precisions),
     }
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import pyro_dropout as pd
 from tests.benchmarks.figures import Asked, Figure, benchmark
+from tests.benchmarks.predictions import peak_bytes
 from tests.benchmarks.timing import Contestant, interleave, median_ratio
-from tests.oracles.memory import peak_allocated
 
 KEEP = 0.9
 
@@ -161,7 +161,7 @@ def adapters(asked: Asked) -> Iterator[Figure]:
     interleave(everyone, 3, "cpu")
     for each in everyone:
         yield Figure(f"{each.name}: trained numbers", counts[each])
-        peak = peak_allocated(lambda each=each: each.advance(3))  # type: ignore[misc]
+        peak = peak_bytes(lambda each=each: each.advance(3), "cpu")  # type: ignore[misc]
         yield Figure(f"{each.name}: memory beyond the network", peak / 2**20, "MiB")
         yield Figure(f"{each.name}: step, relative to plain torch", median_ratio(each, base))
 
