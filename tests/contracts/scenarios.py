@@ -278,26 +278,17 @@ class Regression(PyroModule):
             return pyro.sample("obs", dist.Normal(mean, sigma), obs=y)
 
 
-@scenario(loss=LOSSES)
+OTHERS = {"renyi": partial(RenyiELBO, num_particles=3), "jit": partial(JitTrace_ELBO, ignore_jit_warnings=True)}
+
+
+@scenario(loss=LOSSES | OTHERS)
 def regression_by_modules(make: Make, loss: Any) -> None:
-    x, model = torch.randn(10, 3), Regression()
-    trained(model, make(model), loss(), x, x.sum(1), steps=2)
-
-
-@scenario()
-def regression_compiled_by_jit(make: Make) -> None:
     x, model = torch.randn(10, 3), Regression()
     guide = make(model)
     guide(x, x.sum(1))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trained(model, guide, JitTrace_ELBO(ignore_jit_warnings=True), x, x.sum(1), steps=3)
-
-
-@scenario()
-def renyis_bound(make: Make) -> None:
-    x, model = torch.randn(10, 3), Regression()
-    trained(model, make(model), RenyiELBO(num_particles=3), x, x.sum(1), steps=2)
+        warnings.simplefilter("ignore")  # of torch.jit
+        trained(model, guide, loss(), x, x.sum(1), steps=3)
 
 
 def saved_by_jit(module: Any, inputs: Any) -> Any:

@@ -39,17 +39,11 @@ def outcome(scenario: str, guide: str) -> tuple[str, str]:
 
 
 # What needs log q of a weight. A guide whose weights have no density refuses these by name, and passes all others.
-NEED_A_DENSITY = {
-    "regression_by_modules-trace",
-    "regression_by_modules-graph",
-    "regression_by_modules-enum",
-    "regression_compiled_by_jit",
-    "renyis_bound",
-}
+NEED_A_DENSITY = {f"regression_by_modules-{loss}" for loss in ("trace", "graph", "enum", "renyi", "jit")}
 # A guide that drops vectors, whole or by element, has no density for them either.
 DROPS_VECTORS = ("dropout-dropped-bias", "dropout-each-bias")
 # Probabilities of labels are trained by their score, which this loss has no term for.
-NEED_A_PATH = {("row-mixture-learned", "renyis_bound")}
+NEED_A_PATH = {("row-mixture-learned", "regression_by_modules-renyi")}
 WHOLE = ("mean-field",)  # the guides that run through all scenarios in the short tests, but for the slow ones
 SLOW = ("many_particles", "conjugate", "jit", "learned", "local_numbers")
 
