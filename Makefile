@@ -44,7 +44,7 @@ test-torch: ## Run the tests with another torch, in an environment of its own (V
 
 bench: $(VENV)/.installed-dev ## Measure speed beside other libraries, into docs/benchmarks (ARGS=--quick: in 3 minutes).
 	$(RUN) tests.benchmarks.speed $(ARGS)
-	$(if $(findstring --quick,$(ARGS)),,$(RUN) tests.benchmarks.limits)
+	$(if $(findstring --quick,$(ARGS)),,$(RUN) tests.benchmarks)
 
 lint: $(VENV)/.installed-dev ## Check style, format and types.
 	$(RUN) ruff check .

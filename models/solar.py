@@ -20,8 +20,8 @@ import pyro
 import torch
 from experiments.collection import solar
 from experiments.experiment import Experiment
+from experiments.figures import PALETTE, band_panels
 from experiments.series_posteriors import SCALED, anchored_ensemble, fit_beside, other_guides
-from matplotlib.figure import Figure
 from torch import nn
 
 import pyro_dropout as pdrop
@@ -35,7 +35,6 @@ OVER, UNDER = 0.995, 0.91  # underconfident above, overconfident below: two stan
 WELL = 0.5  # an rms error of half the targets' own std explains three quarters of their variance
 ENOUGH = 0.9  # of the targets in the gaps; a posterior that is not much too sure has at least so many within ±2σ
 WIDER = 1.1  # a tenth is more than the noise of a mean over gaps and a thousand draws
-BLUE, ORANGE = "#0072B2", "#E69F00"  # of Okabe and Ito's colour-blind-safe palette
 
 
 # --- the model and its posteriors -------------------------------------------------------------------------------------
@@ -125,20 +124,15 @@ def judged(gp, dropout, ensembles, scale):
 
 
 def panels(answers, questions, data, columns):
-    rows, x = -(-len(answers) // columns), questions.x[questions.grid, 0]
-    figure = Figure(figsize=(9 if columns == 1 else 5 * columns, 2.9 * rows), layout="constrained")
-    every = figure.subplots(rows, columns, squeeze=False).flat
-    for axes, (title, answer) in zip(every, answers.items(), strict=True):
-        mean, std = answer.mean[questions.grid], answer.std[questions.grid]
+    shown = {title: (answer.mean[questions.grid], answer.std[questions.grid]) for title, answer in answers.items()}
+    size = (9 if columns == 1 else 5, 2.9)
+    figure = band_panels(questions.x[questions.grid, 0], shown, columns, size, band_label="±1σ and ±2σ of y")
+    for axes in figure.axes:
         for k, (low, high) in enumerate(data.gaps):
-            axes.axvspan(low, high, color="0.9", lw=0, label=None if k else "gap")
-        for wide, alpha in ((2, 0.18), (1, 0.3)):
-            ends = mean - wide * std, mean + wide * std
-            axes.fill_between(x, *ends, color=BLUE, alpha=alpha, lw=0, label=f"±{wide}σ of y")
-        axes.plot(x, mean, color=BLUE, lw=1.2, label="mean")
+            axes.axvspan(low, high, color="0.9", lw=0, label=None if k else "gap", zorder=0)
         axes.plot(data.x, data.y, ".", color="black", ms=2, label="data")
-        axes.plot(data.test_x, data.test_y, ".", color=ORANGE, ms=3, label="in the gaps")
-        axes.set(title=title, xlabel=data.x_name, ylabel=f"{data.name} (standardised)", xlim=(-1.8, 1.8), ylim=(-4, 5))
+        axes.plot(data.test_x, data.test_y, ".", color=PALETTE[1], ms=3, label="in the gaps")
+        axes.set(xlabel=data.x_name, ylabel=f"{data.name} (standardised)", xlim=(-1.8, 1.8), ylim=(-4, 5))
     figure.axes[0].legend(frameon=False, fontsize=8, ncols=2, loc="upper left")
     return figure
 

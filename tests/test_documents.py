@@ -314,7 +314,9 @@ def texts(folder: Path) -> list[Path]:
             hidden = path.name.startswith(".") and path.name not in {".ci", ".github"}
             if not hidden and path.name not in SKIPPED_FOLDERS and path.suffix != ".egg-info":
                 found += texts(path)
-        elif b"\0" not in path.read_bytes()[:8192]:
+        elif (
+            path.name != ".git" and b"\0" not in path.read_bytes()[:8192]
+        ):  # a worktree's has the path of its repository
             found.append(path)
     return found
 

@@ -5,13 +5,10 @@ with ε-greedy (main paper, §5.4). All worlds advance together, as arrays, so a
 one.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-if TYPE_CHECKING:
-    pass
 
 Numbers = NDArray[np.float64]
 

@@ -1,14 +1,12 @@
-"""One bad call and what must be said of it, and the small models that bad calls are made to."""
+"""One bad call, and the small models that bad calls are made to."""
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from functools import cache
 from typing import Any, NamedTuple
 
 import pyro
 import pyro.distributions as dist
-import pytest
 import torch
 from torch import nn
 
@@ -26,42 +24,16 @@ class Row(NamedTuple):
     """A bad call.
 
     Attributes:
-        door: the public name that is called.
-        call: the call; of a file, a function of the folder to put it in.
         error: the class of the error, to the letter.
         argument: the word for what is wrong, as the message has it.
         given: what was given, in its words.
-        remedy: what is allowed, or what to do.
+        call: the call; of a file, a function of the folder to put it in.
     """
 
-    door: str
-    call: Callable[..., object]
     error: type[Exception]
     argument: str
     given: str
-    remedy: str
-
-
-def names(rows: Sequence[Row]) -> list[str]:
-    """Return a name for each row; rows of one door that sound alike are numbered."""
-    plain = [f"{row.door}: {row.argument}, {row.given}" for row in rows]
-    met: Counter[str] = Counter()
-    found = []
-    for name in plain:
-        met[name] += 1
-        found.append(f"{name} ({met[name]})" if met[name] > 1 else name)
-    return found
-
-
-def refused(row: Row, *where: Path) -> None:
-    """Check that the call raises what it must, in one line (Pyro may add the shapes of a trace) that says it all."""
-    with pytest.raises(pd.errors.PyroDropoutError) as caught:
-        row.call(*where)
-    assert type(caught.value) is row.error
-    said, *traced = str(caught.value).splitlines()
-    assert not traced or traced[0].startswith("Trace Shapes")
-    for word in (row.argument, row.given, row.remedy):
-        assert word in said, said
+    call: Callable[..., object]
 
 
 @contextmanager
@@ -164,6 +136,7 @@ def predict(*x: Any, **options: Any) -> Any:
         return pd.predict(*own, *(x or (X,)), **{"samples": 3, **options})
 
 
+@cache
 def answer() -> Any:
     return pd.predict(*pair(), X, samples=4, seed=0)
 
@@ -174,10 +147,12 @@ def site_answer(**options: Any) -> Any:
     return pd.predict(line, draws, X, samples=4, seed=0, **options)
 
 
+@cache
 def class_answer() -> Any:
     return pd.predict(*classes(), X, samples=4, seed=0)
 
 
+@cache
 def count_answer() -> Any:
     counted = model(pd.Poisson())
     return pd.predict(counted, pd.AutoDropout(counted), X, samples=4, seed=0)

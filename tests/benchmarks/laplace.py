@@ -1,94 +1,113 @@
-"""What Laplace approximations cost: ``python -m tests.benchmarks.laplace [--device cuda] [--memory]``.
+"""What Laplace approximations cost, and what the evidence finds."""
 
-Time: "kron" of 784-1024x3-10 on 60,000 images, beside two epochs of training with AutoDropout; at most as long. Memory:
-"last" of a network with 100 million weights, of which the last layer alone is random (only=), beside a forward pass of
-the same images; at most 1.2 times as much, by the allocator's own record, one process for each. Where all layers are
-random, the guide has points of its own for the others, which is a second copy of the network.
-"""
-
-import argparse
 import itertools
-import subprocess
-import sys
-import warnings
+import time
+from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 import pyro_dropout as pd
+from tests.benchmarks.figures import Asked, Figure, benchmark
+from tests.benchmarks.ours import dropout
+from tests.benchmarks.sizes import WIDE
 from tests.benchmarks.timing import seconds
-from tests.oracles.memory import peak_allocated
 
-LARGE = (784, 8000, 8000, 3500, 512, 10)  # 100.1 million weights
-
-
-def network(sizes: tuple[int, ...], only: str | None = None) -> pd.BayesianNet:
-    """Return a ReLU network of these widths that tells classes."""
-    pairs = list(itertools.pairwise(sizes))
-    layers = [layer for a, b in pairs for layer in (nn.Linear(a, b), nn.ReLU())]
-    return pd.BayesianNet(nn.Sequential(*layers[:-1]), likelihood=pd.Categorical(), only=only)
+CASES = ((200, 10), (200, 40), (60, 40), (45, 40)), (0.05, 0.3, 1.0, 3.0)  # data and inputs; size of the true weights
+FIXED = (0.25, 0.5, 1.0, 2.0, 4.0)
+NOISE, HIDDEN = 0.3, 50
+EVIDENCE = ((450, 13, "Tanh", "full"), (450, 13, "Tanh", "kron"), (450, 13, "ReLU", "full"), (8000, 8, "Tanh", "full"))
 
 
-def times(device: str, images: int, rounds: int) -> None:
-    """Print the time of a Laplace approximation, and of two epochs of training."""
-    torch.manual_seed(0)
-    torch.set_float32_matmul_precision("high")
-    model = network((784, 1024, 1024, 1024, 10)).to(device)
-    x, y = torch.randn(images, 784, device=device), torch.randint(10, (images,), device=device)
-    guide = pd.AutoDropout(model, keep=0.9).to(device)
-    how = {"batch_size": 128, "progress": False, "seed": 0}
+@benchmark("linearised", "cpu", "cuda")
+def linearised(asked: Asked) -> Iterator[Figure]:
+    """Linearised predictions with the last layer's Laplace approximation, class probabilities included."""
+    model, images = WIDE.model(asked.device), 10_000 if asked.device == "cuda" else 1000
+    x, y = WIDE.data(asked.device, images)
+    guide = pd.laplace(model, model, x[:2000], y[:2000], structure="last")  # untrained, which costs nothing here
+
+    def forward() -> object:
+        with torch.no_grad():
+            return model.net(x)
+
+    def predict(method: Any, **how: Any) -> float:
+        return seconds(lambda: pd.predict(model, guide, x, method=method, **how).probs, asked.device, asked.rounds)
+
+    base = seconds(forward, asked.device, asked.rounds)
+    yield Figure(f"{WIDE.name}, {images} images: a forward pass", 1e3 * base, "ms")
+    yield Figure("predict with mean weights", predict("standard") / base, "forward passes")
+    taken = predict("linearised", samples=asked.pick(1000, 10), seed=0)
+    yield Figure("predict, linearised", taken / base, "forward passes", most=3.0)
+
+
+@benchmark("laplace", "cuda")
+def laplace(asked: Asked) -> Iterator[Figure]:
+    """The structure "kron" for 60,000 images, beside two epochs of training."""
+    images = asked.pick(60_000, 1000)
+    model, (x, y) = WIDE.model(asked.device), WIDE.data(asked.device, images)
+    guide = dropout(model).to(asked.device)
+    how: dict[str, Any] = {"batch_size": 128, "progress": False, "seed": 0}
     pd.fit(model, guide, x, y, steps=40, **how)  # compiled now
     history = pd.fit(model, guide, x, y, epochs=2, **how)
-
-    def kron() -> object:
-        with warnings.catch_warnings(action="ignore"):  # two epochs are no maximum
-            return pd.laplace(model, guide, x, y, "kron").posterior("0.weight").mean
-
-    taken = seconds(kron, device, rounds)
-    print(f"two epochs of AutoDropout, batches of 128: {history.seconds:.3f} s ({history.steps} steps)")
-    ratio = taken / history.seconds
-    print(f'laplace, "kron", {images} images, {device}: {taken:.3f} s, {ratio:.2f} of that (at most 1)')
+    yield Figure(f"two epochs of AutoDropout, {images} images", history.seconds, "s")
+    taken = seconds(lambda: pd.laplace(model, guide, x, y, "kron").posterior("0.weight").mean, asked.device, 3)
+    yield Figure(f"laplace, {taken:.3f} s, over two epochs", taken / history.seconds, most=1.0)
 
 
-def peak(kind: str, images: int) -> int:
-    """Return the most bytes held, the network included."""
-
-    def act() -> object:
-        model = network(LARGE, None if kind == "last, all layers random" else "8.*")
-        x, y = torch.randn(images, LARGE[0]), torch.randint(10, (images,))
-        if kind == "forward pass":
-            with torch.no_grad():
-                return model.net(x)
-        with warnings.catch_warnings(action="ignore"):
-            return pd.laplace(model, model, x, y, "last")
-
-    return peak_allocated(act)
-
-
-def memory(images: int) -> None:
-    """Print the peak of a forward pass and of a Laplace approximation of the last layer."""
-    found = {}
-    for kind in ("forward pass", "last", "last, all layers random"):
-        call = f"from tests.benchmarks.laplace import peak; print(peak({kind!r}, {images}))"
-        done = subprocess.run([sys.executable, "-c", call], capture_output=True, text=True, check=True)
-        found[kind] = int(done.stdout)
-        ratio = found[kind] / found["forward pass"]
-        print(f"100 million weights, {images} images, {kind}: {found[kind] / 2**30:.3f} GiB at most, {ratio:.2f}")
-
-
-def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--images", type=int, default=0, help="60,000 for times, 1,000 for memory")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--memory", action="store_true", help="measure memory, not time")
-    given = parser.parse_args()
-    if given.memory:
-        memory(given.images or 1000)
-    else:
-        times(given.device, given.images or 60_000, given.rounds)
+@benchmark("evidence")
+def evidence(asked: Asked) -> Iterator[Figure]:
+    """``maximise_evidence`` on data made by a network with 10 hidden units; the model has 50."""
+    for points, inputs, activation, structure in EVIDENCE[: asked.pick(4, 1)]:
+        torch.manual_seed(1)
+        teacher = nn.Sequential(nn.Linear(inputs, 10), nn.Tanh(), nn.Linear(10, 1))
+        x = torch.randn(points + 1000, inputs)
+        with torch.no_grad():
+            for value in teacher.parameters():
+                value *= 2.5
+            f = teacher(x) / teacher(x).std()
+        y = f + NOISE * torch.randn_like(f)
+        net = nn.Sequential(nn.Linear(inputs, HIDDEN), getattr(nn, activation)(), nn.Linear(HIDDEN, 1))
+        model = pd.Standardised(pd.BayesianNet(net, pd.Prior()), x[:points], y[:points])
+        start = time.process_time()
+        found = pd.training.maximise_evidence(model, x[:points], y[:points], structure, progress=False)  # type: ignore[arg-type]
+        case = f"{points} points, {inputs} inputs, {activation}, {structure}"
+        yield Figure(f"{case}: seconds of the processor", time.process_time() - start)
+        true = float(model.y_std) ** 2 / NOISE**2
+        yield Figure(f"{case}: τ found, made with {true:.1f}", found.tau)
+        answer = pd.predict(model, found.guide, x[points:], method="linearised")
+        error = (answer.mean - y[points:]).square().mean().sqrt().item()
+        yield Figure(f"{case}: error of the mean, {NOISE} of it noise", error)
 
 
-if __name__ == "__main__":
-    main()
+def gain(rng: np.random.Generator, count: int, inputs: int, size: float) -> float:
+    """Return the mean test log density of a linear model at the learned width, minus that at the best fixed one.
+
+    With XᵀX = N·I and τ = 1 the posterior under N(0, s²) factorises, so mean field is exact: the least squares ŵ are
+    N(w, 1/N), and the evidence is largest at s² = mean(ŵ²) - 1/N, or at zero.
+    """
+    w = size * rng.normal(size=inputs)
+    found = w + rng.normal(size=inputs) / count**0.5
+    x = rng.normal(size=(400, inputs))
+    y = x @ w + rng.normal(size=400)
+
+    def score(square: float) -> float:
+        precision = count + 1 / square
+        variance = 1 + (x**2).sum(1) / precision
+        apart = y - x @ (found * count / precision)
+        return float((-0.5 * np.log(2 * np.pi * variance) - 0.5 * apart**2 / variance).mean())
+
+    return score(max(1e-6, float((found**2).mean()) - 1 / count)) - max(score(width**2) for width in FIXED)
+
+
+@benchmark("linear-widths")
+def linear_widths(asked: Asked) -> Iterator[Figure]:
+    """Learned widths of a linear model beside the best of five fixed ones, all in closed form."""
+    rng, every = np.random.default_rng(0), list[float]()
+    for (count, inputs), size in itertools.product(*CASES):
+        gains = [gain(rng, count, inputs, size) for _ in range(60)]
+        every += gains
+        share = float(np.mean(np.array(gains) >= -0.02))
+        yield Figure(f"{count} data, {inputs} inputs, weights {size}: share within 0.02 nats of the best", share)
+    yield Figure("share of all", float(np.mean(np.array(every) >= -0.02)))

@@ -1,16 +1,26 @@
 """What the measurements are written into: one Markdown page, one JSON file with the same numbers, and a picture."""
 
+import datetime
+import importlib.metadata
 import json
 import math
+import os
+import platform
+import re
+import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 Row = dict[str, Any]
 Task = tuple[str, Callable[[], list[Row]]]  # a name, and what measures some rows
 CURVE_COLUMNS = {"quantity": "measured", "against": "against", "case": "case", "values": "values", "slope": "slope"}
 BLUE, VERMILION = "#0072B2", "#D55E00"  # of Okabe and Ito's palette
+PACKAGES = {"torch": "torch", "pyro": "pyro-ppl", "jax": "jax", "numpyro": "numpyro"}
 PANELS = 4  # in a line of the picture
 
 
@@ -19,11 +29,8 @@ def curve(against: str, quantity: str, case: str, x: Sequence[float], y: Sequenc
 
     The slope is that of log y against log x over the upper half: 1 is linear, 0 is flat.
     """
-    points = max(2, math.ceil(len(x) / 2))
-    xs, ys = ([math.log(v) for v in values[-points:]] for values in (x, y))
-    x_mean, y_mean = sum(xs) / points, sum(ys) / points
-    spread = sum((a - x_mean) ** 2 for a in xs)
-    slope = sum((a - x_mean) * (b - y_mean) for a, b in zip(xs, ys, strict=True)) / spread
+    upper = slice(-max(2, math.ceil(len(x) / 2)), None)
+    slope = float(np.polyfit(np.log(x[upper]), np.log(y[upper]), 1)[0])
     values = ", ".join(f"{cell(a)}: {cell(b)}" for a, b in zip(x, y, strict=True))
     told = {"against": against, "quantity": quantity, "case": case, "values": values, "slope": round(slope, 2)}
     return {**told, "x": list(x), "y": list(y)}
@@ -164,3 +171,40 @@ def draw(curves: list[Row], path: Path) -> None:
         axes.set_axis_off()
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
     figure.savefig(path, dpi=120)
+
+
+def cpu_model() -> str:
+    """Return the processor's name, as far as the system tells."""
+    try:
+        shown = subprocess.run(["lscpu"], capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"}).stdout
+    except OSError:
+        shown = ""
+    found = re.search(r"^Model name:\s*(\S.*)$", shown, re.MULTILINE)
+    return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+def described(device: str, precisions: list[str]) -> dict[str, str]:
+    """Return the head of a report."""
+    installed = {each.name: each.version for each in importlib.metadata.distributions()}
+    return {
+        "cpu": f"{cpu_model()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads used",
+        **({"gpu": torch.cuda.get_device_name()} if device == "cuda" else {}),
+        "python": platform.python_version(),
+        **{name: installed.get(package, "not installed") for name, package in PACKAGES.items()},
+        "matrix products": " and ".join({"high": "TF32", "highest": "fp32"}[p] for p in precisions),
+    }
+
+
+def file_name(device: str) -> str:
+    """Return a short name for this machine: ``cpu``, or the last word of its GPU's name."""
+    if device == "cpu":
+        return "cpu"
+    words = re.findall(r"[a-z0-9]+", torch.cuda.get_device_name().lower())
+    return next((word for word in words if any(letter.isdigit() for letter in word)), "cuda")
+
+
+def moment() -> str:
+    """Return the date and how busy the machine is, to know what to think of a number."""
+    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    load = f", load average {os.getloadavg()[0]:.2f} before it began" if hasattr(os, "getloadavg") else ""
+    return f"on {now}{load}"

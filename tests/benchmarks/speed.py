@@ -13,8 +13,7 @@ from pathlib import Path
 import torch
 
 from tests.benchmarks import first_step, fleets, growth, predictions, steps
-from tests.benchmarks.machine import described, file_name, moment
-from tests.benchmarks.report import Report, Section, Task, cell, read
+from tests.benchmarks.report import Report, Section, Task, cell, described, file_name, moment, read
 from tests.benchmarks.sizes import SIZES
 from tests.benchmarks.timing import Settings, reason
 

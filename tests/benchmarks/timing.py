@@ -55,7 +55,8 @@ class Contestant:
 
     Attributes:
         name: what tables call it.
-        build: makes ready, and returns (advance, quantum): ``advance(n)`` takes n steps, a multiple of quantum.
+        build: makes ready, and returns (advance, quantum): ``advance(n)`` takes n steps, a multiple of quantum. It may
+            return the seconds that they took, without what was set up for them.
     """
 
     name: str
@@ -67,25 +68,24 @@ class Contestant:
 
     def prepare(self, device: str, turn_seconds: float) -> None:
         """Build, warm up, and choose how many steps a turn has."""
-        # Guides of one kind name their parameters alike, so each contestant has a parameter store of its own.
         with pyro.get_param_store().scope(self.store):
             self.advance, quantum = self.build()
-            self.advance(2 * quantum)
-            wait(device)
-            start = time.perf_counter()
-            self.advance(quantum)
-            wait(device)
-        once = time.perf_counter() - start
+        self._take(2 * quantum, device)
+        once = self._take(quantum, device)
         self.turn = quantum * max(1, min(2000, math.ceil(turn_seconds / max(once, 1e-7))))
 
     def take_turn(self, device: str) -> None:
         """Take a turn, and note the seconds a step."""
+        self.seconds.append(self._take(self.turn, device) / self.turn)
+
+    def _take(self, steps: int, device: str) -> float:
+        # Guides of one kind name their parameters alike, so each contestant has a parameter store of its own.
         with pyro.get_param_store().scope(self.store):
             wait(device)
             start = time.perf_counter()
-            self.advance(self.turn)
+            told = self.advance(steps)
             wait(device)
-            self.seconds.append((time.perf_counter() - start) / self.turn)
+        return told if isinstance(told, float) else time.perf_counter() - start
 
     @property
     def best(self) -> float:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from pyro_dropout import BayesianNet, Categorical, Gaussian
 from pyro_dropout.paper import DeepGP, FiniteRankGP
+from tests.networks.layers import Output
 
 N, CLASSES = 6, 3
 
@@ -50,61 +51,34 @@ class Residual(nn.Module):
         return self.out(h.mean((-2, -1)))
 
 
-class Recurrent(nn.Module):
+def recurrent(layer: nn.Module) -> nn.Module:
     """A sequence read by a recurrent layer; its last output is classified."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer, self.out = layer, nn.Linear(3, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.layer(x)[0][:, -1])
+    return Output(nn.ModuleList([layer, nn.Linear(3, CLASSES)]), lambda net, x: net[1](net[0](x)[0][:, -1]))
 
 
-class Words(nn.Module):
+def words() -> nn.Module:
     """A bag of words: embedded, averaged, classified."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding, self.out = nn.Embedding(7, 3), nn.Linear(3, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(torch.tanh(self.embedding(x).mean(1)))
+    layers = nn.ModuleList([nn.Embedding(7, 3), nn.Linear(3, CLASSES)])
+    return Output(layers, lambda net, x: net[1](torch.tanh(net[0](x).mean(1))))
 
 
-class Tied(nn.Module):
+def tied() -> nn.Module:
     """Words in, words out, with one matrix for both."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding, self.decoder = nn.Embedding(CLASSES, 4), nn.Linear(4, CLASSES)
-        self.decoder.weight = self.embedding.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.decoder(torch.tanh(self.embedding(x).mean(1)))
+    layers = nn.ModuleList([nn.Embedding(CLASSES, 4), nn.Linear(4, CLASSES)])
+    layers[1].weight = layers[0].weight
+    return Output(layers, lambda net, x: net[1](torch.tanh(net[0](x).mean(1))))
 
 
-class Attention(nn.Module):
+def attention() -> nn.Module:
     """A sequence that looks at itself once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention, self.out = nn.MultiheadAttention(4, 2, batch_first=True), nn.Linear(4, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.attention(x, x, x)[0].mean(1))
+    layers = nn.ModuleList([nn.MultiheadAttention(4, 2, batch_first=True), nn.Linear(4, CLASSES)])
+    return Output(layers, lambda net, x: net[1](net[0](x, x, x)[0].mean(1)))
 
 
-class Transformer(nn.Module):
+def transformer() -> nn.Module:
     """One encoder layer, without dropout of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder = nn.TransformerEncoderLayer(4, 2, 5, dropout=0.0, batch_first=True)
-        self.out = nn.Linear(4, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.encoder(x).mean(1))
+    layer = nn.TransformerEncoderLayer(4, 2, 5, dropout=0.0, batch_first=True)
+    return Output(nn.ModuleList([layer, nn.Linear(4, CLASSES)]), lambda net, x: net[1](net[0](x).mean(1)))
 
 
 def mlp() -> nn.Module:
@@ -112,36 +86,20 @@ def mlp() -> nn.Module:
 
 
 def lenet() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(1, 2, 3),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(2, 3, 2),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(3, CLASSES),
-    )
+    first = nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2)
+    return nn.Sequential(*first, nn.Conv2d(2, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(3, CLASSES))
 
 
-def _regression(net: nn.Module, dtype: torch.dtype) -> Problem:
+def _regression(model: Any, dtype: torch.dtype, latents: int, **rest: Any) -> Problem:
     x = torch.randn(N, 2, dtype=dtype)
-    return Problem(BayesianNet(net, likelihood=Gaussian(tau=4.0)).to(dtype), x, x[:, :1] * x[:, 1:], 4)
+    return Problem(model, x, x[:, :1] * x[:, 1:], latents, **rest)
 
 
-def _classes(net: nn.Module, dtype: torch.dtype, latents: int, *shape: int) -> Problem:
-    """A classifier of real-valued inputs of the given shape."""
+def _classes(net: nn.Module, dtype: torch.dtype, latents: int, *shape: int, words: int = 0) -> Problem:
+    """A classifier of real-valued inputs of the given shape, or of sentences of three words."""
     model = BayesianNet(net, likelihood=Categorical()).to(dtype)
-    return Problem(model, torch.randn(N, *shape, dtype=dtype), torch.arange(N) % CLASSES, latents)
-
-
-def _sentences(net: nn.Module, dtype: torch.dtype, latents: int, words: int) -> Problem:
-    model = BayesianNet(net, likelihood=Categorical()).to(dtype)
-    return Problem(model, torch.randint(words, (N, 3)), torch.arange(N) % CLASSES, latents)
-
-
-def _gp(model: nn.Module, dtype: torch.dtype, latents: int) -> Problem:
-    x = torch.randn(N, 2, dtype=dtype)
-    return Problem(model.to(dtype), x, x[:, :1], latents)
+    x = torch.randint(words, (N, 3)) if words else torch.randn(N, *shape, dtype=dtype)
+    return Problem(model, x, torch.arange(N) % CLASSES, latents)
 
 
 def plain(x: Tensor, y: Tensor | None = None) -> Tensor:
@@ -172,23 +130,18 @@ def noisy(x: Tensor, y: Tensor | None = None) -> Tensor:
     return f
 
 
-def _by_hand(model: Callable[..., Any], dtype: torch.dtype, latents: int, **rest: Any) -> Problem:
-    x = torch.randn(N, 2, dtype=dtype)
-    return Problem(model, x, x[:, :1], latents, **rest)
-
-
 KINDS: dict[str, Callable[[torch.dtype], Problem]] = {
-    "mlp": lambda dtype: _regression(mlp(), dtype),
+    "mlp": lambda dtype: _regression(BayesianNet(mlp(), likelihood=Gaussian(tau=4.0)).to(dtype), dtype, 4),
     "lenet": lambda dtype: _classes(lenet(), dtype, 6, 1, 6, 6),
     "residual": lambda dtype: _classes(Residual(), dtype, 5, 2, 4, 4),
-    "lstm": lambda dtype: _classes(Recurrent(nn.LSTM(2, 3, batch_first=True)), dtype, 6, 3, 2),
-    "gru": lambda dtype: _classes(Recurrent(nn.GRU(2, 3, batch_first=True)), dtype, 6, 3, 2),
-    "embedding": lambda dtype: _sentences(Words(), dtype, 3, 7),
-    "tied": lambda dtype: _sentences(Tied(), dtype, 2, CLASSES),
-    "attention": lambda dtype: _classes(Attention(), dtype, 6, 3, 4),
-    "transformer": lambda dtype: _classes(Transformer(), dtype, 10, 3, 4),
-    "gp": lambda dtype: _gp(FiniteRankGP(2, 4, 1), dtype, 3),
-    "deep-gp": lambda dtype: _gp(DeepGP(2, [4, 3], 1), dtype, 5),
-    "plain": lambda dtype: _by_hand(plain, dtype, 3, options={"row_dim": 0}),
-    "noisy": lambda dtype: _by_hand(noisy, dtype, 3),
+    "lstm": lambda dtype: _classes(recurrent(nn.LSTM(2, 3, batch_first=True)), dtype, 6, 3, 2),
+    "gru": lambda dtype: _classes(recurrent(nn.GRU(2, 3, batch_first=True)), dtype, 6, 3, 2),
+    "embedding": lambda dtype: _classes(words(), dtype, 3, words=7),
+    "tied": lambda dtype: _classes(tied(), dtype, 2, words=CLASSES),
+    "attention": lambda dtype: _classes(attention(), dtype, 6, 3, 4),
+    "transformer": lambda dtype: _classes(transformer(), dtype, 10, 3, 4),
+    "gp": lambda dtype: _regression(FiniteRankGP(2, 4, 1).to(dtype), dtype, 3),
+    "deep-gp": lambda dtype: _regression(DeepGP(2, [4, 3], 1).to(dtype), dtype, 5),
+    "plain": lambda dtype: _regression(plain, dtype, 3, options={"row_dim": 0}),
+    "noisy": lambda dtype: _regression(noisy, dtype, 3),
 }

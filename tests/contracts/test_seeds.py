@@ -80,13 +80,19 @@ ACTS: dict[str, Callable[[int], Any]] = {
 }  # fmt: skip
 
 
+SLOW = ("fit_table", "maximise_evidence")
+
+
 def state() -> list[Any]:
     found = np.random.get_state()  # noqa: NPY002
     return [torch.get_rng_state().tolist(), random.getstate(), found[1].tolist(), found[2]]  # type: ignore[index]
 
 
 @pytest.mark.filterwarnings("ignore")  # these trainings are too short
-@pytest.mark.parametrize("name", ACTS)
+@pytest.mark.parametrize(
+    "name",
+    [*(name for name in ACTS if name not in SLOW), *(pytest.param(name, marks=pytest.mark.deep) for name in SLOW)],
+)
 def test_the_generators_stay_as_they_were(name: str) -> None:
     before = state()
     ACTS[name](5)

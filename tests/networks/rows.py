@@ -15,7 +15,7 @@ from tests.networks.agreement import largest_z, predicted, stochastic_passes
 from tests.networks.zoo import ZOO, Graph
 
 STEPS = 20
-SAMPLES = 2000  # a network has 8 differences, each beyond 4 standard errors with probability 6e-5 on correct code
+SAMPLES = 1000  # a network has 8 differences, each beyond 4 standard errors with probability 6e-5 on correct code
 
 
 class Network(NamedTuple):

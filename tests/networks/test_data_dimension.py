@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
@@ -13,19 +14,9 @@ from torch import Tensor, nn
 
 import pyro_dropout as pd
 from pyro_dropout.errors import NotFollowedError
+from tests.networks.layers import Output
 
 N = 5
-
-
-class Positions(nn.Module):
-    """A table of positions, looked up and summed: one number for all data points."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Embedding(1, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x[:, :1] + torch.einsum("td->d", self.layer(torch.zeros(N, dtype=torch.long)))
 
 
 class RelativeBias(nn.Module):
@@ -33,11 +24,11 @@ class RelativeBias(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.Linear(2, N)
+        self.net = nn.Linear(2, N)
         self.register_buffer("table", torch.randn(N, 2))
 
     def forward(self, x: Tensor) -> Tensor:
-        return (self.layer(self.table) @ x.unsqueeze(-1)).squeeze(-1)
+        return (self.net(self.table) @ x.unsqueeze(-1)).squeeze(-1)
 
 
 class Queries(nn.Module):
@@ -45,49 +36,36 @@ class Queries(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.queries, self.layer = nn.Parameter(torch.randn(N, 3), requires_grad=False), nn.Linear(3, 1)
+        self.queries, self.net = nn.Parameter(torch.randn(N, 3), requires_grad=False), nn.Linear(3, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.softmax(self.layer(self.queries) * x.unsqueeze(-2), -1).sum(-1)
+        return torch.softmax(self.net(self.queries) * x.unsqueeze(-2), -1).sum(-1)
 
 
-class SequenceFirst(nn.Module):
+def summed_positions(net: Any, x: Tensor) -> Tensor:
+    """A table of positions, looked up and summed: one number for all data points."""
+    return x[:, :1] + torch.einsum("td->d", net(torch.zeros(N, dtype=torch.long)))
+
+
+def positions_first(net: Any, x: Tensor) -> Tensor:
     """Transformers of old: (T, N, features), so that the layer sees positions first."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(1, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x.unsqueeze(-1).transpose(0, 1)).transpose(0, 1).sum(1)
+    return net(x.unsqueeze(-1).transpose(0, 1)).transpose(0, 1).sum(1)
 
 
-class StateOfZeros(nn.Module):
+def state_of_zeros(net: Any, x: Tensor) -> Tensor:
     """A state that does not depend on the values of x, but has a row for each data point."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.zeros(len(x), 3)
-        for t in range(x.shape[1]):
-            h = torch.tanh(self.layer(h) + x[:, t : t + 1])
-        return h
-
-
-class FixedBatch(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(N, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x.reshape(N, N))
+    h = torch.zeros(len(x), 3)
+    for t in range(x.shape[1]):
+        h = torch.tanh(net(h) + x[:, t : t + 1])
+    return h
 
 
 WRONG: dict[str, Callable[[], nn.Module]] = {
-    "positions": Positions, "relative bias": RelativeBias, "queries": Queries, "sequence first": SequenceFirst,
-}  # fmt: skip
+    "positions": lambda: Output(nn.Embedding(1, 1), summed_positions),
+    "relative bias": RelativeBias,
+    "queries": Queries,
+    "sequence first": lambda: Output(nn.Linear(1, 1), positions_first),
+}
 
 
 def hide_queries(name: str, module: nn.Module) -> bool:
@@ -109,7 +87,7 @@ def each_has_its_own(model: pd.BayesianNet, guide: pd.AutoDropout, x: Tensor) ->
 @pytest.mark.parametrize("name", WRONG)
 def test_a_dimension_of_the_same_size_is_not_the_data(name: str) -> None:
     model, guide = pair(WRONG[name]())
-    with pytest.raises(NotFollowedError, match=r"'layer\.(weight|bias)'.*not.* data points"):
+    with pytest.raises(NotFollowedError, match=r"'net\.(weight|bias)'.*not.* data points"):
         each_has_its_own(model, guide, torch.randn(N, N))
 
 
@@ -127,7 +105,7 @@ def test_training_and_predictions_share_the_draw_then(name: str) -> None:
 
 
 def test_rows_of_the_data_need_not_depend_on_its_values() -> None:
-    model, guide = pair(StateOfZeros())
+    model, guide = pair(Output(nn.Linear(3, 3), state_of_zeros))
     x = torch.ones(N, 4)
     assert len(each_has_its_own(model, guide, x).unique(dim=0)) > 1
 
@@ -148,7 +126,7 @@ def test_the_trial_leaves_no_trace() -> None:
 
 
 def test_a_network_for_one_number_of_points_is_refused() -> None:
-    model, guide = pair(FixedBatch())
+    model, guide = pair(Output(nn.Linear(N, 1), lambda net, x: net(x.reshape(N, N))))
     with pytest.raises(NotFollowedError, match="runs with 5 data points but not with 13"):
         each_has_its_own(model, guide, torch.randn(N, N))
 

@@ -1,5 +1,6 @@
 """Networks with inputs other than one tensor of numbers, and with outputs other than one tensor, through every door."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import pyro_dropout as pd
+from tests.networks.layers import Output
 
 QUIET: dict[str, Any] = {"compile": False, "progress": False}
 N = 12
@@ -36,20 +38,10 @@ def made(**options: Any) -> pd.BayesianNet:
     return pd.BayesianNet(TwoInputs(), likelihood=pd.Gaussian(tau=4.0), output="logits", **options)
 
 
-class OneTensor(nn.Module):
-    """The same network with everything in the columns of one tensor: the oracle."""
-
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.net(x[:, :2].long(), x[:, 2:])["logits"]
-        return out
-
-
 def as_one_tensor(model: pd.BayesianNet) -> pd.BayesianNet:
-    return pd.BayesianNet(OneTensor(model.net), likelihood=model.likelihood)
+    """The same network with everything in the columns of one tensor: the oracle."""
+    net = Output(model.net, lambda net, x: net(x[:, :2].long(), x[:, 2:])["logits"])
+    return pd.BayesianNet(net, likelihood=model.likelihood)
 
 
 @pytest.mark.parametrize("form", ["dict", "tuple"])
@@ -120,22 +112,16 @@ def test_wrong_parts_of_a_dict_are_named(data: Any, change: Any, says: str) -> N
 # --- whole numbers ----------------------------------------------------------------------------------------------------
 
 
-class Pixels(nn.Module):
+def pixels() -> nn.Module:
     """A network of images of bytes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.out = nn.Conv2d(3, 2, 3), nn.Linear(2, 2)
-
-    def forward(self, image: Tensor) -> Tensor:
-        found: Tensor = self.out(self.conv(image.float() / 255).mean((2, 3)))
-        return found
+    layers = nn.Sequential(nn.Conv2d(3, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 2))
+    return Output(layers, lambda net, x: net(x.float() / 255))
 
 
 WHOLE = {
     "tokens": (lambda: nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 2)), 9, torch.int64, (3,)),
     "bag": (lambda: nn.Sequential(nn.EmbeddingBag(9, 4), nn.Linear(4, 2)), 9, torch.int64, (3,)),
-    "bytes": (Pixels, 256, torch.uint8, (3, 8, 8)),
+    "bytes": (pixels, 256, torch.uint8, (3, 8, 8)),
 }
 
 
@@ -176,25 +162,15 @@ class Result:
     hidden: Tensor
 
 
-class Returns(nn.Module):
-    """A network that returns its output in some container."""
-
-    def __init__(self, wrap: Any) -> None:
-        super().__init__()
-        self.layer, self.wrap = nn.Linear(2, 1), wrap
-
-    def forward(self, x: Tensor) -> Any:
-        return self.wrap(self.layer(x), x)
-
-
 @pytest.mark.parametrize(
     ("wrap", "output"),
     [(Result, "logits"), (lambda f, h: {"f": f, "h": h}, "f"), (lambda f, h: (h, f), 1), (lambda f, h: [h, f], -1)],
 )
 def test_an_output_is_picked_by_key_attribute_or_index(wrap: Any, output: Any) -> None:
-    net, x = Returns(wrap), torch.randn(4, 2)
+    layer, x = nn.Linear(2, 1), torch.randn(4, 2)
+    net = Output(layer, lambda net, x: wrap(net(x), x))
     model = pd.BayesianNet(net, output=output)
-    torch.testing.assert_close(model.evaluate({}, x), net.layer(x))
+    torch.testing.assert_close(model.evaluate({}, x), layer(x))
     with pytest.raises(pd.errors.ShapeError, match="say which of them are its outputs"):
         pd.BayesianNet(net).evaluate({}, x)
     with pytest.raises(pd.errors.ShapeError, match="net has no output 'missing'"):
@@ -209,23 +185,18 @@ def test_an_index_never_picks_a_row_of_one_tensor() -> None:
 # --- all points at once -----------------------------------------------------------------------------------------------
 
 
-class Graph(nn.Module):
+def graph() -> nn.Module:
     """A layer in which each node sees its neighbours: h = A (x W), A a ring."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(2, 6), nn.Linear(6, 1)
-        self.register_buffer("ring", (torch.eye(N) + torch.eye(N).roll(1, 0)) / 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.second(torch.tanh(self.ring @ self.first(x)))
-        return found
+    ring = (torch.eye(N) + torch.eye(N).roll(1, 0)) / 2
+    return Output(
+        nn.ModuleList([nn.Linear(2, 6), nn.Linear(6, 1)]), lambda net, x: net[1](torch.tanh(ring @ net[0](x)))
+    )
 
 
 def test_a_graph_network_predicts_all_its_points_at_once() -> None:
     x = torch.randn(N, 2)
     y = x.roll(1, 0)[:, :1]
-    model = pd.BayesianNet(Graph(), likelihood=pd.Gaussian(tau=10.0), whole_batch=True)
+    model = pd.BayesianNet(graph(), likelihood=pd.Gaussian(tau=10.0), whole_batch=True)
     guide = pd.AutoDropout(model, keep=0.9)
     pd.fit(model, guide, x, y, steps=20, lr=0.03, validation=(x, y), check_every=10, **QUIET)
     answer = pd.predict(model, guide, x, samples=30, seed=0, chunk=5)
@@ -240,34 +211,25 @@ def test_a_graph_network_predicts_all_its_points_at_once() -> None:
         pd.fit(model, guide, x, y, steps=1, loss=pd.ELBO(), **QUIET)
 
 
-class Mixed(nn.Module):
-    """A network that subtracts the mean of its batch: it runs on any points, and differs with them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(2, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.layer(x - x.mean(0))
-        return found
-
-
-class BatchAlone(nn.Sequential):
+def batch_alone() -> nn.Module:
     """A network that normalises with its batch in evaluation mode too."""
+    return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3, track_running_stats=False), nn.Linear(3, 1))
 
-    def __init__(self) -> None:
-        super().__init__(nn.Linear(2, 3), nn.BatchNorm1d(3, track_running_stats=False), nn.Linear(3, 1))
+
+def mixed() -> nn.Module:
+    """A network that subtracts the mean of its batch: it runs on any points, and differs with them."""
+    return Output(nn.Linear(2, 1), lambda net, x: net(x - x.mean(0)))
 
 
 @pytest.mark.parametrize(
     ("net", "says"),
     [
-        (BatchAlone, "not on one of them|changes with"),
-        (Graph, "but not on one of them"),
-        (Mixed, "changes with the point beside it"),
+        (batch_alone, "not on one of them|changes with"),
+        (graph, "but not on one of them"),
+        (mixed, "changes with the point beside it"),
     ],
 )
-def test_a_network_that_mixes_points_is_noticed(net: type[nn.Module], says: str) -> None:
+def test_a_network_that_mixes_points_is_noticed(net: Callable[[], nn.Module], says: str) -> None:
     x = torch.randn(N, 2)
     model = pd.BayesianNet(net())
     guide = pd.AutoDropout(model)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import pyro_dropout as pd
+from tests.networks.layers import Output
 
 X = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
 Y = X.sum(1, keepdim=True)
@@ -49,14 +50,9 @@ def test_half_precision_trains_as_single_precision_does(make: Callable[[Any], An
     torch.testing.assert_close(half_mean.float(), mean, rtol=0.05, atol=0.1)
 
 
-class Twice(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.o = nn.Linear(3, 3, bias=False), nn.Linear(3, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.o(torch.tanh(self.a(torch.tanh(self.a(x)))))
-        return out
+def twice() -> nn.Module:
+    parts = nn.ModuleList([nn.Linear(3, 3, bias=False), nn.Linear(3, 1)])
+    return Output(parts, lambda net, x: net[1](torch.tanh(net[0](torch.tanh(net[0](x))))))
 
 
 def normed(norm: Callable[[nn.Module], nn.Module]) -> Callable[[], nn.Module]:
@@ -64,7 +60,7 @@ def normed(norm: Callable[[nn.Module], nn.Module]) -> Callable[[], nn.Module]:
 
 
 SHARED = {
-    "a layer used twice": Twice,
+    "a layer used twice": twice,
     "weight_norm": normed(nn.utils.parametrizations.weight_norm),
     "the old weight_norm": normed(nn.utils.weight_norm),
     "spectral_norm": normed(nn.utils.parametrizations.spectral_norm),
@@ -125,16 +121,11 @@ def test_complex_weights_are_called_complex() -> None:
 
 @pytest.mark.deep
 def test_the_line_that_cannot_be_compiled_is_named() -> None:
-    class Asks(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a = nn.Linear(3, 1)
+    def asks(net: Any, x: Tensor) -> Tensor:
+        out: Tensor = net(x if bool((x > 100).all()) else 2 * x)
+        return out
 
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.a(x if bool((x > 100).all()) else 2 * x)
-            return out
-
-    model = pd.BayesianNet(Asks())
+    model = pd.BayesianNet(Output(nn.Linear(3, 1), asks))
     options = QUIET | {"compile": "traced"}
-    with pytest.warns(UserWarning, match=r"test_odd_networks.py, line \d+: out: Tensor = self.a\(x if bool"):
+    with pytest.warns(UserWarning, match=r"test_odd_networks.py, line \d+: out: Tensor = net\(x if bool"):
         pd.fit(model, pd.AutoMeanField(model), X, Y, steps=2, **options)

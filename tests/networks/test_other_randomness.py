@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import pyro_dropout as pd
 from pyro_dropout.engines.recorder import RecordedMasks
 from tests.networks.agreement import largest_z, predicted, stochastic_passes
-from tests.networks.noisy_layers import (
+from tests.networks.layers import (
     Attention,
     BatchDepth,
     Counting,

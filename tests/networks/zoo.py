@@ -13,20 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.networks.noisy_layers import DropPath, StochasticDepth
+from tests.networks.layers import DropPath, Output, StochasticDepth
 
 WORDS, LENGTH = 30, 5
-
-
-class Output(nn.Module):
-    """A network and what is read from its output."""
-
-    def __init__(self, net: nn.Module, read: Callable[[Any, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.net, self.read = net, read
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.read(self.net, x)
 
 
 class Kind(NamedTuple):
@@ -167,20 +156,14 @@ def encoder() -> nn.Module:
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
     whole = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
     parts = {"first": nn.Linear(3, 8), "encoder": whole, "drop": nn.Dropout(0.2), "last": nn.Linear(8, 2)}
-    return Output(nn.ModuleDict(parts), _read_encoder)
-
-
-def _read_encoder(net: Any, x: Tensor) -> Tensor:
-    return net["last"](net["drop"](net["encoder"](net["first"](x)).mean(1)))
+    return Output(
+        nn.ModuleDict(parts), lambda net, x: net["last"](net["drop"](net["encoder"](net["first"](x)).mean(1)))
+    )
 
 
 def recurrent(kind: type[nn.RNNBase]) -> nn.Module:
     parts = {"rnn": kind(3, 8, 2, batch_first=True, dropout=0.2), "drop": nn.Dropout(0.2), "last": nn.Linear(8, 2)}
-    return Output(nn.ModuleDict(parts), _read_last)
-
-
-def _read_last(net: Any, x: Tensor) -> Tensor:
-    return net["last"](net["drop"](net["rnn"](x)[0][:, -1]))
+    return Output(nn.ModuleDict(parts), lambda net, x: net["last"](net["drop"](net["rnn"](x)[0][:, -1])))
 
 
 # --- the libraries' own -----------------------------------------------------------------------------------------------
@@ -212,11 +195,7 @@ def gpt2() -> nn.Module:
         vocab_size=WORDS, n_positions=16, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0,
         initializer_range=0.3, use_cache=False,
     )  # fmt: skip
-    return Output(library.GPT2LMHeadModel(config), _read_next)
-
-
-def _read_next(net: Any, x: Tensor) -> Tensor:
-    return net(x).logits[:, -1, :2]
+    return Output(library.GPT2LMHeadModel(config), lambda net, x: net(x).logits[:, -1, :2])
 
 
 def t5() -> nn.Module:
@@ -225,11 +204,10 @@ def t5() -> nn.Module:
         vocab_size=WORDS, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_decoder_layers=1, num_heads=2, use_cache=False,
         decoder_start_token_id=0,
     )  # fmt: skip
-    return Output(library.T5ForConditionalGeneration(config), _read_decoder)
-
-
-def _read_decoder(net: Any, x: Tensor) -> Tensor:
-    return net(input_ids=x, decoder_input_ids=x[:, :1]).logits[:, -1, :2]
+    return Output(
+        library.T5ForConditionalGeneration(config),
+        lambda net, x: net(input_ids=x, decoder_input_ids=x[:, :1]).logits[:, -1, :2],
+    )
 
 
 def vit() -> nn.Module:

@@ -57,7 +57,6 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=90.0)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--kind", choices=sorted(SHARES))
-    parser.add_argument("--compiled", action="store_const", dest="kind", const="compiled", help="--kind compiled")
     parser.add_argument("--only", help='one case alone, such as "dropout 7000001"')
     parser.add_argument("--log", type=Path, help="finished cases, a line each; those in it are not run again")
     asked = parser.parse_args()

@@ -11,7 +11,7 @@ from torch.nn.utils import parametrizations, prune
 
 import pyro_dropout as pd
 from tests.contracts.guides import GUIDES
-from tests.networks.noisy_layers import DropPath, GaussianNoise
+from tests.networks.layers import DropPath, GaussianNoise
 
 ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.GELU, nn.SiLU, nn.PReLU, nn.LeakyReLU, nn.Softplus)
 BLOCKS = ("chain", "after", "shortcut", "in place", "reused", "functional", "folded", "cat", "twice", "sum", "written",

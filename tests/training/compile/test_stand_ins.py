@@ -136,6 +136,7 @@ def test_they_train_as_with_pyro(name: str) -> None:
         torch.testing.assert_close(other, results[0], rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.deep  # a compiler runs
 def test_svi_compiles_them() -> None:
     """``SVI(compile=True)`` takes compiled steps that train the network, and keep its running means."""
     model, guide, data, owner = _built("function")

@@ -1,0 +1,95 @@
+"""Bad input to the comparison and to the estimators."""
+
+from typing import Any
+
+import numpy as np
+import pandas
+import torch
+
+import pyro_dropout as pd
+from pyro_dropout import tables
+from tests.bad_input.row import (
+    LABELS,
+    NAN,
+    OTHER,
+    RANGE,
+    SHAPE,
+    Row,
+    X,
+    Y,
+    classes,
+    line,
+    model,
+    net,
+)  # fmt: skip
+
+QUICK: Any = {"steps": 1, "seeds": 1, "samples": 3, "compile": False, "progress": False}
+
+
+def compare(**given: Any) -> Any:
+    given = {"model": model(), "guides": {"dropout": pd.AutoDropout}, "train": (X, Y), "test": (X, Y), **QUICK, **given}
+    return pd.compare(**given)
+
+
+def frame() -> pandas.DataFrame:
+    return pandas.DataFrame({"size": X[:, 0].tolist(), "price": Y[:, 0].tolist()})
+
+
+def regressor(**settings: Any) -> Any:
+    return pd.DropoutRegressor(**{"max_steps": 2, "samples": 3, "guide": "dropout", **settings}).fit(
+        X.numpy(), Y.numpy()[:, 0]
+    )
+
+
+def classifier(y: Any = None, **settings: Any) -> Any:
+    labels = LABELS.numpy() if y is None else y
+    return pd.DropoutClassifier(**{"max_steps": 2, "samples": 3, "guide": "dropout", **settings}).fit(X.numpy(), labels)
+
+
+ROWS = [
+    Row(RANGE, "keeps", "got 1.5", lambda: pd.comparison.plot_kl_gap(keeps=(1.5,))),
+    Row(OTHER, "guides", "got str", lambda: compare(guides="dropout")),
+    Row(RANGE, "guides", "'mean field'", lambda: compare(guides=["mean field"])),
+    Row(OTHER, "guides", "there is none", lambda: compare(guides={})),
+    Row(OTHER, "a guide", "'reference'", lambda: compare(guides={"reference": pd.AutoDropout})),
+    Row(SHAPE, "train", "got Tensor", lambda: compare(train=X)),
+    Row(SHAPE, "test", "got 12 points and 3 points", lambda: compare(test=(X, Y[:3]))),
+    Row(SHAPE, "y", "got (12,)", lambda: compare(test=(X, Y[:, 0]))),
+    Row(RANGE, "y", "got a tensor of shape (12, 1) with no", lambda: compare(train=(X, Y * NAN))),
+    Row(RANGE, "seeds", "got 0", lambda: compare(seeds=0)),
+    Row(RANGE, "seed", "got 'a'", lambda: compare(seeds="abc")),
+    Row(RANGE, "lr", "got -1.0", lambda: compare(lr=-1.0)),
+    Row(RANGE, "compile", "got 'a'", lambda: compare(compile="a")),
+    Row(RANGE, "reference", "got 'hmc'", lambda: compare(reference="hmc")),
+    Row(OTHER, "model", "got 'm'", lambda: compare(model="m")),
+    Row(OTHER, "model", "got Sequential, which takes (input)", lambda: compare(model=net())),
+    Row(OTHER, "model", "<lambda> takes (a, b, c); called with a seed, it raises",
+        lambda: compare(model=lambda a, b, c: None)),
+    Row(OTHER, "model", "called with a seed, it returns int", lambda: compare(model=lambda seed: 3)),
+    Row(SHAPE, "train", "got Tensor", lambda: compare(model=line, train=X)),
+    Row(OTHER, "test", "observes nothing with these arguments", lambda: compare(model=line, test=(X,))),
+    Row(OTHER, "labels", "got 'a'", lambda: compare(labels="a")),
+    Row(RANGE, "y", "got 1 to 3",
+        lambda: pd.compare(classes()[0], {"d": pd.AutoDropout}, (X, LABELS + 1), (X, LABELS), steps=1,
+            seeds=1, progress=False)),
+    Row(SHAPE, "x", "got (12, 3): mat1 and mat2 shapes cannot be", lambda: compare(train=(torch.ones(12, 3), Y))),
+    Row(RANGE, "hidden_layer_sizes", "got 0", lambda: regressor(hidden_layer_sizes=0)),
+    Row(RANGE, "activation", "got 'swish'", lambda: regressor(activation="swish")),
+    Row(RANGE, "guide", "got 'swag'", lambda: regressor(guide="swag")),
+    Row(RANGE, "keep", "got 0.0", lambda: regressor(keep=0.0)),
+    Row(RANGE, "length_scale", "got -1.0", lambda: regressor(length_scale=-1.0)),
+    Row(RANGE, "tau", "got 'high'", lambda: regressor(tau="high")),
+    Row(RANGE, "max_steps", "got 0", lambda: regressor(max_steps=0)),
+    Row(RANGE, "validation_fraction", "got 1.0", lambda: regressor(validation_fraction=1.0)),
+    Row(OTHER, "device", "got 'abacus'", lambda: regressor(device="abacus")),
+    Row(RANGE, "compile", "got 'a'", lambda: regressor(compile="a")),
+    Row(RANGE, "early_stopping", "got 'yes'", lambda: regressor(early_stopping="yes")),
+    Row(RANGE, "keep", "got 1 numbers", lambda: regressor(keep=[0.9])),
+    Row(OTHER, "y", "got one class, 0.0", lambda: classifier(np.zeros(12))),
+    Row(OTHER, "data frame", "got int", lambda: pd.fit_table(3, "price")),
+    Row(OTHER, "no column 'cost'", "its columns are", lambda: pd.fit_table(frame(), "cost")),
+    Row(RANGE, "held_back", "got 1.0", lambda: pd.fit_table(frame(), "price", held_back=1.0)),
+    Row(RANGE, "guide", "got 'swag'", lambda: pd.fit_table(frame(), "price", guide="swag")),
+    Row(OTHER, "'nowhere'", "there is no folder", lambda: pd.tabular.FittedTable.load("nowhere")),
+    Row(OTHER, "no column 'b'", "t has", lambda: tables.Table("t", {"a": [1]}, [0]).column("b")),
+]  # fmt: skip

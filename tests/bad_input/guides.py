@@ -1,0 +1,118 @@
+"""Bad input to guides: what all of them refuse, what each refuses, and networks that from_dropout cannot read."""
+
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import torch
+from torch import nn, tensor
+
+import pyro_dropout as pd
+from pyro_dropout.errors import EmptyModelError
+from pyro_dropout.guides import GUIDES
+from tests.bad_input.row import INF, NAN, OTHER, RANGE, SHAPE, Row, X, model, net
+
+
+def plain(x: torch.Tensor, y: torch.Tensor | None = None) -> None:
+    slope = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(slope * x[:, 0], 1.0), obs=y)
+
+
+def same_guide() -> Any:
+    made = pd.AutoDropout(model())
+    return lambda m: made
+
+
+def discrete(x: torch.Tensor) -> None:
+    pyro.sample("k", dist.Bernoulli(0.5))
+
+
+def whatever(guide: Any) -> list[Row]:
+    """What every guide refuses, whichever it is."""
+    rows = [
+        Row(OTHER, "model", "got 'model'", lambda: guide("model")),
+        Row(RANGE, "init", "got 'zeros'", lambda: guide(model(), init="zeros")),
+        Row(RANGE, "init", "gave shape (1,) for '0.weight'",
+            lambda: guide(model(), init=lambda site, shape: torch.zeros(1))),
+        Row(SHAPE, "init('0.weight', shape)", "got NoneType", lambda: guide(model(), init=lambda site, shape: None)),
+        Row(RANGE, "init('0.weight', shape)", "got [[nan], [nan], [nan], [nan]]",
+            lambda: guide(model(), init=lambda site, shape: torch.full(shape, NAN))),
+        Row(RANGE, "init_scale", "got 0.0", lambda: guide(model(), init_scale=0.0)),
+        Row(RANGE, "init_scale", "got 'wide'", lambda: guide(model(), init_scale="wide")),
+        Row(RANGE, "bias", "got 'none'", lambda: guide(model(), bias="none")),
+        Row(OTHER, "create_plates", "got 3", lambda: guide(model(), create_plates=3)),
+        Row(OTHER, "site of this guide", "'w'", lambda: guide(model()).posterior("w")),
+        Row(RANGE, "n", "got 0", lambda: guide(model()).sample_weights(0)),
+    ]  # fmt: skip
+    if not guide.drops:
+        return rows
+    return [
+        *rows,
+        Row(RANGE, "row_dim of '0.weight'", "got 7", lambda: guide(model(), row_dim=7)),
+        Row(RANGE, "row_dim of '0.weight'", "got 'a'", lambda: guide(model(), row_dim="a")),
+        Row(RANGE, "row_dim of '0.weight'", "got 0.5", lambda: guide(model(), row_dim=0.5)),
+    ]  # fmt: skip
+
+
+ROWS = [
+    *(row for guide in GUIDES for row in whatever(guide)),
+    Row(OTHER, "AutoDropout", "has not seen its model's sites", lambda: pd.AutoDropout(plain).posterior("w")),
+    Row(OTHER, "site 'k'", "is discrete", lambda: pd.AutoDropout(discrete)(X)),
+    Row(EmptyModelError, "the model", "no latent site", lambda: pd.AutoDropout(lambda x: x)(X)),
+    Row(RANGE, "keep", "got 0.0", lambda: pd.AutoDropout(model(), keep=0.0)),
+    Row(RANGE, "keep", "got str '0.9'", lambda: pd.AutoDropout(model(), keep="0.9")),
+    Row(OTHER, "keep", "'9.weight'", lambda: pd.AutoDropout(model(), keep={"9.weight": 0.9})),
+    Row(SHAPE, "keep of 0.weight", "got shape (2,)", lambda: pd.AutoDropout(model(), keep=tensor([0.9, 0.8]))),
+    Row(RANGE, "scale", "got -1.0", lambda: pd.AutoDropout(model(), scale=-1.0)),
+    Row(SHAPE, "scale", "got (9,)", lambda: pd.AutoDropout(model(), scale=torch.ones(9)).posterior("0.weight")),
+    Row(RANGE, "keep of 0.weight", "got 1", lambda: pd.AutoConcreteDropout(model(), keep=1.0)),
+    Row(RANGE, "keep", "got 0.0", lambda: pd.AutoConcreteDropout(model(), keep=0.0)),
+    Row(RANGE, "keep of 0.weight", "got str 'a'", lambda: pd.AutoConcreteDropout(model(), keep=lambda s: "a")),
+    Row(RANGE, "temperature", "got 0.0", lambda: pd.AutoConcreteDropout(model(), temperature=0.0)),
+    Row(SHAPE, "keep of 0.weight", "got shape (2,)", lambda: pd.AutoConcreteDropout(model(), keep=tensor([0.9, 0.8]))),
+    Row(RANGE, "alpha", "got 0.0", lambda: pd.AutoMultiplicative(model(), alpha=0.0)),
+    Row(OTHER, "alpha", "'x'", lambda: pd.AutoMultiplicative(model(), alpha={"x": 1.0})),
+    Row(RANGE, "per", "got 'layer'", lambda: pd.AutoMultiplicative(model(), per="layer")),
+    Row(RANGE, "learn_alpha", "got 'abc'", lambda: pd.AutoMultiplicative(model(), learn_alpha="abc")),
+    Row(RANGE, "scale", "got inf", lambda: pd.AutoMultiplicative(model(), scale=INF)),
+    Row(RANGE, "components", "got 1", lambda: pd.AutoRowMixture(model(), components=1)),
+    Row(RANGE, "weights", "got 'free'", lambda: pd.AutoRowMixture(model(), weights="free")),
+    Row(RANGE, "probs", "got [0.5, -0.5]", lambda: pd.AutoRowMixture(model(), probs=tensor([0.5, -0.5]))),
+    Row(SHAPE, "probs", "got [0.5, 0.20000000298023224,",
+        lambda: pd.AutoRowMixture(model(), probs=tensor([0.5, 0.2, 0.3]))),
+    Row(RANGE, "probs", "got list [0.5, 0.5]", lambda: pd.AutoRowMixture(model(), probs=[0.5, 0.5])),
+    Row(RANGE, "spread", "got nan", lambda: pd.AutoRowMixture(model(), spread=NAN)),
+    Row(OTHER, "model", "got str", lambda: pd.Ensemble("model")),
+    Row(RANGE, "members", "got 0", lambda: pd.Ensemble(model(), members=0)),
+    Row(OTHER, "guide", "got int", lambda: pd.Ensemble(model(), guide=3)),
+    Row(OTHER, "guide", "got AutoDropout", lambda: pd.Ensemble(model(), pd.AutoDropout(model()))),
+    Row(OTHER, "guide", "the same one twice", lambda: pd.Ensemble(model(), same_guide())),
+    Row(RANGE, "anchored", "got 'yes'", lambda: pd.Ensemble(model(), anchored="yes")),
+    Row(RANGE, "start", "got 'zero'", lambda: pd.Ensemble(model(), start="zero")),
+    Row(OTHER, "members", "same point", lambda: pd.Ensemble(model(), members=2, anchored=False, start="module")),
+    Row(RANGE, "members", "got 0", lambda: pd.Ensemble(model(), members=2).more(0)),
+    Row(OTHER, "ensemble", "has not seen", lambda: pd.Ensemble(plain, members=2).mean()),
+    Row(RANGE, "numbers", "got [2]", lambda: pd.Ensemble(model(), members=2).draws_at(tensor([2]))),
+    Row(RANGE, "rank", "got 0", lambda: pd.AutoLowRank(model(), rank=0)),
+    Row(RANGE, "rank", "full", lambda: pd.AutoLowRank(model(), rank="full")),
+    Row(RANGE, "per", "got 'row'", lambda: pd.AutoFullRank(model(), per="row")),
+    Row(OTHER, "the network", "has 8,372 random weights, and their covariance matrix would take 0.3 GB",
+        lambda: pd.AutoFullRank(pd.BayesianNet(nn.Linear(91, 91)))),
+    Row(OTHER, "layer ''", "has 8,372 random weights",
+        lambda: pd.AutoFullRank(pd.BayesianNet(nn.Linear(91, 91)), per="layer")),
+    Row(RANGE, "per", "got 'row'", lambda: pd.AutoLowRank(model(), per="row")),
+    Row(RANGE, "structure", "got 'low-rank'", lambda: pd.guides.AutoLaplace(model(), "low-rank")),
+    Row(OTHER, "a BayesianNet", "got function", lambda: pd.guides.AutoLaplace(plain)),
+    Row(OTHER, "curvature", "no curvature yet", lambda: pd.guides.AutoLaplace(model()).curvature),
+    Row(OTHER, "members", "AutoLaplace", lambda: pd.Ensemble(model(), pd.guides.AutoLaplace)),
+    Row(OTHER, "net", "got 'net'", lambda: pd.from_dropout("net")),
+    Row(RANGE, "tau", "got -1.0", lambda: pd.from_dropout(net(), tau=-1.0)),
+    Row(OTHER, "Dropout '1'", "p=1.0",
+        lambda: pd.from_dropout(nn.Sequential(nn.Linear(1, 4), nn.Dropout(1.0), nn.Linear(4, 1)))),
+    Row(OTHER, "likelihood", "got 'cat'", lambda: pd.from_dropout(net(), likelihood="cat")),
+    Row(OTHER, "prior", "got 3", lambda: pd.from_dropout(net(), prior=3)),
+    Row(OTHER, "prior", "hides '3.weight'",
+        lambda: pd.from_dropout(nn.Sequential(nn.Linear(1, 4), nn.ReLU(), nn.Dropout(0.5), nn.Linear(4,
+            1)), prior=pd.Prior(hide=lambda name, module: name == "3.weight"))),
+]  # fmt: skip

@@ -1,0 +1,180 @@
+"""Large loads and long runs: does memory grow, are files closed, and what happens where it runs out?"""
+
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import pyro_dropout as pd
+from tests.benchmarks.figures import Asked, Figure, benchmark
+
+WARM_UP = 0.1  # of the time: compiling, first checkpoints, the allocator's pools
+FIT = ("fit", "table.csv", "--out", "run", "--quiet", "--target")
+
+
+def command(*words: str) -> list[str]:
+    """Return a command of the library."""
+    return [sys.executable, "-m", "pyro_dropout", *words]
+
+
+def resident(process: int | str = "self") -> float:
+    """Return the MB of memory that a process has now; 0 if it is gone."""
+    try:
+        return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+
+
+def open_files() -> int:
+    """Return how many files the process has open."""
+    return len(os.listdir("/proc/self/fd"))
+
+
+@benchmark("load")
+def load(asked: Asked) -> Iterator[Figure]:
+    """Ten million rows of a CSV file through ``pyro-dropout predict``."""
+    rows = asked.pick(10_000_000, 300_000)
+    with tempfile.TemporaryDirectory() as name:
+        folder, header = Path(name), "age,height,weight\n"
+        lines = [f"{k % 90},{150 + k % 47},{40 + k % 61 + 0.1 * (k % 90)}\n" for k in range(100_000)]
+        (folder / "table.csv").write_text(header + "".join(lines[:400]))
+        with (folder / "large.csv").open("w") as file:
+            file.write(header)
+            for _ in range(rows // len(lines)):
+                file.writelines(lines)
+        quiet: Any = {"cwd": folder, "stdout": subprocess.DEVNULL}
+        subprocess.run(command(*FIT, "weight", "--steps", "200"), check=True, **quiet)
+        predict = ["predict", "run", "large.csv", "--out", "said.csv", "--samples", "20", "--quiet"]
+        start, seen = time.monotonic(), list[tuple[int, float]]()
+        process = subprocess.Popen(command(*predict), **quiet)
+        while process.poll() is None:
+            time.sleep(0.5)
+            written = [path.stat().st_size for path in folder.iterdir() if "said" in path.name]
+            seen.append((max(written, default=0), resident(process.pid)))
+        if process.returncode:
+            raise RuntimeError(f"predict ended with exit code {process.returncode}")
+        yield Figure("rows a second", rows / (time.monotonic() - start))
+        whole = (folder / "said.csv").stat().st_size
+    for what, low, high in (("from 10 to 20 % of the file", 0.1, 0.2), ("in its last 10 %", 0.9, 2.0)):
+        most = max((memory for size, memory in seen if low * whole < size < high * whole), default=float("nan"))
+        yield Figure(f"memory at most {what}", most, "MB")
+
+
+@benchmark("load-columns")
+def load_columns(asked: Asked) -> Iterator[Figure]:
+    """A table with 10,000 columns, two of which say what the target is; 250 rows to fit and 50 to predict."""
+    columns = asked.pick(10_000, 500)
+    x = torch.randn(300, columns, generator=torch.Generator().manual_seed(0))
+    y = 2 * x[:, :1] - x[:, 5:6] + 0.3 * torch.randn(300, 1, generator=torch.Generator().manual_seed(1))
+    lines = [",".join(f"{value:.3f}" for value in row) + "\n" for row in torch.cat([x, y], 1).tolist()]
+    header = ",".join([*(f"c{k}" for k in range(columns)), "y"]) + "\n"
+    predict = ("predict", "run", "new.csv", "--out", "said.csv", "--quiet")
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "table.csv").write_text(header + "".join(lines[:250]))
+        Path(folder, "new.csv").write_text(header + "".join(lines[250:]))
+        for words in ((*FIT, "y"), predict, (*predict, "--plot", "said.png")):
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            subprocess.run(command(*words), cwd=folder, check=True, stdout=sys.stderr)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            taken = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+            yield Figure(f"{words[0]}{' --plot' * ('--plot' in words)}: CPU time", taken, "s")
+    yield Figure("memory at most", after.ru_maxrss / 1e3, "MB")
+
+
+def train(steps: int, folder: str | None = None) -> pd.training.History:
+    """Take so many steps of a small training with everything that ``fit`` has."""
+    torch.manual_seed(0)
+    x = torch.linspace(-1, 1, 2000).unsqueeze(-1)
+    y = torch.sin(6 * x) + 0.1 * torch.randn_like(x)
+    net = nn.Sequential(nn.Linear(1, 50), nn.ReLU(), nn.Linear(50, 1))
+    model = pd.BayesianNet(net, likelihood=pd.Gaussian(100.0, learn=True))
+    return pd.fit(
+        model,
+        pd.AutoDropout(model, keep=0.95),
+        x[::2],
+        y[::2],
+        steps=steps,
+        batch_size=128,
+        schedule=pd.training.inverse_decay(),
+        validation=(x[1::2], y[1::2]),
+        patience=10**9,
+        check_every=max(1, min(20_000, steps // 4)),
+        checkpoint=None if folder is None else pd.training.Checkpoint(folder, seconds=30.0, keep_last=2),
+        compile=True,
+        progress=False,
+        seed=0,
+    )
+
+
+@benchmark("soak")
+def soak(asked: Asked) -> Iterator[Figure]:
+    """An hour of ``fit``, watched by a thread."""
+    seconds = asked.pick(3600, 20)
+    steps = int(train(2000).steps_per_second * seconds)
+    seen, over = list[tuple[float, int]](), threading.Event()
+
+    def watch() -> None:
+        while not over.wait(max(0.2, seconds / 240)):
+            seen.append((resident(), open_files()))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            train(steps, folder)
+    finally:
+        over.set()
+        watcher.join()
+    warm = seen[int(WARM_UP * len(seen)) :]
+    tenth = max(1, len(warm) // 10)
+    for when, part in (("after the warm-up", warm[:tenth]), (f"after {steps} steps", warm[-tenth:])):
+        yield Figure(f"memory {when}", sum(memory for memory, _ in part) / len(part), "MB")
+        yield Figure(f"open files {when}", min(files for _, files in part))
+    yield Figure("open files at most", max(files for _, files in warm))
+
+
+@benchmark("soak-fits")
+def soak_fits(asked: Asked) -> Iterator[Figure]:
+    """Three hundred short trainings in one process."""
+    count = asked.pick(300, 20)
+    for k in range(count):
+        with tempfile.TemporaryDirectory() as folder:
+            train(20, folder)
+        if k + 1 in (count // 10, count):
+            yield Figure(f"memory after {k + 1} trainings", resident(), "MB")
+    yield Figure("open files", open_files())
+
+
+@benchmark("out-of-memory")
+def out_of_memory(asked: Asked) -> Iterator[Figure]:
+    """A GPU that is too small, 3 % of the one there is: do the batches that errors name run?"""
+    torch.cuda.set_per_process_memory_fraction(0.03)
+    points, width = 400_000, 2048
+    x = torch.randn(points, 16)
+
+    def build() -> tuple[Any, Any]:
+        net = nn.Sequential(nn.Linear(16, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1))
+        model = pd.BayesianNet(net)
+        return model, pd.AutoDropout(model)
+
+    how: Any = {"progress": False, "device": "cuda"}
+    for compiled in (False, "auto"):
+        try:
+            pd.fit(*build(), x, x[:, :1], steps=5, compile=compiled, **how)
+        except pd.errors.PyroDropoutError as lack:
+            size = int(str(lack).split("batch_size=")[1].split(")")[0])
+            yield Figure(f"compile={compiled}: the batch that the error names", size)
+            history = pd.fit(*build(), x, x[:, :1], steps=40, batch_size=size, compile=compiled, **how)
+            yield Figure(f"compile={compiled}: steps with it", history.steps, least=40)
+    model, guide = (part.cuda() for part in build())
+    pd.predict(model, guide, x.cuda(), samples=20, chunk=10_000_000)
+    yield Figure(f"a prediction of {points} points", torch.cuda.max_memory_allocated() / 2**30, "GiB at most")

@@ -1,0 +1,197 @@
+"""The series of the paper, forecasts, gaps and digits: models are what they are called, beside closed forms."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from experiments.two_clusters import on_line
+from torch import Tensor, nn
+
+import pyro_dropout as pd
+from tests.models.test_scripts import FOLDER, loaded
+
+co2 = loaded(FOLDER / "co2.py")
+
+
+N = 30
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("dropped", [0.1, 0.2])
+def test_every_weight_and_bias_has_the_papers_weight_decay(dropped: float) -> None:
+    net = co2.model(4, 6, "ReLU", dropped, N)
+    guide = co2.guide(net, dropped)
+    torch.nn.init.normal_(guide.states["2/bias"].loc)
+    kl = pd.ELBO().parts(net, guide, torch.zeros(N, 1), torch.zeros(N, 1))["kl"]
+    kl.backward()
+    locs = {name: p for name, p in guide.named_parameters() if name.endswith("loc")}
+    assert len(locs) == 10  # five weights and five biases
+    for name, loc in locs.items():  # minus the ELBO is Nτ times eq. 3, whose λ‖M‖² has the gradient 2λM
+        assert torch.allclose(loc.grad, 2 * N * co2.TAU * co2.LAMBDA * loc, rtol=1e-5), name
+    assert type(guide.posterior("0.weight")).__name__ == "Delta"  # the only input is never dropped
+    assert guide.posterior("2.weight").probs[..., 0].unique().item() == pytest.approx(1 - dropped)
+
+
+def objective(weights: list[Tensor], kind: str, x: Tensor, y: Tensor) -> Tensor:
+    """Eq. 3 without dropout, written out."""
+    h = x
+    for k in range(0, len(weights), 2):
+        h = h @ weights[k].T + weights[k + 1]
+        if k < len(weights) - 2:
+            h = torch.tanh(h) if kind == "TanH" else torch.relu(h)
+    return (y - h).square().sum() / (2 * len(x)) + 1e-6 * sum(w.square().sum() for w in weights)
+
+
+@pytest.mark.deep
+def test_a_fleet_takes_the_steps_of_sgd_on_the_papers_objective() -> None:
+    x = torch.linspace(-1, 1, N)[:, None]
+    y, none = torch.sin(3 * x), 1e-12  # keep rounds to 1 in float32: nothing random is left
+
+    def build(kind: str) -> Any:
+        torch.manual_seed(3)
+        net = co2.model(1, 8, kind, none, N)
+        return net, co2.guide(net, none)
+
+    fleet = pd.Fleet(build, {"kind": co2.KINDS})
+    starts = [[p.detach().clone() for p in guide.parameters()] for _, guide in fleet]
+    rate = co2.RATE / (co2.TAU * N)
+    options: Any = {"optim": "sgd", "schedule": pd.training.inverse_decay(), "compile": False, "progress": False}
+    fleet.fit(x, y, steps=25, lr=rate, **options)
+    for kind, weights, (_, guide) in zip(co2.KINDS, starts, fleet, strict=True):
+        velocity = [torch.zeros_like(w) for w in weights]
+        first = [w.clone() for w in weights]
+        for t in range(25):
+            free = [w.requires_grad_() for w in weights]
+            gradients = torch.autograd.grad(objective(free, kind, x, y), free)
+            velocity = [0.9 * v + g for v, g in zip(velocity, gradients, strict=True)]
+            step = 0.01 * (1 + 1e-4 * t) ** -0.25
+            weights = [(w - step * v).detach() for w, v in zip(free, velocity, strict=True)]
+        assert max((w - start).abs().max() for w, start in zip(weights, first, strict=True)) > 1e-2
+        for learned, oracle in zip(guide.parameters(), weights, strict=True):
+            assert torch.allclose(learned, oracle, atol=2e-5)
+
+
+sequence = loaded(FOLDER / "sequence.py")
+
+
+@pytest.mark.deep
+def test_without_masks_it_is_the_lstm_of_torch() -> None:
+    torch.manual_seed(0)
+    net, theirs = sequence.Forecaster(5), nn.LSTM(1, 5, batch_first=True)
+    # Torch orders the gates i, f, g, o, and has no + 1 before the forgetting.
+    order = torch.cat([torch.arange(0, 10), torch.arange(15, 20), torch.arange(10, 15)])
+    with torch.no_grad():
+        theirs.weight_ih_l0.copy_(net.input.weight[order])
+        theirs.weight_hh_l0.copy_(net.recurrent.weight[order])
+        theirs.bias_ih_l0.copy_(net.input.bias[order])
+        theirs.bias_hh_l0.zero_()[5:10] = 1.0
+        x = torch.randn(3, 7)
+        last = theirs((x - x[:, -1:]).unsqueeze(-1))[0][:, -1]
+        torch.testing.assert_close(net(x), x[:, -1:] + net.output(last))
+
+
+@pytest.mark.deep
+def test_one_draw_of_a_free_run_is_one_function() -> None:
+    """With one hidden unit there are four draws, of which two drop W_y and agree: three noiseless forecasts."""
+    torch.manual_seed(2)
+    net = sequence.model("sequence", 0.5, 1, 1.0)
+    posterior = sequence.guide(net, "sequence", 0.5)
+    x = torch.randn(1, 5)
+    posterior(x, torch.zeros(1, 1))
+    f = sequence.free_run(net, posterior, x, 6, tau=1e14, samples=300).f[:, 0]
+    mean = {name: value.detach() for name, value in posterior.mean().items()}
+    expected = []
+    for kept in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        weights = dict(mean)
+        for site, z in zip(sequence.DROPPED, kept, strict=True):
+            weights[site] = 2 * z * mean[site]
+        window, steps = x, []
+        for _ in range(6):
+            steps.append(net.evaluate(weights, window))
+            window = torch.cat([window[:, 1:], steps[-1]], 1)
+        expected.append(torch.cat(steps, 1)[0])
+    distance = (f[:, None] - torch.stack(expected).detach()).abs().amax(-1)
+    assert bool((distance.amin(1) < 1e-4).all())
+    assert set(distance.argmin(1).tolist()) == {0, 1, 3}  # one of them is missed with probability < 1e-30
+
+
+in_between = loaded(FOLDER / "in_between.py")
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(
+    ("name", "widest", "least"), [(in_between.LAPLACE, 0.15, 1.5), (in_between.LOW_RANK, 0.6, 0.45)]
+)
+def test_laplace_doubts_in_the_gap(name: str, widest: float, least: float) -> None:
+    """One seed of a small network: at the data NUTS has a width of 0.07, and dropout a ratio of 0.15."""
+    how = SimpleNamespace(seed=0, seeds=1, steps=200, quiet=True, quick=True, samples=200, laplace_rate=0.01)
+    mean, std = in_between.laplaced(name, lambda: in_between.model(1, 10), [in_between.two_clusters(1, 0)], how)
+    assert mean.shape == std.shape == (1, 1, 30 + len(in_between.GRID))
+    at_data, _, ratio = in_between.gap_ratio(std[0, 0])
+    assert 0.04 < at_data < widest
+    assert ratio > least
+
+
+def test_dropout_has_the_variance_of_its_masks_and_cannot_see_the_gap() -> None:
+    """Var f(x) = Σ_k p(1 − p) m_k² relu(w_k x + b_k)²: a sum of convex functions, so no gap can be its maximum."""
+    torch.manual_seed(0)
+    net = in_between.model(depth=1, width=20)
+    guide = in_between.guide("dropout", net)
+    x = on_line(in_between.GRID, 5)
+    hidden = torch.relu(net.net[0](x)).detach()
+    out = guide.posterior("2.weight").loc.detach()  # (1, 20)
+    variance = 0.9 * 0.1 * (hidden.square() * out.square()).sum(-1)
+    drawn = pd.predict(net, guide, x, samples=4000, seed=0).epistemic[:, 0]
+    # A variance of 4,000 draws of a sum of twenty coins is known to about 2.5 %: five times that.
+    assert torch.allclose(drawn, variance, rtol=0.125)
+    assert (variance[2:] - 2 * variance[1:-1] + variance[:-2] > -1e-6).all()
+    left, right = (int((in_between.GRID - t).abs().argmin()) for t in (-1.4, 1.0))
+    assert variance[left : right + 1].max() <= max(variance[left], variance[right]) + 1e-6
+
+
+WIDTHS = (3, 4, 12)
+
+
+mnist = loaded(FOLDER / "mnist.py")
+
+
+def pair_of(arm: str, seed: int = 0) -> tuple[Any, Any]:
+    torch.manual_seed(seed)
+    net = mnist.model(WIDTHS, 100)
+    posterior = mnist.guide(net, arm)
+    posterior(torch.zeros(2, 1, 28, 28), torch.zeros(2, dtype=torch.long))
+    return net, posterior
+
+
+@pytest.mark.deep
+def test_the_prior_is_the_weight_decay() -> None:
+    net, posterior = pair_of("none")
+    terms = pd.ELBO().by_site(net, posterior, torch.zeros(2, 1, 28, 28), torch.zeros(2, dtype=torch.long), 100)
+    for name in mnist.WEIGHTS:
+        expected = 100 * mnist.WEIGHT_DECAY * posterior.mean()[name].square().sum().item()
+        assert terms[name].item() == pytest.approx(expected, rel=1e-5)
+
+
+why_gaussian = loaded(FOLDER / "why_gaussian.py")
+
+
+def test_the_starts_are_what_they_are_called() -> None:
+    torch.manual_seed(0)
+    x = torch.linspace(-1, 1, 30).unsqueeze(-1)
+    problem = why_gaussian.Problem(x, torch.sin(3 * x), x, x, 25.0, x[:0])
+    quiet: Any = {"compile": False, "progress": False, "seed": 0}
+    net, known = why_gaussian.started(problem, SimpleNamespace(seed=0, width=4, steps=25), quiet)
+    point = known["MAP"].mean()
+    for name, starts in why_gaussian.STARTS.items():
+        for start in starts:
+            mine = why_gaussian.model(net, 25.0, learn=True)
+            made = why_gaussian.guide(name, mine, start, known)
+            assert type(made) is (pd.AutoLowRank if name == "low rank" else pd.AutoMeanField)
+            assert made.model is mine
+            at = known["SWAG"].mean() if start == "SWAG" else point
+            same = all(torch.allclose(value, at[site]) for site, value in made.mean().items())
+            assert same == (start in ("MAP", "Laplace", "SWAG"))
+            if start == "0.1":
+                assert made.posterior("2.weight").stddev[0, 0].item() == pytest.approx(0.1, rel=1e-3)
+            pd.fit(mine, made, problem.x, problem.y, steps=1, **quiet)  # each can be trained on
