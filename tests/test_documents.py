@@ -22,8 +22,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "pyro_dropout"
 EQUATIONS = ROOT / "docs" / "equations.md"
 # Pages whose blocks take seconds, but for one block of each three.
-LONG = ("choosing.md", "ensembles.md", "first_hour.md", "interop.md", "linearised.md", "long_runs.md")
-LONG += ("pyro_models.md", "training.md", "trust.md")
+LONG = ("choosing.md", "ensembles.md", "first_hour.md", "long_runs.md", "pyro_models.md", "training.md", "trust.md")
 # Names whose examples take seconds.
 SLOW = {"AutoLaplace", "Comparison", "DropoutClassifier", "DropoutRegressor", "Ensemble", "FittedTable", "Fleet"}
 SLOW |= {"AutoLowRank", "Checkpoint", "Evidence", "compare", "fit_table", "maximise_evidence", "nuts", "swag"}
