@@ -139,7 +139,8 @@ plt.show()
 # All of them open beyond the data, for that is the network's doing: a ReLU line with an uncertain slope fans out.
 # Multiplicative noise with dropout's mean and variance widens as much as dropout, within a factor of two.
 # Otherwise they disagree about how much, and no score on data of the same years can settle it: those years say nothing
-# about 1999. The page "Every guide on one problem" compares them with the exact posterior of the infinitely wide network.
+# about 1999. The page "Every guide on one problem" compares them with the exact posterior of the infinitely wide
+# network.
 
 # %%
 assert all(times > 1.5 for times in growth.values())
