@@ -112,7 +112,7 @@ pdrop.comparison.plot_kl_gap(draws=20 if SHORT else 400)
 
 # %% [markdown]
 # The rule: **beyond d = 8 every row may use it**, and the bound 2 log 2 · √(p(1−p)) · exp(−d²/8) says how much is
-# lost at any d. Below, or if you do not know, ask for `method="exact"`: it costs one quadrature a row.
+# lost at most. Below, or if you do not know, ask for `method="exact"`: it costs one quadrature a row.
 
 # %%
 for p in (0.5, 0.9, 0.99):

@@ -93,7 +93,7 @@ print(f"accuracy {right.mean():.2f}, mean confidence {answer.probs.amax(-1).mean
 assert answer.probs.amax(-1).mean() > right.mean() + 0.05  # overconfident, dropout or not
 
 # %% [markdown]
-# One number, a temperature fitted on held-out images, takes most of that away. It changes no decision between two
+# One number, a temperature fitted on held-out images, lowers that. It changes no decision between two
 # classes of one draw, and it is fitted, so it holds for data like the validation set and promises nothing for others.
 
 # %%

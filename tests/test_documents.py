@@ -22,12 +22,11 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "pyro_dropout"
 EQUATIONS = ROOT / "docs" / "equations.md"
 # Pages whose blocks take seconds, but for one block of each three.
-LONG = ("choosing.md", "ensembles.md", "first_hour.md", "interop.md", "linearised.md", "long_runs.md")
-LONG += ("pyro_models.md", "training.md", "trust.md")
+LONG = ("choosing.md", "ensembles.md", "first_hour.md", "long_runs.md", "pyro_models.md", "training.md", "trust.md")
 # Names whose examples take seconds.
 SLOW = {"AutoLaplace", "Comparison", "DropoutClassifier", "DropoutRegressor", "Ensemble", "FittedTable", "Fleet"}
 SLOW |= {"AutoLowRank", "Checkpoint", "Evidence", "compare", "fit_table", "maximise_evidence", "nuts", "swag"}
-LONGEST = ("automatic.md", "laplace.md")  # whose blocks all take seconds
+LONGEST = ("laplace.md",)  # whose blocks all take seconds
 EQUATION_LINE = re.compile(r"^\s*Equation: (\S+)\.\s*$", re.MULTILINE)
 HEADING = re.compile(r"^## `(?P<id>[^`\s]+)` — \S.*$", re.MULTILINE)
 SKIPPED_FOLDERS = {"__pycache__", "_build", "build", "dist", "out"}

@@ -154,7 +154,6 @@ assert float(rhat["weights"].median()) > 1.1 > float(rhat["predictions"].median(
 
 # %% [markdown]
 # What to take home: the uncertainty between the data comes from the prior, and here neither MC dropout nor mean field
-# carries it there. This is one problem and one run; in the four problems of the page "Results" a linearised Laplace
-# approximation, which is around one solution too, carries part of it, and in three of them less when its point is
-# trained for longer. The page on ensembles in the documentation says what anchored members are, what they cost and when
-# they fail.
+# carries it there. This is one problem and one run; in the four problems of the page "Between the
+# data" a linearised Laplace approximation, which is around one solution too, carries part of it, and in three of them
+# less when its point is trained for longer. The page on ensembles says what anchored members are and when they fail.
