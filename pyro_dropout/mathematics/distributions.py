@@ -124,7 +124,8 @@ class MultiplicativeNormal(RowMixture):
             return
         super().__init__(loc.unsqueeze(0), scale, one, row_dim, validate_args=validate_args)
         self.layout.check_per_row("alpha", alpha)
-        factor = self.to_rows(loc) * alpha.sqrt().expand(self.rows).unsqueeze(-1)
+        self.relative = alpha.sqrt().expand(self.rows)
+        factor = self.to_rows(loc) * self.relative.unsqueeze(-1)
         self._cov_factor = factor.unsqueeze(-1).unsqueeze(0)
 
     @property

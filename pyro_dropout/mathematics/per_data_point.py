@@ -121,7 +121,9 @@ class PerDataPoint:
             for label, mean in enumerate(q.means)
             if mean is not None
         ]
-        if self._coefficients is not None:
+        if self._coefficients is not None and q.relative is not None:  # m∘(1 + √α η): one product
+            parts = [self._part(x, layer, q.like, 1 + q.relative * self._coefficients[..., 0])]
+        elif self._coefficients is not None:
             parts += self._low_rank(x, layer, self._coefficients)
         if not q.noiseless:
             parts.append(self._gaussian(x, layer))

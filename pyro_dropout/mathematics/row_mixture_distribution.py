@@ -56,6 +56,8 @@ class RowMixture(TorchDistribution):
     site = ""  # for that error: the site that is drawn
     joint = False  # whether a draw shares noise with the draws of other sites
 
+    relative: Tensor | None = None  # √α of each row, where the factor of the only component is √α times its mean
+
     def __init__(
         self,
         locs: Float[Tensor, "L *shape"],

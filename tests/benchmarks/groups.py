@@ -13,10 +13,9 @@ import torch.distributed as dist
 
 import pyro_dropout as pd
 from pyro_dropout.generative.model_call import ModelCall
-from pyro_dropout.training.distributed.data_parallel import parallel_run
 from pyro_dropout.training.distributed.process_group import Group, join
-from pyro_dropout.training.fit import TrainingTask
 from pyro_dropout.training.optimisers import named
+from pyro_dropout.training.training_task import TrainingTask
 from tests.benchmarks.figures import ROOT, Asked, Figure, benchmark
 from tests.benchmarks.ours import dropout
 from tests.benchmarks.sizes import DEEP, SMALL, Size
@@ -75,8 +74,10 @@ def in_two_processes(rounds: int) -> None:
         loss, update = pd.ELBO(), named("adam", 1e-3)
         models = [size.model("cpu") for _ in range(2)]
         guides = [dropout(model) for model in models]
-        together = parallel_run(group, (models[0], guides[0], loss), x, y, update, size.batch)
-        alone = TrainingTask(guides[1], loss, ModelCall(models[1], (x, y, len(x)))).run(update, size.batch, False)
+        tasks = [TrainingTask(g, loss, ModelCall(m, (x, y, len(x)))) for m, g in zip(models, guides, strict=True)]
+        together, alone = (
+            task.start(update, size.batch, False, 0, each) for task, each in zip(tasks, (group, None), strict=True)
+        )
         gradients = torch.zeros(size.weights)
         actions: dict[str, Callable[[], Any]] = {
             "together": lambda run=together: run.advance(1),  # type: ignore[misc]

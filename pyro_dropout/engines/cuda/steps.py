@@ -7,6 +7,7 @@ of a launch to the last.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -146,7 +147,7 @@ def steps_source(recorded: Recorded, near: int, threads: int, lanes: int, most: 
     values = [outside(f"s{k}" if k < writes else f"x{k}", value) for k, value in enumerate(recorded.inputs)]
     numbers = [kept for kept in state if kept.size == 1]  # each thread has them for itself
     for kept in numbers:
-        values[kept.number] = replace(values[kept.number], at=lambda _, name=kept.now: name)
+        values[kept.number] = replace(values[kept.number], at=partial(_named, kept.now))
     outputs = Lowering(recorded.graph, values, constants, loops, "v", draws).outputs
     changed, results = list[tuple[_Kept, Value]](), list[Value]()
     for k, value in enumerate(outputs):
@@ -278,6 +279,10 @@ def best_count(work: float, waits: int, copies: int, most: int, *, near: bool = 
             f"a step would take a kernel about {each:.0f} µs, and those of torch's compiler {others:.0f}"
         )
     return best
+
+
+def _named(name: str, _: object) -> str:
+    return name
 
 
 class _Kept:
@@ -484,7 +489,8 @@ def _compiled(source: Source, device: torch.device) -> Callable[..., None]:
     kernel = compiled_kernel(source.text, "steps", device, source.memory)
 
     def run(copies: int, far: Tensor, addresses: Tensor, first: int, count: int) -> None:
-        blocks, given = copies * source.processors, [far, addresses, first, count]
+        given: list[Tensor | int] = [far, addresses, first, count]
+        blocks = copies * source.processors
         with torch.cuda.device(device):
             if source.processors > 1:
                 launched_together(kernel, blocks, source.threads, given)
