@@ -24,7 +24,7 @@ from pyro_dropout.registry import guides
 from tests.contracts.guides import GUIDES as OF_SITES
 from tests.contracts.likelihoods import LIKELIHOODS as TABLE
 from tests.contracts.likelihoods import N
-from tests.oracles.host_kernel import HostSteps, InterpretedSteps
+from tests.oracles.host_kernel import HostSteps, InterpretedSteps, SharedHostSteps, SharedSteps
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 STEPS = 50 if DEVICE == "cuda" else 8  # on a GPU: some chains, and single steps after them
@@ -116,10 +116,15 @@ def trained(case: Case, engine: Engine, steps: int = STEPS, folder: Path | None 
     return {"losses": history.losses, **found}
 
 
+BY_KERNEL = (StepsOnGpu, SharedSteps) if DEVICE == "cuda" else (HostSteps, SharedHostSteps)
+
+
 @pytest.mark.thinned(80)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(map(str, case)))
-def test_a_kernel_in_cuda_takes_the_recorded_steps_and_goes_on_after_a_kill(case: Case, tmp_path: Path) -> None:
-    by_kernel = StepsOnGpu if DEVICE == "cuda" else HostSteps
+@pytest.mark.parametrize("by_kernel", BY_KERNEL, ids=lambda each: each.__name__)
+def test_a_kernel_in_cuda_takes_the_recorded_steps_and_goes_on_after_a_kill(
+    by_kernel: type[StepsOnGpu], case: Case, tmp_path: Path
+) -> None:
     with mock.patch.object(in_cuda, "StepsOnGpu", by_kernel):
         try:
             found = trained(case, InCuda())

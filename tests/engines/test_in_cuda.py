@@ -12,7 +12,7 @@ from pyro_dropout.engines import choose, in_cuda
 from pyro_dropout.engines.cuda.steps import StepsOnGpu
 from pyro_dropout.engines.engine import CannotError
 from pyro_dropout.engines.in_cuda import InCuda
-from tests.oracles.host_kernel import HostSteps, InterpretedSteps
+from tests.oracles.host_kernel import HostSteps, InterpretedSteps, SharedHostSteps
 
 
 def trained(count: int, batch: int | None, by: type[StepsOnGpu]) -> tuple[Tensor, list[Tensor]]:
@@ -37,9 +37,10 @@ def trained(count: int, batch: int | None, by: type[StepsOnGpu]) -> tuple[Tensor
 
 
 @pytest.mark.thinned(3)
+@pytest.mark.parametrize("by", [SharedHostSteps, HostSteps])
 @pytest.mark.parametrize(("count", "batch"), [(3, 3), (1, 3), (3, None)])
-def test_each_network_of_a_fleet_takes_its_own_steps(count: int, batch: int | None) -> None:
-    found, expected = (trained(count, batch, by) for by in (HostSteps, InterpretedSteps))
+def test_each_network_of_a_fleet_takes_its_own_steps(count: int, batch: int | None, by: type[HostSteps]) -> None:
+    found, expected = (trained(count, batch, each) for each in (by, InterpretedSteps))
     assert found[0].shape == (6, count)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 

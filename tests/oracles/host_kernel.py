@@ -61,8 +61,24 @@ extern "C" void steps(int copies, double* far, const long long* given, int first
 class HostSteps(StepsOnGpu):
     """Steps by a kernel on the CPU."""
 
+    processors = 1
+
     def __init__(self, recorded: Recorded, tensors: Sequence[Tensor]) -> None:
-        super().__init__(recorded, tensors, steps_compiled, threads=THREADS, lanes=1)
+        how: Any = {"threads": THREADS, "lanes": 1, "processors": self.processors}
+        super().__init__(recorded, tensors, steps_compiled, **how)
+
+
+class SharedHostSteps(HostSteps):
+    """The same by several processors, which share no memory but the GPU's."""
+
+    processors = 2
+
+
+class SharedSteps(StepsOnGpu):
+    """Steps by several processors of a GPU, however small the network is."""
+
+    def __init__(self, recorded: Recorded, tensors: Sequence[Tensor]) -> None:
+        super().__init__(recorded, tensors, processors=16)
 
 
 class InterpretedSteps(HostSteps):
@@ -91,7 +107,7 @@ class InterpretedSteps(HostSteps):
 
 def steps_compiled(source: StepsSource, _: torch.device) -> Callable[..., None]:
     """Return a function of what a kernel of steps is called with, as for a GPU."""
-    after = _STEPS_AFTER.format(words=source.memory // 8 + 1, threads=source.threads)
+    after = _STEPS_AFTER.format(words=source.memory // 8 + 1, threads=source.threads * source.processors)
     function = _library(_BEFORE + source.text + after).steps
     return lambda *given: function(*(_argument(each) for each in given))
 

@@ -15,7 +15,16 @@ import torch
 
 from pyro_dropout.engines.cuda.layout import laid_out
 from pyro_dropout.engines.cuda.tiles import Tile, best_tile, written
-from pyro_dropout.engines.cuda.values import Indices, Shape, Value, c_type, flat_index, indices_of, power_of_two
+from pyro_dropout.engines.cuda.values import (
+    Indices,
+    Shape,
+    Value,
+    c_type,
+    flat_index,
+    indices_of,
+    permuted,
+    power_of_two,
+)
 
 _REDUCTIONS = {  # how two terms are joined, and where the sum starts; "lowest" and "highest" stand for numbers
     "sum": ("({0} + {1})", "0"),
@@ -150,7 +159,13 @@ class Loops:
         """Let a loop compute a product of matrices, (..., m, k) and (..., k, n), and return it."""
         across, down = -(-shape[-1] // 4), -(-shape[-2] // 4)
         left = self._plain(f"{name}l", left, across)
-        right = self._plain(f"{name}r", right, down)
+        turned = (*range(len(right.shape) - 2), -1, -2)  # neighbouring terms next to each other, where memory is far
+        far = self._processors > 1
+        right = (
+            permuted(self._plain(f"{name}r", permuted(right, turned), down), turned)
+            if far
+            else (self._plain(f"{name}r", right, down))
+        )
         loop = self._now = Loop(name, shape, None, "sum", dtype)
         loop.tile = tile = best_tile(left, right, shape, left.shape[-1], self._threads, self._lanes, self._processors)
         tile.write(left.at, right.at)
