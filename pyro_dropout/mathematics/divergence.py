@@ -109,7 +109,8 @@ def _square_distance(q: RowMixture, label: int, loc: Tensor) -> Tensor:
         return loc.square()
     # In the layout of the weights: torch goes over a transposed tensor and a broadcast one number by number.
     target = q.from_rows(loc.expand(*loc.shape[:-2], q.rows, q.rest))
-    return q.to_rows(F.mse_loss(*torch.broadcast_tensors(mean, target), reduction="none"))
+    left, right = torch.broadcast_tensors(mean, target)
+    return q.to_rows(F.mse_loss(left, right, reduction="none"))
 
 
 def _half_log_det(q: RowMixture, sizes: tuple[int, int]) -> Tensor:
