@@ -58,7 +58,7 @@ def _component_kl(q: RowMixture, p: Distribution, whole: bool = False) -> list[T
     found = []
     for label in range(q.components):
         # ½(tr Λ Σ_l + m_lᵀ Λ m_l) - Σ log l, with Λ = l² the prior precision
-        squares = [_square_distance(q.mean_rows(label), loc)]
+        squares = [_square_distance(q, label, loc)]
         if not q.noiseless:
             squares.append(compact(q.to_rows(q.scale)[min(label, q.scale.shape[0] - 1)]).square())
         if added is not None:
@@ -102,12 +102,15 @@ def _weighted(precision: Tensor, squares: Tensor, sizes: tuple[int, int]) -> Ten
     return _total(precision * squares, sizes)
 
 
-def _square_distance(mean: Tensor | float, loc: Tensor) -> Tensor:
-    """Return (mean - loc)²; unlike the difference squared, it keeps nothing for its gradient but its inputs."""
-    if not isinstance(mean, Tensor):
-        return (mean - loc).square()
-    left, right = torch.broadcast_tensors(mean, loc)
-    return F.mse_loss(left, right, reduction="none")
+def _square_distance(q: RowMixture, label: int, loc: Tensor) -> Tensor:
+    """Return (mean - loc)² by rows; unlike the difference squared, it keeps nothing for its gradient but its inputs."""
+    mean = q.means[label]
+    if mean is None:
+        return loc.square()
+    # In the layout of the weights: torch goes over a transposed tensor and a broadcast one number by number.
+    target = q.from_rows(loc.expand(*loc.shape[:-2], q.rows, q.rest))
+    left, right = torch.broadcast_tensors(mean, target)
+    return q.to_rows(F.mse_loss(left, right, reduction="none"))
 
 
 def _half_log_det(q: RowMixture, sizes: tuple[int, int]) -> Tensor:
