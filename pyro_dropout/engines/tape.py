@@ -2,7 +2,8 @@
 
 Replayed one by one, half of the operations of a small step are views, which compute nothing, and many others compute
 the same at every step. On a tape every result has its own place in memory: views of it are made once, what depends on
-nothing that changes is computed at the start of a round of calls, and the rest is written over and over again.
+nothing that changes is computed at the start of a round of calls, and the rest is written over and over again. A place
+is used again as soon as nothing that follows reads it.
 """
 
 import operator
@@ -68,11 +69,17 @@ class Tape:
         changed = {owner(each) for node in nodes if is_mutable(node) for each in node.all_input_nodes}
         self._moving = changed | {places[k] for k in changing}
         before = [(value, value.clone()) for node, value in given.items() if node in changed]
+        self._places: dict[fx.Node, Tensor] = {}  # those that can be used again
+        self._free: dict[object, list[Tensor]] = {}
+        last = {owner(each): k for k, node in enumerate(nodes) for each in (node, *node.all_input_nodes)}
         with torch.no_grad():
             try:
-                for node in nodes:
+                for k, node in enumerate(nodes):
                     if node.op == "call_function":
                         self._add(node)
+                    for each in [each for each in self._places if last[each] == k and node.op != "output"]:
+                        place = self._places.pop(each)
+                        self._free.setdefault(_layout(place), []).append(place)
             finally:
                 for value, kept in before:
                     value.copy_(kept)
@@ -115,8 +122,11 @@ class Tape:
             own = list(_tensors(values[node]))
             if not own or any(_memory(each) in self._known for each in own if each.numel()):
                 raise NoTapeError(f"{operation} makes no tensor of its own")
-            self._known.update(map(_memory, own))
             found = values[node]
+            if isinstance(found, Tensor) and node in self._moving:
+                known = self._free.get(_layout(found))
+                values[node] = self._places[node] = found = known.pop() if known else found
+            self._known.update(map(_memory, _tensors(found)))
             call = written(operation, args, named, found if isinstance(found, list | tuple) else [found])
             call()
             (self._each if node in self._moving else self._once).append(call)
@@ -134,6 +144,10 @@ class Tape:
 
 def _memory(value: Tensor) -> int:
     return value.untyped_storage().data_ptr()
+
+
+def _layout(value: Tensor) -> object:
+    return value.shape, value.stride(), value.dtype
 
 
 def _tensors(value: object) -> Iterator[Tensor]:
