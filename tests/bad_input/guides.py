@@ -77,7 +77,6 @@ ROWS = [
     Row(RANGE, "learn_alpha", "got 'abc'", lambda: pd.AutoMultiplicative(model(), learn_alpha="abc")),
     Row(RANGE, "scale", "got inf", lambda: pd.AutoMultiplicative(model(), scale=INF)),
     Row(RANGE, "components", "got 1", lambda: pd.AutoRowMixture(model(), components=1)),
-    Row(RANGE, "weights", "got 'free'", lambda: pd.AutoRowMixture(model(), weights="free")),
     Row(RANGE, "probs", "got [0.5, -0.5]", lambda: pd.AutoRowMixture(model(), probs=tensor([0.5, -0.5]))),
     Row(SHAPE, "probs", "got [0.5, 0.20000000298023224,",
         lambda: pd.AutoRowMixture(model(), probs=tensor([0.5, 0.2, 0.3]))),

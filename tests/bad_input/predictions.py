@@ -148,7 +148,6 @@ ROWS = [
         lambda: judging.cascade(lambda x: answer(), lambda x: answer(), X, budget=0.5, costs=3)),
     Row(OTHER, "weak", "got str 'a'", lambda: judging.cascade("a", lambda x: answer(), X, budget=0.5)),
     Row(SHAPE, "contexts", "got shape (0, 1)", lambda: judging.thompson(*pair(), X[:0])),
-    Row(RANGE, "of", "got 'z'", lambda: judging.predictive_distance(answer(), answer(), of="z")),
     Row(SHAPE, "prediction and reference", "got (12, 1) and (4, 1)",
         lambda: judging.predictive_distance(answer(), predict(X[:4]))),
     Row(OTHER, "prediction", "got str", lambda: judging.predictive_distance(answer(), "nuts")),

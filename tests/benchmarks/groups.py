@@ -73,11 +73,9 @@ def in_two_processes(rounds: int) -> None:
         x, y = size.data("cpu")
         loss, update = pd.ELBO(), named("adam", 1e-3)
         models = [size.model("cpu") for _ in range(2)]
-        guides = [dropout(model) for model in models]
-        tasks = [TrainingTask(g, loss, ModelCall(m, (x, y, len(x)))) for m, g in zip(models, guides, strict=True)]
-        together, alone = (
-            task.start(update, size.batch, False, 0, each) for task, each in zip(tasks, (group, None), strict=True)
-        )
+        tasks = [TrainingTask(dropout(model), loss, ModelCall(model, (x, y, len(x)))) for model in models]
+        together = tasks[0].start(update, size.batch, False, 0, group)
+        alone = tasks[1].start(update, size.batch, False)
         gradients = torch.zeros(size.weights)
         actions: dict[str, Callable[[], Any]] = {
             "together": lambda run=together: run.advance(1),  # type: ignore[misc]
