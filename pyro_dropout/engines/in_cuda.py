@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from pyro_dropout.engines.cuda.steps import STATE, Recorded, StepsOnGpu
+from pyro_dropout.engines.cuda.source import Recorded
+from pyro_dropout.engines.cuda.steps import STATE, StepsOnGpu
 from pyro_dropout.engines.cuda.values import UnsupportedError
 from pyro_dropout.engines.engine import CannotError, Loop, Step
 from pyro_dropout.engines.program import apart_in_memory, counting, traced

@@ -1,0 +1,270 @@
+"""Loops as lines of C: a thread computes the elements tid, tid + T, ... of a tensor.
+
+Of a sum, a few neighbouring threads share the terms, and of a product the tiles. What follows a sum or a product
+element by element is computed where it has just been made.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+import torch
+
+from pyro_dropout.engines.cuda.tiles import Tile, written
+from pyro_dropout.engines.cuda.values import Shape, c_type, indices_of, power_of_two
+
+_REDUCTIONS = {  # how two terms are joined, and where the sum starts; "lowest" and "highest" stand for numbers
+    "sum": ("({0} + {1})", "0"),
+    "prod": ("({0} * {1})", "1"),
+    "max": ("larger({0}, {1})", "lowest"),
+    "min": ("smaller({0}, {1})", "highest"),
+    "any": ("({0} | {1})", "false"),  # not ||, which would leave out what threads do together
+    "all": ("({0} & {1})", "true"),
+}
+TERMS = 4  # terms of a sum that one thread takes, if there are enough threads
+_AHEAD = 4  # elements that a thread computes before it stores them, so that it waits for memory once
+STORED = 6  # about how many operations it takes to store an element, wait, and read it again
+
+
+@dataclass(eq=False)
+class Loop:
+    """What computes one tensor.
+
+    Attributes:
+        name: of the tensor.
+        shape: the shape of the loop over elements; empty for one number.
+        over: the shape of the loop over terms; None if there is none.
+        kind: how terms are joined.
+        dtype: the type of the tensor.
+        text: the expression of an element or a term.
+        tile: how a product of matrices is computed; None if it is none.
+        cost: about how many operations an element or a term takes.
+        reads: tensors made by other loops, and whether all are read only where this loop writes.
+        fixed: whether it always computes the same.
+        shared: whether it is parts of one sum whose terms all threads share.
+    """
+
+    name: str
+    shape: Shape
+    over: Shape | None
+    kind: str
+    dtype: torch.dtype
+    text: str = ""
+    tile: Tile | None = None
+    cost: int = 0
+    reads: dict[str, bool] = field(default_factory=dict)
+    fixed: bool = False
+    shared: bool = False
+
+    @property
+    def named(self) -> set[str]:
+        """The tensors that it reads, and numbers of the state."""
+        return set(re.findall(r"\b\w+(?=\[)|\b\w+_now\b", self.text if self.tile is None else self.tile.text))
+
+    @property
+    def in_register(self) -> bool:
+        """Whether it is one number, which each thread has for itself."""
+        return prod(self.shape) == 1 and self.tile is None
+
+    @property
+    def by_element(self) -> bool:
+        """Whether each element is computed from others alone, without a sum."""
+        return self.over is None and self.tile is None and not self.in_register
+
+    @property
+    def sizes(self) -> Shape:
+        """Its sides that are not one."""
+        return tuple(size for size in self.shape if size != 1)
+
+    @property
+    def key(self) -> object:
+        """Loops with the same key can be written as one."""
+        if self.tile is not None:
+            return self.shape, self.tile.rows, self.tile.columns, self.tile.lanes
+        return self.shared, self.sizes, None if self.over is None else tuple(n for n in self.over if n != 1)
+
+
+class LoopText:
+    """Writes loops down.
+
+    Args:
+        threads: number of threads, those of all processors together.
+        lanes: number of threads that can exchange numbers without a barrier, a power of 2.
+    """
+
+    def __init__(self, threads: int, lanes: int) -> None:
+        self._threads, self._lanes = threads, lanes
+        self._loops: dict[str, Loop] = {}
+        self._places: dict[str, tuple[int, torch.dtype]] = {}  # the tensors in memory: sizes and types
+        self._kept: set[str] = set()  # what is read after all loops
+        self._in_place: dict[str, str] = {}  # what loops themselves write over another one
+        self._begins: dict[object, int] = {}  # the first thread of loops of one kind since a barrier
+        self._busy = 0  # threads that have had something to do since then
+
+    def _apart(self, loops: Sequence[Loop]) -> list[str]:
+        """Return the lines of some loops, which begin with threads that have had less to do since the last barrier."""
+        first, lines = loops[0], self._block(loops)
+        if first.in_register:
+            return lines
+        begin = self._begins.setdefault(
+            first.key, self._busy % self._threads
+        )  # loops of one kind have the same threads
+        self._busy += -(-self._needed(first) // self._lanes) * self._lanes
+        turned = f"(thread + {self._threads - begin}) % {self._threads}"
+        return ["{ const int thread = tid; {", f"const int tid = {turned};", *lines, "} }"] if begin else lines
+
+    def _needed(self, loop: Loop) -> int:
+        """Return how many threads have something to do in a loop."""
+        if loop.tile is not None:
+            return loop.tile.count * loop.tile.lanes
+        if loop.shared:
+            return loop.shape[0] * self._lanes
+        return loop_size(loop.shape) * (1 if loop.over is None else self._lanes_of(loop))
+
+    def _lanes_of(self, loop: Loop) -> int:
+        """Return how many threads share the terms of one sum."""
+        count, terms = loop_size(loop.shape), loop_size(loop.over or ())
+        few = power_of_two(max(1, self._threads // max(count, 1)))
+        return min(self._lanes, power_of_two(max(1, terms // TERMS)), few)
+
+    def _block(self, loops: Sequence[Loop]) -> list[str]:
+        first = loops[0]
+        if first.in_register:
+            return [line for loop in loops for line in self._number(loop)]
+        if first.tile is not None:
+            heads = [loop for loop in loops if loop.tile is not None]
+            made = written([(loop.tile, c_type(loop.dtype)) for loop in heads if loop.tile is not None])
+            return made(lambda values, at: self._followed(loops, heads, values, at))
+        if first.shared:
+            return self._shared(loops)
+        return self._elements(loops) if first.over is None else self._sums(loops)
+
+    def _elements(self, loops: Sequence[Loop]) -> list[str]:
+        """Return the lines that compute tensors by elements; what one of them needs of another stays a number."""
+        size = loop_size(loops[0].shape)
+        short = sum(loop.cost for loop in loops) < STORED * 2
+        ahead = min(_AHEAD * (2 if short else 1), -(-size // self._threads))
+        lines = ["UNROLLED(1)", f"for (int base = tid; base < {size}; base += {ahead * self._threads}) {{"]
+        ends: list[str] = []
+        for k in range(ahead):
+            place = "base" if k == 0 else f"(base + {k * self._threads} < {size} ? base + {k * self._threads} : base)"
+            found, stores = self._each(loops, {}, f"j{k}", f"q{k}_", {loop.name for loop in loops})
+            lines += [f"const int j{k} = {place};", *found]
+            ends += stores
+        return [*lines, *ends, "}"]
+
+    def _each(
+        self, loops: Sequence[Loop], known: Mapping[str, str], at: str, prefix: str, group: set[str]
+    ) -> tuple[list[str], list[str]]:
+        """Return the lines that compute one element of some tensors, and those that store it.
+
+        Args:
+            loops: of the tensors.
+            known: what holds this element of others.
+            at: the number of the element.
+            prefix: begins the names of what holds the new ones.
+            group: the names of all loops that are written as one with these.
+        """
+        elsewhere = {name for other in self._loops.values() if other.name not in group for name in other.reads}
+        known, lines, stores = dict(known), list[str](), list[str]()
+        for loop in loops:
+            text = loop.text
+            if loop.name not in known:
+                for name in known.keys() & loop.reads:
+                    text = re.sub(rf"\b{name}\[[^\[\]]*\]", known[name], text)
+                known[loop.name] = f"{prefix}{loop.name}"
+                lines.append(f"{c_type(loop.dtype)} {known[loop.name]};")
+                lines.append(f"{{ const int i = {at}; {_named('i', loop.shape)} {known[loop.name]} = {text}; }}")
+            if loop.name in self._in_place or not (loop.name in elsewhere or loop.name in self._kept):
+                self._places.pop(loop.name, None)
+            if loop.name in elsewhere or loop.name in self._kept:
+                stores.append(f"{self._in_place.get(loop.name, loop.name)}[{at}] = {known[loop.name]};")
+        return lines, stores
+
+    def _followed(self, loops: Sequence[Loop], heads: Sequence[Loop], values: Sequence[str], at: str) -> list[str]:
+        """Return the lines that take an element of sums or products where they have just been made."""
+        known = {loop.name: value for loop, value in zip(heads, values, strict=True)}
+        lines, stores = self._each(loops, known, at, "q_", {loop.name for loop in loops})
+        return [*lines, *stores]
+
+    def _number(self, loop: Loop) -> list[str]:
+        kind = c_type(loop.dtype)
+        if loop.over is None:
+            return [f"const {kind} {loop.name} = {loop.text};"]
+        lanes, terms = self._lanes, loop_size(loop.over)
+        lanes = min(lanes, power_of_two(terms))
+        return [
+            f"{kind} {loop.name} = {self._start(loop)};",
+            f"for (int r = tid % {lanes}; r < {terms}; r += {lanes}) {{",
+            _named("r", loop.over),
+            f"{loop.name} = {self._joined(loop, loop.name, loop.text)};",
+            "}",
+            *self._across(loop, loop.name, lanes),
+        ]
+
+    def _shared(self, loops: Sequence[Loop]) -> list[str]:
+        """Return the lines of parts of sums, one part for each group of lanes."""
+        terms, lines = loop_size(loops[0].over or ()), list[str]()
+        for k, loop in enumerate(loops):
+            lines.append(f"{c_type(loop.dtype)} t{k} = {self._start(loop)};")
+        sharing = loops[0].shape[0] * self._lanes
+        lines.append(f"if (tid < {sharing}) for (int r = tid; r < {terms}; r += {sharing}) {{")
+        for k, loop in enumerate(loops):
+            lines.append(f"{{ {_named('r', loop.over or ())} t{k} = {self._joined(loop, f't{k}', loop.text)}; }}")
+        lines.append("}")
+        for k, loop in enumerate(loops):
+            lines += self._across(loop, f"t{k}", self._lanes)
+            lines.append(f"if (tid < {sharing} && tid % {self._lanes} == 0) {loop.name}[tid / {self._lanes}] = t{k};")
+        return ["{", *lines, "}"]
+
+    def _sums(self, loops: Sequence[Loop]) -> list[str]:
+        heads = [loop for loop in loops if loop.over is not None]
+        first = heads[0]
+        assert first.over is not None
+        count, terms = loop_size(first.shape), loop_size(first.over)
+        lanes = self._lanes_of(first)
+        abreast = self._threads // lanes
+        lines = ["UNROLLED(1)", f"for (int base = 0; base < {count}; base += {abreast}) {{"]
+        lines += [f"const int i = base + tid / {lanes}, lane = tid % {lanes};", f"const bool in = i < {count};"]
+        inner: list[str] = []
+        for k, loop in enumerate(heads):
+            lines.append(f"{c_type(loop.dtype)} t{k} = {self._start(loop)};")
+            inner.append(f"{{ {_named('i', loop.shape)} {_named('r', loop.over or ())}")
+            inner.append(f"t{k} = {self._joined(loop, f't{k}', loop.text)}; }}")
+        lines += ["if (in) {", "UNROLLED(4)", f"for (int r = lane; r < {terms}; r += {lanes}) {{", *inner, "} }"]
+        for k, loop in enumerate(heads):
+            lines += self._across(loop, f"t{k}", lanes)
+        followed = self._followed(loops, heads, [f"t{k}" for k in range(len(heads))], "e")
+        return [*lines, "if (in && lane == 0) { const int e = i;", *followed, "} }"]
+
+    def _across(self, loop: Loop, name: str, lanes: int) -> list[str]:
+        """Return the lines that join what neighbouring threads have."""
+        lines = []
+        while lanes > 1:
+            lanes //= 2
+            lines.append(f"{name} = {self._joined(loop, name, f'NEIGHBOUR({name}, {lanes})')};")
+        return lines
+
+    def _joined(self, loop: Loop, left: str, right: str) -> str:
+        text = _REDUCTIONS[loop.kind][0].format(left, f"({c_type(loop.dtype)})({right})")
+        return f"({c_type(loop.dtype)}){text}"
+
+    def _start(self, loop: Loop) -> str:
+        start = _REDUCTIONS[loop.kind][1]
+        if start in ("lowest", "highest"):
+            sign = "-" if start == "lowest" else ""
+            floating = loop.dtype.is_floating_point
+            return f"{sign}INF" if floating else f"{sign}9223372036854775807LL"
+        return start
+
+
+def loop_size(shape: Shape) -> int:
+    """Return the number of elements of a shape."""
+    return prod(shape)
+
+
+def _named(prefix: str, shape: Shape) -> str:
+    """Return the line that names the indices of an element, whose number is named ``prefix``."""
+    pairs = zip(indices_of(prefix, shape), shape, strict=True)
+    return " ".join(f"const int {prefix}{k} = {i};" for k, (i, size) in enumerate(pairs) if size != 1)
