@@ -48,7 +48,8 @@ from pyro_dropout.sklearn.network import (
     train,
 )
 from pyro_dropout.tabular.calibration import Calibration
-from pyro_dropout.tabular.choice import LEARNING_RATE, STEPS, batch_for
+from pyro_dropout.tabular.choice import batch_for
+from pyro_dropout.tabular.recipe import LEARNING_RATE, STEPS, Training, Wanted
 from pyro_dropout.training.history import History
 
 _SEEDS = 2**31 - 1
@@ -120,9 +121,9 @@ class _Network(BaseEstimator):  # type: ignore[misc]
         width, device, steps = one_width(self.hidden_layer_sizes), self._device(), self.max_steps or STEPS
         seeds = [int(seed) for seed in check_random_state(self.random_state).randint(_SEEDS, size=3)]
         held = held_back(len(x), self.validation_fraction, seeds[0], y if classes else None)
-        asked = {"width": width, "members": self.members, "steps": steps, "seed": seeds[0], "device": device}
+        wanted = Wanted(width=width, members=self.members)
         with alone(seeds[1], device):
-            choice, scale = choose(x, y, held, classes, **asked)
+            choice, scale = choose(x, y, held, classes, wanted, Training(steps, seed=seeds[0]), device)
             mine = torch.ones_like(held) if self.refit else ~held
             pair: Any = choice.recipe.build((x[mine], y[mine]), classes)
             rows = batch_for(int(mine.sum()))
