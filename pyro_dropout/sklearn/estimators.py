@@ -126,13 +126,11 @@ class _Network(BaseEstimator):  # type: ignore[misc]
             choice, scale = choose(x, y, held, classes, wanted, Training(steps, seed=seeds[0]), device)
             mine = torch.ones_like(held) if self.refit else ~held
             pair: Any = choice.recipe.build((x[mine], y[mine]), classes)
-            rows = batch_for(int(mine.sum()))
-            how = {"lr": LEARNING_RATE, "batch_size": rows, "device": device, "progress": bool(self.verbose)}
-            how |= choice.recipe.how(steps) | {"compile": self.compile}
+            how = choice.recipe.how(steps) | {"batch_size": batch_for(int(mine.sum())), "progress": bool(self.verbose)}
+            how |= {"lr": LEARNING_RATE, "device": device, "compile": self.compile}
             history = train(pair, x[mine], y[mine], None, steps=steps, **how)
             intervals = conformal(choice.prediction, scale(y[held]).to(choice.prediction.mean.device))
-        found = Learned.of(choice.recipe, x.shape[1], outputs, classes, *pair)
-        self._keep(found, history, [], seeds[2])
+        self._keep(Learned.of(choice.recipe, x.shape[1], outputs, classes, *pair), history, [], seeds[2])
         self.choice_ = choice.said
         self.calibration_ = Calibration(int(held.sum()), intervals=intervals)
 

@@ -1,6 +1,6 @@
 """Which recipe a table gets: its guide, the scale of its target and its noise, chosen on rows that are held back.
 
-The rule, which ``docs/first_hour.md`` explains: each candidate is trained on the other rows with a quarter of the steps,
+The rule (``docs/first_hour.md``): each candidate is trained on the other rows with a quarter of the steps,
 and scored by its mean log density of the held-back targets, in the units of the target. There are at most four, one
 after another: the natural scale of the target with constant noise; the plain scale; noise by input, or for classes a
 cold posterior; and an ensemble of points instead of mean field. Each is compared with the best so far, and replaces it
