@@ -109,6 +109,11 @@ def _level(value: float) -> float:
     return value
 
 
+def _guides(incomplete: str) -> list[str]:
+    """Return the guides whose names begin so, for a shell."""
+    return [name for name in ("auto", *GUIDE_NAMES) if name.startswith(incomplete)]
+
+
 FORMATS = "a CSV or Parquet file"
 FILES = "A CSV or Parquet file; - for standard input."
 TABLES = (
@@ -156,13 +161,14 @@ HeldBack = Annotated[
     float, table_option(metavar="SHARE", callback=_share, help="Fraction of the rows held back for testing.")
 ]
 _LISTED = f"Comma-separated, from {', '.join(GUIDE_NAMES)}; by default {', '.join(DEFAULT_GUIDES)}."
-Guides = Annotated[list[str] | None, computing_option(metavar="NAMES", help=_LISTED)]
+Guides = Annotated[list[str] | None, computing_option(metavar="NAMES", help=_LISTED, autocompletion=_guides)]
 ChosenGuide = Annotated[
     str,
     computing_option(
         "--guide",
         metavar="NAME",
         help=f"One of {', '.join(GUIDE_NAMES)}; auto chooses on the held-back rows.",
+        autocompletion=_guides,
     ),
 ]
 ScaleName = Annotated[
