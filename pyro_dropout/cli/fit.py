@@ -225,7 +225,7 @@ def _advised(advice: Callable[[], str]) -> Iterator[None]:
         raise (typer.Exit(130) if rank_here() else KeyboardInterrupt(f"; {advice()}")) from None
     except SystemExit as stop:
         if rank_here() == 0:
-            complain(advice())
+            complain(f"stopped; {advice()}")
         raise SystemExit(stop.code) from None
 
 
@@ -246,7 +246,7 @@ def _choosing(folder: Path) -> Iterator[Path | None]:
         nonlocal kept
         kept = any(where.rglob("step-*.safetensors"))
         told = f"the trainings that choose what to train are kept in {where}. To continue, give the same command again."
-        return f"stopped; {told}" if kept else "stopped; nothing was written. The same command starts again."
+        return told if kept else "nothing was written. The same command starts again."
 
     try:
         with _advised(advice):
