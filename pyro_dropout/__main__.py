@@ -3,9 +3,6 @@
 import sys
 
 from pyro_dropout.cli.main import main
-from pyro_dropout.cli.repository import report
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        sys.exit(main())
-    print(f"{report()}\nAll commands: python -m pyro_dropout --help")
+    sys.exit(main())

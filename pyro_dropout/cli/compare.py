@@ -1,10 +1,8 @@
 """``pyro-dropout compare``: several posterior approximations on one set of data, as a folder of results."""
 
-import itertools
 import os
 import shlex
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -14,8 +12,6 @@ from pyro_dropout.cli import options
 from pyro_dropout.cli.terminal import PROGRAM, answer, complain, plain_warnings, score_table
 
 if TYPE_CHECKING:
-    import torch
-
     from pyro_dropout.comparison.comparison import Comparison
     from pyro_dropout.protocols import Record
     from pyro_dropout.tables.encoding import Dataset
@@ -36,7 +32,6 @@ HELP = (
 )
 
 _OUT = Path("out", "compare")
-_SERIES: "Record" = {"width": 50, "steps": 600, "lr": 0.03}  # of the bundled series; all rows, and a rate that falls
 
 
 def compare(
@@ -68,7 +63,6 @@ def compare(
     lr: options.OwnRate = None,
     batch_size: options.BatchSize = None,
     samples: options.Samples = 200,
-    linearised: options.Linearised = None,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     no_compile: options.NoCompile = False,
@@ -78,10 +72,6 @@ def compare(
 ) -> None:
     """Compare posterior approximations on one set of data."""
     names = options.guides_named(guides)
-    straight = options.listed(linearised) or [name for name in names if options.METHODS[name] == "linearised"]
-    unknown = [name for name in straight if name not in names]
-    if unknown:
-        raise options.refusal("--linearised", f"{unknown[0]!r} is not one of the guides, {', '.join(names)}.")
     members = options.checked_members(names, members)
     where = options.place(device)
     from pyro_dropout.comparison.folder import claimed_folder, scores_of, write_folder
@@ -90,7 +80,7 @@ def compare(
     from pyro_dropout.tables.reading import Reading
 
     given = {"scale": scale, "noise": noise, "members": members, "width": width}
-    training = {"steps": steps, "lr": lr, "batch-size": batch_size}
+    training: Record = {"steps": steps, "lr": lr, "batch_size": batch_size}
     with plain_warnings(), claimed_folder(out) as killed:
         if killed:
             complain(f"note: an earlier comparison into {out} was killed; all guides are trained again.")
@@ -98,10 +88,16 @@ def compare(
         kinds, gone, kept = (tuple(options.listed(each)) for each in (categorical, drop, keep))
         split = held_back, seed, decimal, encoding, separator
         reading = Reading(target, task, missing, kinds, gone, *split, kept)
-        run = _Run(names, straight, list(range(seed, seed + seeds)), samples, reference, where, no_compile, quiet)
+        how: Record = {"seeds": list(range(seed, seed + seeds)), "samples": samples, "device": where}
+        how["progress"] = not quiet
+        training |= {"compile": False if no_compile else "auto"}
         is_table = data not in BUNDLED
-        found = _table(data, reading) if is_table else _series(data, reading, scale, noise)
-        result = run.on_table(found, given, training) if is_table else run.on_series(found, given, training)
+        if is_table:
+            found = _table(data, reading)
+            result = _compare_table(found, names, given, training, reference, how)
+        else:
+            found = _series(data, reading, scale, noise)
+            result = _compare_series(found, names, given, training, reference, how)
         result.train, result.test = found.train, found.test  # figures are drawn on the CPU
         files, complaints = write_folder(result, out, samples, seed)
     for complaint in complaints:
@@ -110,10 +106,7 @@ def compare(
     record |= {"seconds": round(result.seconds, 2), "folder": str(out), "files": files}
     if not as_json:
         _show(result)
-    again = []
-    if is_table and data != "-":
-        again = _advice(result, data, found, reading, {**given, **training, "seed": seed or None})
-    answer(record, as_json, _lines(found, result, out, files, again))
+    answer(record, as_json, _lines(found, result, out, files, is_table))
     if not any(row.scores for row in result.rows):
         complain("no guide could be trained; the notes in the table say why.")
         raise typer.Exit(1)
@@ -144,78 +137,56 @@ def _table(name: str, reading: "Reading") -> "Dataset":
     return reading.read(name)
 
 
-@dataclass(frozen=True)
-class _Run:
-    """What is compared, and how often and where."""
+def _compare_table(
+    data: "Dataset", names: list[str], given: "Record", training: "Record", reference: str | None, how: "Record"
+) -> "Comparison":
+    """Return the comparison of what ``fit`` trains, without a guide and with each of those given."""
+    from pyro_dropout.tabular.compare_table import AUTOMATIC, compare_table
+    from pyro_dropout.tabular.recipe import Wanted
 
-    names: list[str]
-    straight: list[str]
-    seeds: list[int]
-    samples: int
-    reference: str | None
-    device: "torch.device"
-    no_compile: bool
-    quiet: bool
+    if data.classes and (given["scale"] not in ("auto", "plain") or given["noise"] == "by-input"):
+        option = "--noise" if given["noise"] == "by-input" else "--scale"
+        raise options.refusal(option, f"classes have no scale and no noise. Got {given[option[2:]]!r}.")
+    plain = given | {"members": None}
+    wanted = {AUTOMATIC: Wanted(**given)}
+    wanted |= {name: Wanted(name, **(given if name in options.HAS_MEMBERS else plain)) for name in names}
+    trainings = {name: each.training(seed=how["seeds"][0], **training) for name, each in wanted.items()}
+    against = "nuts" if reference == "nuts" else None
+    return compare_table(data, wanted, trainings, reference=against, labels=_labels(data), **how)
 
-    def on_table(self, data: "Dataset", given: "Record", training: "Record") -> "Comparison":
-        """Return the comparison of what ``fit`` trains, without a guide and with each of those given."""
-        from pyro_dropout.tabular.compare_table import AUTOMATIC, compare_table
-        from pyro_dropout.tabular.fit_table import Wanted
 
-        if data.classes and (given["scale"] not in ("auto", "plain") or given["noise"] == "by-input"):
-            option = "--noise" if given["noise"] == "by-input" else "--scale"
-            raise options.refusal(option, f"classes have no scale and no noise. Got {given[option[2:]]!r}.")
-        own = {
-            name: given | {"members": given["members"] if name in options.HAS_MEMBERS else None} for name in self.names
-        }
-        wanted = {AUTOMATIC: Wanted(**given)} | {name: Wanted(name, **own[name]) for name in self.names}
-        how = (*training.values(), self.seeds[0], False if self.no_compile else "auto", False)
-        return compare_table(
-            data,
-            wanted,
-            {name: each.training(*how) for name, each in wanted.items()},
-            seeds=self.seeds,
-            samples=self.samples,
-            linearised=self.straight,
-            reference="nuts" if self.reference == "nuts" else None,
-            device=self.device,
-            progress=not self.quiet,
-            labels=_labels(data),
-        )
+def _compare_series(
+    data: "Dataset", names: list[str], given: "Record", training: "Record", reference: str | None, how: "Record"
+) -> "Comparison":
+    """Return the comparison of guides on a bundled series, all with the same network."""
+    from pyro_dropout.comparison.compare import compare as run
+    from pyro_dropout.comparison.standard_models import WaveProcess, standard_guide, wave_model
+    from pyro_dropout.registry import resolve_guide
+    from pyro_dropout.training.optimisers import cosine_decay
 
-    def on_series(self, data: "Dataset", given: "Record", training: "Record") -> "Comparison":
-        """Return the comparison of guides on a bundled series, all with the same network."""
-        from pyro_dropout.comparison.compare import compare as run
-        from pyro_dropout.comparison.standard_models import WaveProcess, standard_guide, wave_model
-        from pyro_dropout.training.optimisers import cosine_decay
-
-        width, steps, lr = (
-            value or _SERIES[name] for name, value in {"width": given["width"], **training}.items() if name in _SERIES
-        )
-        batch = training["batch-size"]
-        many = {name: {"members": given["members"]} for name in options.HAS_MEMBERS if given["members"]}
-        train, test = ((x.to(self.device), y.to(self.device)) for x, y in (data.train, data.test))
-        model = wave_model(data.train, 2 * width).to(self.device)
-        exact = (
-            {} if self.reference else {"reference": f"exact: the network with infinitely many waves, not {2 * width}"}
-        )
-        return run(
-            model,
-            {name: standard_guide(name, **many.get(name, {})) for name in self.names},
-            train,
-            test,
-            reference={"nuts": "nuts", "none": None}[self.reference] if self.reference else WaveProcess(model, train),
-            seeds=self.seeds,
-            steps=steps,
-            lr=lr,
-            batch_size=batch if batch is not None and batch < len(data.train[0]) else None,
-            schedule=cosine_decay(steps),
-            samples=self.samples,
-            method=dict.fromkeys(self.straight, "linearised"),
-            compile=not self.no_compile and "auto",
-            progress=not self.quiet,
-            labels=_labels(data) | exact,
-        )
+    width, steps, lr = (given["width"] or 50, training["steps"] or 600, training["lr"] or 0.03)
+    batch, device = training["batch_size"], how.pop("device")
+    members = {"members": given["members"]} if given["members"] else {}
+    train, test = ((x.to(device), y.to(device)) for x, y in (data.train, data.test))
+    model, labels = wave_model(data.train, 2 * width).to(device), _labels(data)
+    against: object = {"nuts": "nuts", "none": None}.get(reference or "", WaveProcess(model, train))
+    if reference is None:
+        labels["reference"] = f"exact: the network with infinitely many waves, not {2 * width}"
+    return run(
+        model,
+        {name: standard_guide(name, **(members if name in options.HAS_MEMBERS else {})) for name in names},
+        train,
+        test,
+        reference=against,
+        steps=steps,
+        lr=lr,
+        batch_size=batch if batch is not None and batch < len(data.train[0]) else None,
+        schedule=cosine_decay(steps),
+        method={name: "linearised" for name in names if resolve_guide(name).method == "linearised"},
+        compile=training["compile"],
+        labels=labels,
+        **how,
+    )
 
 
 def _labels(data: "Dataset") -> dict[str, str]:
@@ -241,43 +212,28 @@ def _show(result: "Comparison") -> None:
             score_table([title, *(row.name for row in result.rows)], rows, bold)
 
 
-def _advice(result: "Comparison", file: str, data: "Dataset", reading: "Reading", given: "Record") -> list[str]:
-    """Return the command that fits what scored best with the options given here, in a new folder."""
+def _best(result: "Comparison") -> list[str]:
+    """Return what scored best, and how to fit it."""
     from pyro_dropout.tabular.compare_table import AUTOMATIC
 
-    scored = [
-        row.name for row in result.rows if "log_lik" in row.scores and row.name in (AUTOMATIC, *options.GUIDE_NAMES)
-    ]
+    scored = [row.name for row in result.rows if "log_lik" in row.scores]
     best = scored[0] if len(scored) == 1 else result.best("log_lik")
-    if best is None:
+    if best not in (AUTOMATIC, *options.GUIDE_NAMES):
         return []
-    kept = {name: value for name, value in given.items() if value not in (None, "auto")}
-    if best not in (AUTOMATIC, *options.HAS_MEMBERS):
-        kept.pop("members", None)
-    own = {} if best == AUTOMATIC else {"guide": best}
-    own |= kept | {"held-back": reading.held_back, "out": _free_folder()}
-    flags = [part for name, value in own.items() for part in (f"--{name}", str(value))]
-    target = "" if data.encoding is None else data.encoding.target
-    command = shlex.join([PROGRAM, "fit", file, "--target", target, *reading.flags(), *flags])
     near = result.leaders("log_lik")[1:]
     said = f"{best} scored best on the held-back rows" + (f"; within error of it: {', '.join(near)}." if near else ".")
-    return [said, f"To predict with {best}: {command}"]
+    how = "" if best == AUTOMATIC else f" --guide {best}"
+    return [said, f"To predict with it: {PROGRAM} fit{how}, with the options that were given here."]
 
 
-def _free_folder() -> str:
-    """Return a name for a folder that does not exist yet."""
-    names = itertools.chain(["run"], (f"run-{k}" for k in itertools.count(2)))
-    return next(name for name in names if not os.path.lexists(name))
-
-
-def _lines(data: "Dataset", result: "Comparison", out: Path, files: list[str], again: list[str]) -> list[str]:
+def _lines(data: "Dataset", result: "Comparison", out: Path, files: list[str], is_table: bool) -> list[str]:
     from pyro_dropout.comparison.report.page import plain_findings
 
     shown = os.path.relpath(out)
     return [
         data.note,
         *(f"- {sentence}" for sentence in plain_findings(result)),
-        *again,
+        *(_best(result) if is_table else []),
         f"{result.seconds:.0f} s in total. Report: {os.path.join(shown, 'report.html')}",
         f"{len(files) - 1} more files next to it: scores in table.csv, figures/, and posteriors/ for ArviZ.",
     ]

@@ -4,8 +4,9 @@ import contextlib
 import os
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,10 +36,9 @@ FIT_HELP = (
     )
 )
 RESUME_HELP = (
-    "Continue an interrupted run as if it had never stopped, or train a finished run with a given guide for longer."
+    "Continue an interrupted run as if it had never stopped."
     "\n\nThe data file must not have changed since the run started."
     + options.examples("resume run", "resume run --data moved/houses.csv")
-    + "\n\nA run whose guide was given (fit --guide mean-field) takes more steps: [bold]--steps 10000[/]."
 )
 
 
@@ -58,7 +58,6 @@ def fit(
     guide: options.ChosenGuide = "auto",
     scale: options.ScaleName = "auto",
     noise: options.NoiseName = "auto",
-    conformal: options.ConformalSwitch = True,
     members: options.Members = None,
     width: options.OwnWidth = None,
     steps: options.OwnSteps = None,
@@ -85,48 +84,41 @@ def fit(
     from pyro_dropout.datasets.bundled import BUNDLED
     from pyro_dropout.tables.files import arrived
     from pyro_dropout.tables.reading import Reading
-    from pyro_dropout.tabular.fit_table import Wanted, plan_table
+    from pyro_dropout.tabular.fit_table import plan_table
+    from pyro_dropout.tabular.recipe import Wanted
     from pyro_dropout.tabular.run_folder import Run, sha256_of
 
     if data in BUNDLED and not Path(data).exists():
         raise options.refusal("DATA", f"{data!r} is for compare only; fit takes a CSV or Parquet file.")
-    data = str(arrived(data))
+    path = arrived(data)
     kinds, gone, kept = (tuple(options.listed(each)) for each in (categorical, drop, keep))
     split = held_back, seed, decimal, encoding, separator
     reading = Reading(target, task, missing, kinds, gone, *split, kept)
     wanted = Wanted(guide, scale, noise, width, members)
-    training = wanted.training(steps, lr, batch_size, seed, False if no_compile else "auto", conformal)
-    with _claimed(out, make=True):
+    training = wanted.training(steps, lr, batch_size=batch_size, seed=seed, compile=False if no_compile else "auto")
+    with _claimed(out, make=True), _cleared(out):
         again = _check_new(out)
-        table, path = reading.read(data), Path(data).resolve()
-        with heard(), _cleared(out), _choosing(out) as before:
-            facts = table, str(path), sha256_of(path), reading, training, wanted
+        table = reading.read(path)
+        with heard(), _choosing(out) as before:
+            facts = table, str(path.resolve()), sha256_of(path), reading, training, wanted
             shown = not quiet and not rank_here()
             run, said, _ = plan_table(*facts, device=where, progress=shown, checkpoint=before)
-            if again and Run.read(out).identity != run.identity:
-                raise _taken(out)
-            if rank_here() == 0:
-                run.write(out)
-        with _resumable(out), _cleared(out):
-            _train(run, table, out, where, checkpoint_every, as_json, quiet, said)
+        if again and Run.read(out).identity != run.identity:
+            raise _taken(out)
+        if rank_here() == 0:
+            run.write(out)
+        _train(run, table, out, where, checkpoint_every, as_json, quiet, said)
 
 
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder created by fit.")],
     data: Annotated[Path | None, typer.Option(metavar="FILE", help="The data file, if it has moved.")] = None,
-    steps: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", callback=options.count, help="New total number of steps, for a run with a given guide."
-        ),
-    ] = None,
     device: options.Device = None,
     checkpoint_every: options.Every = None,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Continue an interrupted run, or train a finished run with a given guide for longer."""
-    from pyro_dropout.tabular.fit_table import held_back_after
+    """Continue an interrupted run."""
     from pyro_dropout.tabular.run_folder import Run
     from pyro_dropout.training.distributed.process_group import rank_here
 
@@ -137,24 +129,11 @@ def resume(
         run = Run.read(folder)
         with heard():
             run.check_checkpoints(folder)
-        if steps is not None and steps < run.training.steps:
-            raise options.refusal("--steps", f"the run was planned for {run.training.steps} steps; {steps} is fewer.")
-        if steps not in (None, run.training.steps) and run.recipe.depends_on_steps:
-            raise options.refusal(
-                "--steps",
-                f"the learning rate or the prior of this run follows a plan for {run.training.steps} steps, so it"
-                f" cannot be trained for longer. Fit it again with --steps {steps}.",
-            )
         table = run.data(data)
-        held = None
-        with heard(), _choosing(folder) as before:
-            if steps not in (None, run.training.steps):
-                shown = not quiet and not rank_here()
-                held = held_back_after(run, table, steps, device=where, progress=shown, checkpoint=before)
-        if data is not None or steps is not None:
-            run = run.changed(folder, data, steps, held)  # before training, so that the next resume knows it
-        with _resumable(folder):
-            _train(run, table, folder, where, checkpoint_every, as_json, quiet)
+        if data is not None and rank_here() == 0:  # before training, so that the next resume knows it
+            run = replace(run, file=str(data.resolve()))
+            run.write(folder)
+        _train(run, table, folder, where, checkpoint_every, as_json, quiet)
 
 
 def _train(
@@ -176,10 +155,11 @@ def _train(
     from pyro_dropout.training.fit import fit as train
 
     model, guide = run.build(data)
+    advice = f"to continue: {PROGRAM} resume {folder}"
     where = Checkpoint(folder / CHECKPOINTS, every=every, run=run.identity)
     how = run.training.options() | {"device": device, "distributed": started_together()}
     how |= run.recipe.how(run.training.steps)
-    with heard():
+    with heard(), _advised(lambda: advice):
         history = train(model, guide, *run.rows_of(data), **how, checkpoint=where, progress=not quiet)
         if rank_here():
             return  # rank 0 saves and reports for all ranks
@@ -191,7 +171,7 @@ def _train(
         fitted.write(folder, record)
     except PyroDropoutError as cause:
         what = "continue from the last checkpoint" if checkpoints_in(folder) else "train again (there is no checkpoint)"
-        advice = f"to {what}: {PROGRAM} resume {folder}"
+        advice = advice.replace("continue", what)
         raise PyroDropoutError(f"{str(cause).rstrip('.')}; {advice}") from None
     shown = os.path.relpath(folder)
     ended = f"loss {loss:.4g} at the last step (not comparable between guides)"
@@ -235,24 +215,23 @@ def heard() -> AbstractContextManager[object]:
 
 
 @contextlib.contextmanager
-def _resumable(folder: Path) -> Iterator[None]:
-    """Say how to continue if training is interrupted, or ended by a signal after its checkpoint; rank 0 says it."""
+def _advised(advice: Callable[[], str]) -> Iterator[None]:
+    """Say how to continue if a signal ends a training; rank 0 says it."""
     from pyro_dropout.training.distributed.process_group import rank_here
 
-    advice = f"to continue: {PROGRAM} resume {folder}"
     try:
         yield
     except KeyboardInterrupt:
-        raise (typer.Exit(130) if rank_here() else KeyboardInterrupt(f"; {advice}")) from None
+        raise (typer.Exit(130) if rank_here() else KeyboardInterrupt(f"; {advice()}")) from None
     except SystemExit as stop:
         if rank_here() == 0:
-            complain(advice)
+            complain(f"stopped; {advice()}")
         raise SystemExit(stop.code) from None
 
 
 @contextlib.contextmanager
 def _choosing(folder: Path) -> Iterator[Path | None]:
-    """Yield where trainings are kept that come before that of a run; if interrupted, say so, else remove them.
+    """Yield where the trainings are kept that choose what to train; only an interruption leaves them there.
 
     Under torchrun, where each rank makes all of them, they are not kept.
     """
@@ -260,23 +239,21 @@ def _choosing(folder: Path) -> Iterator[Path | None]:
     from pyro_dropout.training.checkpoints.regular_file import check_no_links
     from pyro_dropout.training.distributed.process_group import started_together
 
-    where = folder / CHOOSING
+    where, kept = folder / CHOOSING, False
     check_no_links(folder, CHOOSING)
+
+    def advice() -> str:
+        nonlocal kept
+        kept = any(where.rglob("step-*.safetensors"))
+        told = f"the trainings that choose what to train are kept in {where}. To continue, give the same command again."
+        return told if kept else "nothing was written. The same command starts again."
+
     try:
-        yield None if started_together() else where
-    except (KeyboardInterrupt, SystemExit) as stop:
-        if not any(where.rglob("step-*.safetensors")):
+        with _advised(advice):
+            yield None if started_together() else where
+    finally:
+        if not kept:
             shutil.rmtree(where, ignore_errors=True)
-            raise
-        kept = f"the trainings that choose what to train are kept in {where}. To continue, give the same command again."
-        if isinstance(stop, KeyboardInterrupt):
-            raise KeyboardInterrupt(f"; {kept}") from None
-        complain(f"stopped; {kept}")
-        raise SystemExit(stop.code) from None
-    except BaseException:
-        shutil.rmtree(where, ignore_errors=True)
-        raise
-    shutil.rmtree(where, ignore_errors=True)
 
 
 # --- where things go --------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from pyro_dropout.cli import compare as cli_compare
 from pyro_dropout.cli import fit as cli_runs
@@ -32,23 +32,7 @@ HELP = (
 )
 
 
-class _PlainFlags:
-    """Shows flags without a type: they take no value."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Return the options and arguments."""
-        found: list[Any] = super().get_params(ctx)  # type: ignore[misc]
-        for each in found:
-            if getattr(each, "is_flag", False):
-                each.metavar = ""
-        return found
-
-
-class Command(_PlainFlags, TyperCommand):
-    """A command."""
-
-
-class Commands(_PlainFlags, TyperGroup):
+class Commands(TyperGroup):
     """The command group; errors are printed as one line without a traceback."""
 
     def invoke(self, ctx: Any) -> object:
@@ -156,18 +140,17 @@ def _root(
     """Take the options that stand before a command."""
 
 
-app.command("compare", cls=Command, help=cli_compare.HELP)(cli_compare.compare)
-app.command("fit", cls=Command, help=cli_runs.FIT_HELP)(cli_runs.fit)
-app.command("predict", cls=Command, help=cli_predict.HELP)(cli_predict.predict)
-app.command("resume", cls=Command, help=cli_runs.RESUME_HELP)(cli_runs.resume)
+app.command("compare", help=cli_compare.HELP)(cli_compare.compare)
+app.command("fit", help=cli_runs.FIT_HELP)(cli_runs.fit)
+app.command("predict", help=cli_predict.HELP)(cli_predict.predict)
+app.command("resume", help=cli_runs.RESUME_HELP)(cli_runs.resume)
 app.command(
     "reproduce",
-    cls=Command,
     help=cli_data.REPRODUCE_HELP,
     context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
 )(cli_data.reproduce)
-app.command("datasets", cls=Command, help=cli_data.DATASETS_HELP)(cli_data.datasets)
-app.command("info", cls=Command, help=cli_data.INFO_HELP)(cli_data.info)
+app.command("datasets", help=cli_data.DATASETS_HELP)(cli_data.datasets)
+app.command("info", help=cli_data.INFO_HELP)(cli_data.info)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,7 +1,6 @@
 """The options that commands share, and their checks; importing this module does not import torch."""
 
 import csv
-from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 GUIDE_NAMES = tuple(entry.name for entry in listed_guides())
 DEFAULT_GUIDES = tuple(entry.name for entry in listed_guides() if entry.compared)
 _ALIASES = {entry.alias: entry.name for entry in listed_guides() if entry.alias}
-METHODS = {entry.name: entry.method for entry in listed_guides()}
 HAS_MEMBERS = {entry.name for entry in listed_guides() if "members" in entry.options}
 
 
@@ -93,27 +91,9 @@ def place(device: str | None) -> "torch.device":
     return check_device("--device", device)
 
 
-def positive(value: float | None) -> float | None:
-    """Return the value; raise a usage error unless it is a positive number."""
+def _positive(value: float | None) -> float | None:
     if value is not None and not 0 < value < float("inf"):
         raise typer.BadParameter(f"{value:g} is not a positive number.")
-    return value
-
-
-def count(value: int | None) -> int | None:
-    """Return the value; raise a usage error unless it is at least 1, and not absurd."""
-    if value is not None and value < 1:
-        raise typer.BadParameter(f"{value} is not a whole number of at least 1.")
-    if value is not None and value > LARGEST:
-        raise typer.BadParameter(f"{value} is too large; at most {LARGEST} is allowed.")
-    return value
-
-
-def _seed(value: int) -> int:
-    if value < 0:
-        raise typer.BadParameter(f"{value} is negative; a seed is a whole number of at least 0.")
-    if value >= SEEDS:
-        raise typer.BadParameter(f"{value} is too large; a seed is a whole number below 2**32.")
     return value
 
 
@@ -129,15 +109,13 @@ def _level(value: float) -> float:
     return value
 
 
-def _completions(names: Sequence[str]) -> Callable[[str], list[str]]:
-    def completions(incomplete: str) -> list[str]:
-        return [name for name in names if name.startswith(incomplete)]
-
-    return completions
+def _guides(incomplete: str) -> list[str]:
+    """Return the guides whose names begin so, for a shell."""
+    return [name for name in ("auto", *GUIDE_NAMES) if name.startswith(incomplete)]
 
 
-FORMATS = "a CSV, Parquet, Excel or JSON file"
-FILES = "A CSV, Parquet, Excel or JSON file; - for standard input."
+FORMATS = "a CSV or Parquet file"
+FILES = "A CSV or Parquet file; - for standard input."
 TABLES = (
     "Separators, decimal commas, percent and currency signs, and dates are recognised from whole columns and named in"
     " the output; a column that may be read in two ways is refused with the flag to add. Missing values are filled in,"
@@ -146,6 +124,7 @@ TABLES = (
 table_option = partial(typer.Option, rich_help_panel="The table")
 computing_option = partial(typer.Option, rich_help_panel="Computation")
 output_option = partial(typer.Option, rich_help_panel="Output")
+number_option = partial(computing_option, metavar="N", min=1, max=LARGEST)
 
 Target = Annotated[str | None, table_option(metavar="COLUMN", help="Column to predict; by default the last.")]
 TaskName = Annotated[
@@ -153,10 +132,9 @@ TaskName = Annotated[
     table_option("--task", help="Type of the target; auto infers it from the values."),
 ]
 MissingName = Annotated[
-    Literal["auto", "refuse", "drop", "mean"],
+    Literal["auto", "refuse", "drop"],
     table_option(
-        "--missing",
-        help="On missing values: refuse the table, drop their rows, or fill in means; auto also marks what it fills.",
+        "--missing", help="On missing values: fill in means and mark them, refuse the table, or drop their rows."
     ),
 ]
 Categorical = Annotated[
@@ -165,12 +143,7 @@ Categorical = Annotated[
 Drop = Annotated[list[str] | None, table_option(metavar="COLUMNS", help="Columns to ignore: a,b,c.")]
 Keep = Annotated[
     list[str] | None,
-    table_option(
-        "--keep-columns",
-        "--keep",
-        metavar="COLUMNS",
-        help="Columns to use although they look like identifiers or free text: a,b,c.",
-    ),
+    table_option(metavar="COLUMNS", help="Columns to use although they look like identifiers or free text: a,b,c."),
 ]
 DecimalMark = Annotated[
     Literal["point", "comma"] | None,
@@ -188,16 +161,14 @@ HeldBack = Annotated[
     float, table_option(metavar="SHARE", callback=_share, help="Fraction of the rows held back for testing.")
 ]
 _LISTED = f"Comma-separated, from {', '.join(GUIDE_NAMES)}; by default {', '.join(DEFAULT_GUIDES)}."
-Guides = Annotated[
-    list[str] | None, computing_option(metavar="NAMES", help=_LISTED, autocompletion=_completions(GUIDE_NAMES))
-]
+Guides = Annotated[list[str] | None, computing_option(metavar="NAMES", help=_LISTED, autocompletion=_guides)]
 ChosenGuide = Annotated[
     str,
     computing_option(
         "--guide",
         metavar="NAME",
         help=f"One of {', '.join(GUIDE_NAMES)}; auto chooses on the held-back rows.",
-        autocompletion=_completions(("auto", *GUIDE_NAMES)),
+        autocompletion=_guides,
     ),
 ]
 ScaleName = Annotated[
@@ -209,79 +180,46 @@ ScaleName = Annotated[
 ]
 _NOISE = "Noise of a numeric target: the same for all rows, or learned from the inputs."
 NoiseName = Annotated[Literal["auto", "constant", "by-input"], computing_option("--noise", help=_NOISE)]
-ConformalSwitch = Annotated[
-    bool,
-    computing_option(
-        "--conformal/--no-conformal", help="Calibrate intervals, or sets of classes, on the held-back rows."
-    ),
-]
 Members = Annotated[
     int | None,
-    computing_option(
-        metavar="N",
-        callback=count,
-        help="Members of an ensemble; by default 8 with --guide auto, 32 for ensemble, 16 for others.",
-    ),
+    number_option(help="Members of an ensemble; by default 8 with --guide auto, 32 for ensemble, 16 for others."),
 ]
-Seeds = Annotated[int, computing_option(metavar="N", callback=count, help="Training runs per guide.")]
+Seeds = Annotated[int, number_option(help="Training runs per guide.")]
 OwnWidth = Annotated[
-    int | None,
-    computing_option(
-        "--width", metavar="N", callback=count, help="Hidden units; by default 50, and fewer for more than 500 inputs."
-    ),
+    int | None, number_option("--width", help="Hidden units; by default 50, and fewer for more than 500 inputs.")
 ]
 OwnSteps = Annotated[
-    int | None,
-    computing_option(
-        "--steps", metavar="N", callback=count, help="Training steps; by default 1200, and 2000 for a given guide."
-    ),
+    int | None, number_option("--steps", help="Training steps; by default 1200, and 2000 for a given guide.")
 ]
 OwnRate = Annotated[
     float | None,
     computing_option(
         "--lr",
         metavar="RATE",
-        callback=positive,
+        callback=_positive,
         help="Learning rate; by default 0.05, falling to zero, and 0.01 for a given guide.",
     ),
 ]
 BatchSize = Annotated[
-    int | None,
-    computing_option(
-        metavar="N", callback=count, help="Rows in a mini-batch; by default all, up to 2,048, and otherwise 1,024."
-    ),
+    int | None, number_option(help="Rows in a mini-batch; by default all, up to 2,048, and otherwise 1,024.")
 ]
-Seed = Annotated[int, computing_option(metavar="N", callback=_seed, help="Seed of all random numbers.")]
+Seed = Annotated[int, computing_option(metavar="N", min=0, max=SEEDS - 1, help="Seed of all random numbers.")]
 Device = Annotated[
     str | None,
     computing_option(
         metavar="NAME",
         help="Device: cpu, cuda, cuda:1, mps or auto (cuda if there is a GPU, else cpu).",
-        autocompletion=_completions(("auto", "cpu", "cuda", "mps")),
     ),
 ]
 NoCompile = Annotated[
     bool, computing_option("--no-compile/--compile", help="Skip compilation: starts sooner, runs slower.")
 ]
-Every = Annotated[
-    int | None,
-    computing_option(metavar="N", callback=count, help="Steps between checkpoints; by default one per minute."),
-]
-Samples = Annotated[int, computing_option(metavar="N", callback=count, help="Weight draws per prediction.")]
-Method = Annotated[
-    Literal["mc", "linearised"] | None,
-    computing_option(
-        help="How to predict: with weight draws, or with a network that is linear in its weights (laplace: by default)."
-    ),
-]
+Every = Annotated[int | None, number_option(help="Steps between checkpoints; by default one per minute.")]
+Samples = Annotated[int, number_option(help="Weight draws per prediction.")]
 SAMPLES = 500  # the default of --samples
-Linearised = Annotated[
-    list[str] | None,
-    computing_option(metavar="NAMES", help="Guides to predict with a network that is linear in its weights: a,b,c."),
-]
 Thresholds = Annotated[
     list[str] | None,
-    output_option("--threshold", "--above", metavar="NUMBERS", help="Also write P(target > t) for each: 100,200."),
+    output_option("--threshold", metavar="NUMBERS", help="Also write P(target > t) for each: 100,200."),
 ]
 Quantiles = Annotated[
     list[str] | None,

@@ -20,11 +20,11 @@ from pyro_dropout.training.checkpoints.atomic_file import whole_file
 
 if TYPE_CHECKING:
     from pyro_dropout.protocols import Figure
-    from pyro_dropout.tables.cells import Cell
     from pyro_dropout.tables.encoding import Encoding
     from pyro_dropout.tables.table import Table
     from pyro_dropout.tabular.fitted import FittedTable
 
+    Cell = str | float | None
     Columns = dict[str, list[Any]]
 
 HELP = (
@@ -55,7 +55,6 @@ def predict(
     plot: Annotated[
         Path | None, output_option(metavar="FILE", help="Where to save a plot of them (PNG, PDF, SVG).")
     ] = None,
-    over: Annotated[str | None, output_option(metavar="COLUMN", help="Column whose curve the plot shows.")] = None,
     with_inputs: Annotated[
         bool, output_option("--with-inputs", help="Also write the columns of the input table.")
     ] = False,
@@ -66,7 +65,6 @@ def predict(
         output_option(metavar="FILE", help="Where to save a chart of the inputs that matter most (PNG, PDF, SVG)."),
     ] = None,
     samples: options.Samples = options.SAMPLES,
-    method: options.Method = None,
     level: options.Level = 0.95,
     encoding: options.TextEncoding = None,
     separator: options.Separator = None,
@@ -81,53 +79,44 @@ def predict(
     from pyro_dropout.tables.reading import read_input_pieces
     from pyro_dropout.tabular.fitted import FittedTable, Question
     from pyro_dropout.tabular.run_folder import Run, sha256_of
-    from pyro_dropout.training.distributed.process_group import local_device, rank_here, started_together
 
     run = Run.read(folder)
     data = str(arrived(data))
     limits, levels = options.numbers("--threshold", threshold), options.numbers("--quantiles", quantiles)
-    asked = Question(level, levels, limits, samples, method or options.METHODS[run.recipe.guide], seed)
+    asked = Question(level, levels, limits, samples, seed)
     for each in levels:
         if not 0 < each < 1:
             raise refusal("--quantiles", f"each must lie strictly between 0 and 1, as in 0.1,0.9; got {each:g}.")
     asked.check(bool(run.encoding.classes))
-    _check_file("--out", out, data, folder)
-    _check_picture(plot, over, [column.name for column in run.encoding.inputs], out, data, folder)
-    _check_chart("--explain", explain, {"--out": out} | ({"--plot": plot} if plot else {}), data, folder)
+    _check_files({"--out": out, "--plot": plot, "--explain": explain}, data, folder)
     with heard():
         fitted = FittedTable.load(folder)
     size = max(1, _PIECE // (samples * max(1, len(run.encoding.classes))))
     how = {"text_encoding": encoding, "separator": separator}
-    pieces = read_input_pieces(data, run.encoding, size, **how)
-    together = started_together()
-    where = local_device(where, where) if together else where
     fitted.model.to(where), fitted.guide.to(where)
     noticed = Noticed(run.encoding)
     with heard():
-        found = (
-            (noticed.seen(fitted.answers(table, x, asked, distributed=together), table), table) for table, x in pieces
+        pieces = (
+            (noticed.seen(fitted.answers(table, x.to(where), asked), table), table)
+            for table, x in read_input_pieces(data, run.encoding, size, **how)
         )
-        if rank_here():
-            for _ in found:  # this rank's share of each piece; rank 0 writes
-                pass
-            return
-        told = (columns for columns, _ in (_with_inputs(found) if with_inputs else found))
+        told = (_with_inputs(columns, table) if with_inputs else columns for columns, table in pieces)
         count = _write(out, told, run.encoding.target_centre, progress=not quiet)
         drawings, importance = [], None
         if explain is not None or plot is not None:
             few = min(_PICTURED, max(2, 4 * size))  # less memory for many classes
-            first = next(read_input_pieces(data, run.encoding, few, **how))
+            table, x = next(read_input_pieces(data, run.encoding, few, **how))
             some = "" if count <= few else f" of the first {few:,} rows"
-            importance = None if explain is None else fitted.explained(first[1], asked)
+            importance = fitted.explained(x.to(where), asked)
             if plot is not None:
-                _save(fitted.drawn(*first, asked, importance, over), plot)
+                _save(fitted.drawn(table, x, asked, importance), plot)
                 drawings.append(f"picture{some}: {os.path.relpath(plot)}")
-            if importance is not None and explain is not None:
+            if explain is not None:
                 _save(importance.plot(run.encoding.target), explain)
                 best = ", ".join(importance.names[:3])
                 drawings.append(f"predictions{some} depend most on {best}: {os.path.relpath(explain)}")
     record = {"folder": str(folder), "target": run.encoding.target, "rows": count, "file": str(out)}
-    record |= {"level": level, "samples": samples, "method": asked.method, "classes": list(run.encoding.classes)}
+    record |= {"level": level, "samples": samples, "classes": list(run.encoding.classes)}
     record |= {"calibrated": fitted.calibrates(level), "unfamiliar": noticed.unfamiliar}
     record |= {"notes": noticed.notes, "beyond": {"rows": noticed.rows, "inputs": dict(noticed.inputs)}}
     said = [f"{count} predictions of {run.encoding.target!r}: {os.path.relpath(out)}", *noticed.said(Path(data).name)]
@@ -135,7 +124,7 @@ def predict(
     said += _doubts(fitted, level)
     record |= {"scores": noticed.scores()} if noticed.compared else {}
     record |= {"plot": str(plot)} if plot is not None else {}
-    record |= {"explained": importance.as_json()} if importance is not None else {}
+    record |= {"explained": importance.as_json()} if importance is not None and explain is not None else {}
     answer(record, as_json, [*said, *drawings])
 
 
@@ -148,53 +137,28 @@ def _doubts(fitted: "FittedTable", level: float) -> list[str]:
     return [f"{what}: {fitted.calibration.rows} held-back rows calibrate levels up to {held.highest_level:.4g}."]
 
 
-def _with_inputs(found: "Iterable[tuple[Columns, Table]]") -> "Iterator[tuple[Columns, Table]]":
-    """Yield the same pieces with the table's columns inserted after the first column, the row."""
+def _with_inputs(columns: "Columns", table: "Table") -> "Columns":
+    """Return answers with the table's columns inserted after the first one, the row."""
     from pyro_dropout.errors import PyroDropoutError
-    from pyro_dropout.tables.cells import as_text
+    from pyro_dropout.tables.table import number_text
 
-    for columns, table in found:
-        for name in table.columns:
-            if name in columns:
-                raise PyroDropoutError(
-                    f"{table.file}: the column {name!r} has the name of one of the predictions; rename it, or omit"
-                    " --with-inputs."
-                )
-        cells: Columns = {
-            name: ["" if cell is None else as_text(cell) for cell in each] for name, each in table.columns.items()
-        }
-        yield {"row": columns["row"]} | cells | columns, table
+    for name in table.columns:
+        if name in columns:
+            raise PyroDropoutError(
+                f"{table.file}: the column {name!r} has the name of one of the predictions; rename it, or omit"
+                " --with-inputs."
+            )
+    cells = {
+        name: ["" if cell != cell else number_text(cell) if isinstance(cell, float) else cell for cell in each.tolist()]
+        for name, each in table.columns.items()
+    }
+    return {"row": columns["row"]} | cells | columns
 
 
 def _save(figure: "Figure", path: Path) -> None:
     """Write a figure, all of it or nothing."""
     with whole_file(path) as beside:
         figure.savefig(beside, dpi=150, format=path.suffix[1:].lower())
-
-
-def _check_chart(option: str, path: Path | None, others: dict[str, Path], data: str, folder: Path) -> None:
-    """Raise unless a figure can be written there, and to no other file of this call."""
-    if path is None:
-        return
-    if path.suffix.lower() not in (".png", ".pdf", ".svg"):
-        raise refusal(option, f"{str(path)!r} must end in .png, .pdf or .svg.")
-    _check_file(option, path, data, folder)
-    for name, other in others.items():
-        if path.resolve() == other.resolve():
-            raise refusal(option, f"{str(path)!r} is also the {name} file; use another.")
-
-
-def _check_picture(path: Path | None, over: str | None, inputs: list[str], out: Path, data: str, folder: Path) -> None:
-    if path is None:
-        if over is not None:
-            raise refusal("--over", "requires --plot FILE.")
-        return
-    _check_chart("--plot", path, {"--out": out}, data, folder)
-    if over is not None and over not in inputs:
-        from pyro_dropout.mathematics.checks import did_you_mean
-
-        known = f"choose from {', '.join(inputs)}.{did_you_mean(over, inputs)}"
-        raise refusal("--over", f"{over!r} is not an input of the run; {known}")
 
 
 def _printed(name: str, values: "Sequence[Cell]", centre: float) -> "list[Cell]":
@@ -240,25 +204,34 @@ def _write(path: Path, pieces: "Iterator[Columns]", centre: float, progress: boo
     return done
 
 
-def _check_file(option: str, path: Path, data: str, run: Path) -> None:
-    """Raise unless a file can safely be written there: checked before the work, not after it."""
+def _check_files(given: dict[str, Path | None], data: str, run: Path) -> None:
+    """Raise unless the files of a call can safely be written: checked before the work, not after it."""
     from pyro_dropout.tabular.run_folder import OWN
     from pyro_dropout.training.checkpoints.regular_file import check_name
 
-    check_name(path)
-    folder = path.resolve().parent  # for a symbolic link, the folder of its target
-    if path.is_dir():
-        raise refusal(option, f"{str(path)!r} is a folder; a file is needed.")
-    if path.exists() and not path.is_file():
-        raise refusal(option, f"{str(path)!r} is a device or a pipe; a file is needed.")
-    if not folder.is_dir():
-        raise refusal(option, f"there is no folder {str(path.parent)!r}.")
-    if not os.access(folder, os.W_OK):
-        raise refusal(option, f"the folder {str(path.parent)!r} is not writable.")
-    if path.exists() and Path(data).exists() and path.samefile(data):
-        raise refusal(option, f"{str(path)!r} is the input table and would be overwritten.")
-    if any(own in (path.resolve(), *path.resolve().parents) for own in (run.resolve() / name for name in OWN)):
-        raise refusal(option, f"{str(path)!r} is a file of the run and would be overwritten.")
+    seen: dict[Path, str] = {}
+    for option, path in given.items():
+        if path is None:
+            continue
+        check_name(path)
+        folder = path.resolve().parent  # for a symbolic link, the folder of its target
+        own = {run.resolve() / name for name in OWN} & {path.resolve(), *path.resolve().parents}
+        reasons = {
+            "is a folder; a file is needed": path.is_dir(),
+            "is a device or a pipe; a file is needed": path.exists() and not path.is_file(),
+            f"cannot be written: there is no folder {str(path.parent)!r}": not folder.is_dir(),
+            f"cannot be written: the folder {str(path.parent)!r} is not writable": not os.access(folder, os.W_OK),
+            "is the input table and would be overwritten": path.exists()
+            and Path(data).exists()
+            and path.samefile(data),
+            "is a file of the run and would be overwritten": bool(own),
+            f"is also the {seen.get(path.resolve())} file; use another": path.resolve() in seen,
+            "must end in .png, .pdf or .svg": option != "--out" and path.suffix.lower() not in (".png", ".pdf", ".svg"),
+        }
+        for reason, wrong in reasons.items():
+            if wrong:
+                raise refusal(option, f"{str(path)!r} {reason}.")
+        seen[path.resolve()] = option
 
 
 class Noticed:
@@ -301,9 +274,7 @@ class Noticed:
         self.held += sum(a <= y <= b for a, y, b in zip(low, targets, high, strict=True))
 
     def scores(self) -> "dict[str, float]":
-        """Return the scores on the rows that have a target; none if there are no such rows."""
-        if not self.compared:
-            return {}
+        """Return the scores on the rows that have a target."""
         share = self.held / self.compared
         if self._encoding.classes:
             return {"rows": self.compared, "accuracy": share}
@@ -312,8 +283,6 @@ class Noticed:
     def judged(self, level: float, trained: bool) -> list[str]:
         """Return a sentence about the scores; ``trained`` says that these are the rows of the training table."""
         scores = self.scores()
-        if not scores:
-            return []
         good = f"accuracy {percent(scores['accuracy'])}" if "accuracy" in scores else f"rmse {figure(scores['rmse'])}"
         if "coverage" in scores:
             good += f", {percent(scores['coverage'])} of them in their {percent(level)} intervals"
@@ -325,9 +294,11 @@ class Noticed:
         most = [f"{name} ({rows})" for name, rows in self.inputs.most_common(5)]
         where = ", ".join(most + ["..."] * (len(self.inputs) > len(most)))
         told = [f"{file}: {'; '.join(self.notes)}"] if self.notes else []
-        told += [f"rows unlike the training rows (unfamiliar): {self.unfamiliar}"] * bool(self.unfamiliar)
-        what = "rows outside the training range, or with a new category"
-        told += [f"{what}: {self.rows}; inputs concerned: {where}"] * bool(self.rows)
+        if self.unfamiliar:
+            told.append(f"rows unlike the training rows (unfamiliar): {self.unfamiliar}")
+        if self.rows:
+            what = "rows outside the training range, or with a new category"
+            told.append(f"{what}: {self.rows}; inputs concerned: {where}")
         if self.far:
             which = ", ".join(map(str, self.far[:5])) + ", ..." * (len(self.far) > 5)
             told.append(f"the mean is infinite or outside its own interval in row {which}: do not use it there")

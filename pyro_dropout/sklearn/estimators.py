@@ -48,7 +48,8 @@ from pyro_dropout.sklearn.network import (
     train,
 )
 from pyro_dropout.tabular.calibration import Calibration
-from pyro_dropout.tabular.choice import LEARNING_RATE, STEPS, batch_for
+from pyro_dropout.tabular.choice import batch_for
+from pyro_dropout.tabular.recipe import LEARNING_RATE, STEPS, Training, Wanted
 from pyro_dropout.training.history import History
 
 _SEEDS = 2**31 - 1
@@ -120,18 +121,16 @@ class _Network(BaseEstimator):  # type: ignore[misc]
         width, device, steps = one_width(self.hidden_layer_sizes), self._device(), self.max_steps or STEPS
         seeds = [int(seed) for seed in check_random_state(self.random_state).randint(_SEEDS, size=3)]
         held = held_back(len(x), self.validation_fraction, seeds[0], y if classes else None)
-        asked = {"width": width, "members": self.members, "steps": steps, "seed": seeds[0], "device": device}
+        wanted = Wanted(width=width, members=self.members)
         with alone(seeds[1], device):
-            choice, scale = choose(x, y, held, classes, **asked)
+            choice, scale = choose(x, y, held, classes, wanted, Training(steps, seed=seeds[0]), device)
             mine = torch.ones_like(held) if self.refit else ~held
             pair: Any = choice.recipe.build((x[mine], y[mine]), classes)
-            rows = batch_for(int(mine.sum()))
-            how = {"lr": LEARNING_RATE, "batch_size": rows, "device": device, "progress": bool(self.verbose)}
-            how |= choice.recipe.how(steps) | {"compile": self.compile}
+            how = choice.recipe.how(steps) | {"batch_size": batch_for(int(mine.sum())), "progress": bool(self.verbose)}
+            how |= {"lr": LEARNING_RATE, "device": device, "compile": self.compile}
             history = train(pair, x[mine], y[mine], None, steps=steps, **how)
             intervals = conformal(choice.prediction, scale(y[held]).to(choice.prediction.mean.device))
-        found = Learned.of(choice.recipe, x.shape[1], outputs, classes, *pair)
-        self._keep(found, history, [], seeds[2])
+        self._keep(Learned.of(choice.recipe, x.shape[1], outputs, classes, *pair), history, [], seeds[2])
         self.choice_ = choice.said
         self.calibration_ = Calibration(int(held.sum()), intervals=intervals)
 

@@ -24,7 +24,7 @@ from pyro_dropout.protocols import Record
 from pyro_dropout.registry import guide_names
 from pyro_dropout.sklearn.network import ACTIVATIONS
 from pyro_dropout.tabular.choice import Choice, choose_recipe
-from pyro_dropout.tabular.recipe import natural_scale
+from pyro_dropout.tabular.recipe import Training, Wanted, natural_scale
 
 # What the choice decides, or has values of its own for.
 _DECIDED = ("activation", "keep", "length_scale", "tau", "learning_rate", "batch_size", "early_stopping")
@@ -152,7 +152,13 @@ def check_decided(settings: Record, kind: type) -> None:
 
 
 def choose(
-    x: Tensor, y: Tensor, held: Tensor, classes: tuple[str, ...], **how: Any
+    x: Tensor,
+    y: Tensor,
+    held: Tensor,
+    classes: tuple[str, ...],
+    wanted: Wanted,
+    training: Training,
+    device: torch.device,
 ) -> tuple[Choice, Callable[[Tensor], Tensor]]:
     """Choose a recipe for rows x, (N, Q), and y, in float64, of which some are ``held`` back, (N,).
 
@@ -169,7 +175,7 @@ def choose(
 
     train, test = ((standard(x[rows], x), scale(y[rows])) for rows in (~held, held))
     with warnings.catch_warnings(action="ignore", category=IgnoredInputsWarning):  # the final training says it
-        return choose_recipe(train, test, classes, **how), scale
+        return choose_recipe(train, test, classes, wanted, training, device=device), scale
 
 
 def dense_tensor(values: object) -> Tensor:

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Literal, TextIO
 
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
-from pyro_dropout.tables.cells import Cells, as_moment
-from pyro_dropout.tables.notation import is_number
-from pyro_dropout.tables.table import Table, named
+from pyro_dropout.tables.notation import is_date, is_number
+from pyro_dropout.tables.table import Series, Table, named, texts_of
 
 Separator = Literal["comma", "semicolon", "tab", "pipe"]
 SEPARATORS: dict[str, str] = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
@@ -47,7 +46,7 @@ def read_csv(path: Path, size: int | None, encoding: str | None, separator: str 
 def _names(path: Path, header: list[str], separator: str) -> tuple[list[str], tuple[str, ...]]:
     """Return the names of the columns, and what there is to say about them; raise if they are a row of data."""
     names = [name.strip() for name in header]
-    numbers = [name for name in names if is_number(name) or as_moment(name) is not None]
+    numbers = [name for name in names if is_number(name) or is_date(name)]
     whole = [name for name in numbers if name.isdecimal()]  # a year may be a name
     if numbers and (len(numbers) == len(names) or len(whole) < len(numbers)):
         raise ShapeError(
@@ -86,16 +85,18 @@ def _start(path: Path, file: TextIO, asked: str | None) -> tuple[int, str, list[
         elif line.strip("\r\n"):
             break
     else:
-        raise ShapeError(f"{path.name} has no header; its lines are empty or comments.")
+        raise ShapeError(f"{path.name} has no header; its lines are empty or comments, which begin with #.")
     head = [line, *itertools.islice(file, _LOOK)]
     mark = SEPARATORS[asked] if asked else _separator(path, head)
     notes = [f"separated by {name}s" for name, each in SEPARATORS.items() if each == mark != ","]
-    if comments and _is_header(path, comments[-1], head, mark):
-        first, line = comments.pop()
-        notes.append(f"the header is line {first}, which begins with #")
-        head = [line, *[""] * (number - first - 1), *head]  # empty lines between them
-        number = first
     if comments:
+        first, last = comments[-1]
+        names, (header, *_) = _parsed([last], mark), _parsed(head, mark) or [[]]
+        if names and len(names[0]) == len(header) > 1:
+            raise ShapeError(
+                f"{path.name}, row {first}: the line begins with # and has as many values as the next one. If it is the"
+                " header, remove the #; if it is a comment, remove the line."
+            )
         notes.append(f"{len(comments)} comment line{'s' * (len(comments) > 1)} before the header skipped")
     return number, mark, notes, head
 
@@ -128,29 +129,12 @@ def _parsed(head: list[str], mark: str) -> list[list[str]]:
         records += [record] if record else []
 
 
-def _is_header(path: Path, comment: tuple[int, str], head: list[str], mark: str) -> bool:
-    """Return whether the last line that begins with # is the header; raise if it may be one or not."""
-    number, line = comment
-    names, (first, *rows) = _parsed([line], mark), _parsed(head, mark) or [[]]
-    if not names or len(names[0]) != len(first) or len(first) < 2:
-        return False
-    numbers = sum(is_number(cell.strip()) for cell in first)
-    if numbers == len(first) or (numbers and not line[1:2].isspace()):
-        return True  # what follows cannot be a header, or holds a number while this line reads like a header
-    if not numbers and any(is_number(cell.strip()) for row in rows[:1] for cell in row):
-        return False
-    raise ShapeError(
-        f"{path.name}, row {number}: the line begins with # and has as many values as the next one. If it is the"
-        " header, remove the #; if it is a comment, remove the line."
-    )
-
-
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
 def _pieces(
     path: Path, lines: Iterator[str], line: int, width: int, separator: str, size: int | None
-) -> Iterator[tuple[list[Cells], list[int]]]:
+) -> Iterator[tuple[list[Series], list[int]]]:
     """Yield the columns after a line, ``size`` rows at a time, and the line of each row."""
     while text := "".join(itertools.islice(lines, size)):
         columns = _simple(text, width, separator)
@@ -165,10 +149,10 @@ def _pieces(
             if len(row) != width:
                 hint = " Comments may stand before the header only." if row[0].startswith("#") else ""
                 raise ShapeError(f"{path.name}, row {number}: {len(row)} values for {width} columns.{hint}")
-        yield [Cells.of_texts([row[k] for _, row in some]) for k in range(width)], [number for number, _ in some]
+        yield [texts_of([row[k] for _, row in some]) for k in range(width)], [number for number, _ in some]
 
 
-def _simple(text: str, width: int, separator: str) -> list[Cells] | None:
+def _simple(text: str, width: int, separator: str) -> list[Series] | None:
     """Return columns that pyarrow reads; None unless each line is a row, and quotes stand around whole cells."""
     raw = text.rstrip("\r\n").encode("utf-8", "surrogatepass")
     raw = raw.replace(b"\r\n", b"\n") if b"\r" in raw else raw
@@ -187,7 +171,7 @@ def _simple(text: str, width: int, separator: str) -> list[Cells] | None:
         )
     except (ImportError, ValueError):  # a row with too many or too few cells
         return None
-    return [Cells.of_texts(column.to_pandas()) for column in table.columns]
+    return [texts_of(column.to_pandas()) for column in table.columns]
 
 
 @functools.cache

@@ -1,26 +1,36 @@
 """How the columns of a table become numbers: inputs as they are or one-hot, a target as a number or a class.
 
-An encoding is learned from the training table and then applied to every other table.
+An encoding is learned from the training table and then applied to every other table. It is plain data, which a record
+can hold; the transformer of scikit-learn that it stands for is fitted again from these data, so that no pickle is read.
 """
 
 import contextlib
+import functools
 import itertools
+import math
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+import pandas
 import torch
 from torch import Tensor
 
 from pyro_dropout.errors import PyroDropoutError, RangeError
 from pyro_dropout.protocols import Record
-from pyro_dropout.tables.cells import Cells, brief
-from pyro_dropout.tables.column import Column
-from pyro_dropout.tables.notation import PLAIN, Notation
+from pyro_dropout.tables.notation import MARKS, NUMBER, Notation, without_blanks
 from pyro_dropout.tables.plain_data import built
-from pyro_dropout.tables.table import Table
+from pyro_dropout.tables.table import Bools, Floats, Ints, Series, Table, brief, number_text
 
+if TYPE_CHECKING:
+    from sklearn.compose import ColumnTransformer
+
+Cycle = Literal["day", "week", "year"]
+CYCLES: dict[Cycle, float] = {"day": 1.0, "week": 7.0, "year": 365.2425}  # in days
 Remarks = Counter[tuple[str, str]]  # {(what was done, column): cells}
+
+_LARGEST = torch.finfo(torch.float32).max
 
 
 def told(remarks: Remarks) -> list[str]:
@@ -38,14 +48,119 @@ def told(remarks: Remarks) -> list[str]:
 
 
 @dataclass(frozen=True)
+class Column:
+    """One column of a table, as a network reads it.
+
+    Attributes:
+        name: the column's.
+        categories: its values; None for numbers.
+        notation: how its values are written.
+        centre: subtracted from numbers before they are rounded to single precision.
+        other: whether all further categories share one feature.
+        gaps: whether the last feature says that the value is missing.
+        cycles: of dates, "day", "week" or "year": two features each, a sine and a cosine.
+        fill: what replaces a missing value: means of numbers and their cycles, the share of each category.
+    """
+
+    name: str
+    categories: tuple[str, ...] | None = None
+    notation: Notation = NUMBER
+    centre: float = 0.0
+    other: bool = False
+    gaps: bool = False
+    cycles: tuple[Cycle, ...] = ()
+    fill: tuple[float, ...] = ()
+
+    @property
+    def features(self) -> list[str]:
+        """The names of the features that the column becomes."""
+        if self.categories is None:
+            waves = [f"{self.name} ({wave} of the {cycle})" for cycle in self.cycles for wave in ("sine", "cosine")]
+            names = [self.name, *waves]
+        else:
+            names = [f"{self.name}={label}" for label in self.categories] + [f"{self.name}=(other)"] * self.other
+        return names + [f"{self.name} is missing"] * self.gaps
+
+    @property
+    def axis(self) -> str:
+        """The name of the column's numbers after centring, with their unit."""
+        if self.notation.kind == "date":
+            return f"{self.name} (days since {self.origin})"
+        unit = f" ({self.notation.unit})" if self.notation.unit else ""
+        return f"{self.name} - {self.origin}{unit}" if self.centre else f"{self.name}{unit}"
+
+    @property
+    def origin(self) -> str:
+        """What a centred number is counted from, in words."""
+        if self.notation.kind != "date":
+            return number_text(self.centre)
+        start = pandas.Timestamp(0) + pandas.Timedelta(days=self.centre)
+        return str(start.isoformat(" ")).removesuffix(" 00:00:00") + (" UTC" if self.notation.zoned else "")
+
+    def usable(self, cells: Series) -> Series:
+        """Return cells in which words for missing values are missing; among categories, they may be names."""
+        named = self.categories is not None and self.notation.kind != "truth"
+        return cells if named else without_blanks(cells)
+
+    def strangers(self, cells: Series) -> Bools:
+        """Return which cells are categories that have no feature of their own."""
+        if self.categories is None:
+            return np.zeros(len(cells), np.bool_)
+        cells = self.usable(cells)
+        return np.asarray(cells.notna() & ~self.notation.labels(cells).isin(self.categories), np.bool_)
+
+    def numbers(self, table: Table) -> Floats:
+        """Return the column's numbers before centring; NaN for missing values."""
+        key = self.name, self.notation
+        if key not in table.parsed:
+            table.parsed[key] = self._parsed(table)
+        return table.parsed[key]
+
+    def _parsed(self, table: Table) -> Floats:
+        cells = table.column(self.name)
+        numbers = self.notation.values(cells)
+        wrong, large = np.isnan(numbers) & cells.notna().to_numpy(bool), np.abs(numbers) > _LARGEST
+        if wrong.any():
+            wrong &= without_blanks(cells).notna().to_numpy(bool)
+        for bad in (wrong, large):
+            if bad.any():
+                row = int(bad.argmax())
+                what = "is too large; change the unit" if np.isfinite(numbers[row]) else "is not finite"
+                if wrong.any():
+                    kind = "date" if self.notation.kind == "date" else "number"
+                    what = f"is not a {kind} such as {self.notation.example}; write it like that"
+                raise RangeError(f"{table.where(row, self.name)}: {brief(cells[row])} {what}.")
+        return numbers
+
+    def gaps_in(self, table: Table) -> Bools:
+        """Return which cells are missing, or words that mean it."""
+        if self.categories is None:
+            return np.isnan(self.numbers(table))
+        return np.asarray(self.usable(table.column(self.name)).isna(), np.bool_)
+
+    def waves(self, table: Table) -> Floats:
+        """Return the column's centred numbers and the place of dates in their cycles, (N, 1 + 2 cycles)."""
+        days = self.numbers(table)
+        turns = [math.tau * (days % CYCLES[cycle]) / CYCLES[cycle] for cycle in self.cycles]
+        return np.stack([days - self.centre, *(wave(turn) for turn in turns for wave in (np.sin, np.cos))], 1)
+
+    def codes(self, table: Table) -> Ints:
+        """Return the place of each cell among the features of categories; -1 for what has none."""
+        cells, known = self.usable(table.column(self.name)), self.categories or ()
+        codes = pandas.Index(known).get_indexer(self.notation.labels(cells)) if known else np.full(len(cells), -1)
+        if self.other:
+            codes = np.where((codes < 0) & cells.notna(), len(known), codes)
+        return np.where(codes < 0, len(known) + self.other, codes) if self.gaps else codes
+
+
+@dataclass(frozen=True)
 class Encoding:
     """How a network reads each column of a table.
 
     Attributes:
-        inputs: the columns to predict from, in the network's order.
+        inputs: the columns to predict from.
         target: the column to predict.
         classes: the target's values in the order of the network's outputs; () for a number.
-        fill: the number that replaces a missing value, for each feature.
         ranges: the least and the greatest value of each feature in training.
         target_notation: how the target is written.
         target_centre: subtracted from the target before training, and added to predictions.
@@ -55,9 +170,8 @@ class Encoding:
     inputs: tuple[Column, ...]
     target: str
     classes: tuple[str, ...] = ()
-    fill: tuple[float, ...] = ()
     ranges: tuple[tuple[float, float], ...] = ()
-    target_notation: Notation = PLAIN
+    target_notation: Notation = NUMBER
     target_centre: float = 0.0
     left_out: tuple[str, ...] = ()
 
@@ -71,7 +185,7 @@ class Encoding:
         """The names of the network's inputs."""
         return [name for column in self.inputs for name in column.features]
 
-    @property
+    @functools.cached_property
     def places(self) -> dict[str, list[int]]:
         """The places of each column's features among the network's inputs."""
         ends = itertools.accumulate((len(column.features) for column in self.inputs), initial=0)
@@ -79,15 +193,66 @@ class Encoding:
         return {column.name: list(range(*span)) for column, span in pairs}
 
     @property
-    def network_inputs(self) -> tuple[object, ...]:
-        """What must be the same in two encodings for one network to serve both."""
-        columns = tuple(replace(column, notation=PLAIN) for column in (*self.inputs, self.outcome))
-        return columns, self.fill
+    def _numbers(self) -> list[Column]:
+        return [column for column in self.inputs if column.categories is None]
+
+    @property
+    def _kinds(self) -> list[Column]:
+        return [column for column in self.inputs if column.categories is not None]
+
+    @functools.cached_property
+    def transformer(self) -> "ColumnTransformer":
+        """What turns numbers and codes of categories into inputs, fitted to an example with the same means and gaps."""
+        from sklearn.compose import ColumnTransformer
+        from sklearn.impute import SimpleImputer
+        from sklearn.preprocessing import OneHotEncoder
+
+        means = [value for column in self._numbers for value in column.fill]
+        gaps = [column.gaps and not k for column in self._numbers for k in range(len(column.fill))]
+        sizes = [len(column.features) for column in self._kinds]
+        example = np.array([[*means, *(0 for _ in sizes)]] * 2, np.float64)
+        example[1, np.flatnonzero(gaps)] = np.nan
+        one_hot = OneHotEncoder(
+            categories=[np.arange(size, dtype=np.float64) for size in sizes],
+            handle_unknown="ignore",
+            sparse_output=False,
+        )
+        places = list(range(example.shape[1]))
+        parts = [("numbers", SimpleImputer(add_indicator=True), places[: len(means)])]
+        return ColumnTransformer([*parts, ("categories", one_hot, places[len(means) :])]).fit(example)
+
+    def inputs_of(self, table: Table) -> tuple[Tensor, Remarks]:
+        """Return the inputs of a table, (N, Q), missing values filled in, and what was done with its cells."""
+        remarks, gaps = Remarks(), Remarks()
+        for column in self.inputs:
+            given = table.column(column.name)
+            missing, strange = column.gaps_in(table), column.strangers(given)
+            blank = missing & given.notna().to_numpy(bool)
+            for text, count in given[blank].value_counts(sort=False).items() if blank.any() else ():
+                remarks[f"{brief(text)} read as missing", column.name] += count
+            if strange.any():
+                what = "(other)" if column.other else "missing"
+                remarks[f"rare or not seen in training, read as {what}", column.name] += int(strange.sum())
+            count = int(missing.sum()) + (0 if column.other else int(strange.sum()))
+            if count:
+                gaps["missing values filled in" + ", with an indicator" * column.gaps, column.name] = count
+        codes = [column.codes(table) for column in self._kinds]
+        parts = [*(column.waves(table) for column in self._numbers), *(each[:, None] for each in codes)]
+        # It puts numbers first, then the marks of their gaps, then categories; the network has the table's order.
+        own = [self.places[column.name][: len(column.fill)] for column in self._numbers]
+        marks = [self.places[column.name][-1:] for column in self._numbers if column.gaps]
+        theirs = itertools.chain(*own, *marks, *(self.places[column.name] for column in self._kinds))
+        x = self.transformer.transform(np.concatenate(parts, 1, dtype=np.float64))[:, np.argsort([*theirs])]
+        for column, each in zip(self._kinds, codes, strict=True):
+            rows, places = np.flatnonzero(each < 0), self.places[column.name]
+            if len(rows):
+                x[rows[:, None], places[: len(column.fill)]] = column.fill
+        return torch.from_numpy(x.astype(np.float32)), remarks + gaps
 
     @property
     def remarks(self) -> list[str]:
         """How the columns were interpreted, in words."""
-        coded = [f"{column.name} ({len(column.categories)})" for column in self.inputs if column.categories is not None]
+        coded = [f"{column.name} ({len(column.categories or ())})" for column in self._kinds]
         numbers = [column for column in (*self.inputs, self.outcome) if column.categories is None]
         written = [f"{each.name} ({each.notation.described})" for each in numbers if each.notation.described]
         centred = [f"{each.name} (at {each.origin})" for each in numbers if each.centre]
@@ -97,44 +262,6 @@ class Encoding:
         kind = f"one of {len(self.classes)} classes" if self.classes else "a number"
         said = [f"{what}: {', '.join(names)}" for what, names in parts.items() if names]
         return [*said, f"{self.target!r} is read as {kind}"]
-
-    def cleaned(self, table: Table) -> tuple[Table, Remarks]:
-        """Return a table in which what cannot be used is missing, and what becomes of it, counted."""
-        remarks, gaps = Remarks(), Remarks()
-        columns = dict(table.columns)
-        for column in self.inputs:
-            columns[column.name] = cells = self._usable(column, table.column(column.name), remarks)
-            count = int(cells.missing.sum())
-            if count:
-                gaps["missing values filled in" + ", with an indicator" * column.gaps, column.name] = count
-        return replace(table, columns=columns), remarks + gaps
-
-    def _usable(self, column: Column, cells: Cells, remarks: Remarks) -> Cells:
-        if column.categories is None and cells.numbers is not None:
-            return cells
-        distinct = cells.distinct
-        gone = np.zeros(len(distinct.cells), np.bool_)
-        for place, (cell, count) in enumerate(zip(distinct.cells, distinct.counts.tolist(), strict=True)):
-            if column.blank(cell):
-                remarks[f"{brief(cell)} read as missing", column.name] += count
-                gone[place] = True
-            elif column.strange(cell):
-                what = "(other)" if column.other else "missing"
-                remarks[f"rare or not seen in training, read as {what}", column.name] += count
-                gone[place] = not column.other
-        return cells.without(distinct.spread(gone))
-
-    def inputs_of(self, table: Table) -> Tensor:
-        """Return the inputs of a table, (N, Q); missing values are filled, or NaN if ``fill`` is ()."""
-        return self.filled(self.encoded(self.cleaned(table)[0]))
-
-    def encoded(self, table: Table) -> Tensor:
-        """Return the inputs of a table that is ``cleaned``, (N, Q), with NaN for missing values."""
-        return torch.cat([column.encoded(table) for column in self.inputs], 1)
-
-    def filled(self, x: Tensor) -> Tensor:
-        """Return inputs with ``fill`` in place of NaN."""
-        return x if not self.fill else torch.where(x.isnan(), torch.tensor(self.fill, dtype=x.dtype), x)
 
     def seen(self, x: Tensor) -> "Encoding":
         """Return the encoding with the ranges of the training inputs."""
@@ -158,16 +285,22 @@ class Encoding:
 
     def targets_of(self, table: Table) -> Tensor:
         """Return the targets of a table: class indices (N,), or numbers (N, 1)."""
-        missing = table.column(self.target).missing
+        cells, outcome = table.column(self.target), self.outcome
+        missing = cells.isna().to_numpy(bool) if self.classes else np.isnan(outcome.numbers(table))
         if missing.any():
-            raise RangeError(f"{table.where(int(missing.argmax()), self.target)}: the value is missing.")
+            row = int(missing.argmax())
+            raise RangeError(f"{table.where(row, self.target)}: {brief(cells[row])} is no value to predict.")
         if not self.classes:
-            return self.outcome.numbers(table).unsqueeze(-1)
-        return torch.from_numpy(self.outcome.places(table))
+            return torch.from_numpy((outcome.numbers(table) - self.target_centre).astype(np.float32)).unsqueeze(-1)
+        strange = outcome.strangers(cells)
+        if strange.any():
+            row = int(strange.argmax())
+            raise RangeError(f"{table.where(row, self.target)}: {brief(cells[row])} is none of the known classes.")
+        return torch.from_numpy(np.asarray(outcome.codes(table), np.int64))
 
     def known_targets(self, table: Table) -> tuple[list[int], Tensor]:
         """Return the rows of a table that have a target, and these targets; none if they cannot be read."""
-        rows = np.flatnonzero(~table.column(self.target).missing).tolist() if self.target in table.columns else []
+        rows = np.flatnonzero(table.columns[self.target].notna()).tolist() if self.target in table.columns else []
         with contextlib.suppress(PyroDropoutError):
             return rows, self.targets_of(table.only(rows))
         return [], torch.empty(0, 1)
@@ -184,10 +317,11 @@ class Encoding:
         for names in ([column.name for column in columns], *(column.categories or () for column in columns)):
             if len(set(names)) < len(names):
                 raise TypeError("a column or a category that occurs twice")
-        if not all(column.notation.known for column in columns):
+        if any((column.notation.decimal, column.notation.thousands) not in MARKS for column in columns):
             raise TypeError("the notation of a column")
-        parts = [each for each in (made.fill, made.ranges) if each]
-        if not made.inputs or any(len(each) != len(made.features) for each in parts):
+        sizes = [len(column.features) - column.gaps for column in made.inputs]
+        filled = [len(column.fill) for column in made.inputs]
+        if not made.inputs or sizes != filled or len(made.ranges) not in (0, len(made.features)):
             raise TypeError("inputs, and what fills and bounds them, do not fit together")
         return made
 

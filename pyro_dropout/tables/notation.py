@@ -1,21 +1,27 @@
-"""How the values of one column are written: marks of decimals and thousands, a currency or a percent sign, dates.
+"""How the values of one column are written: plain numbers, marks of decimals and thousands, currency signs, dates.
 
 A notation is recognised from the whole training column, stored with the run, and then required of every new value.
+Where two readings are possible, the table is refused.
 """
 
-import datetime
 import functools
 import re
 from dataclasses import dataclass
 from typing import Literal
 
-from pyro_dropout.tables.cells import Cell, as_label, as_moment, as_number
+import numpy as np
+import pandas
 
-Kind = Literal["number", "date", "boolean"]
+from pyro_dropout.tables.table import EXACT, Floats, Series, brief, number_text
+
+Kind = Literal["number", "date", "truth"]
 Decimal = Literal["point", "comma"]
 
 # (decimal mark, mark of thousands), the plain one first.
 MARKS = ((".", ""), (".", ","), (",", ""), (",", "."), (".", " "), (",", " "), (".", "'"), (",", "'"))
+# Among numbers, dates and truth values, these mean a missing value; among other texts, they may be names.
+BLANKS = frozenset({"-", "--", "---", "–", "—", ".", "..", "...", "(null)", "nil", "missing", "unknown", "n.d.", "tbd"})
+BLANKS |= {"not available", "not applicable", "no data", "not known", "#value!", "#div/0!", "#ref!", "#name?", "#num!"}
 
 _NAMES = {".": "point", ",": "comma", " ": "space", "'": "apostrophe"}
 _CURRENCY = "[A-Z]{0,3}[$¢£¤¥֏؋৳฿₠-₿]"
@@ -24,12 +30,15 @@ _SHAPE = re.compile(
     rf"(?P<sign>[-+]?)[{_SPACES}]?(?P<before>{_CURRENCY})?[{_SPACES}]?(?P<inner>[-+]?)"
     rf"(?P<digits>[0-9.,](?:[0-9.,'’{_SPACES}]*[0-9.,])?(?:[eE][-+]?[0-9]+)?)[{_SPACES}]?(?P<after>[%‰]|{_CURRENCY})?"
 )
-_WORD = "(?:(?:[cdkm]?m|ft|in|mi|s|yd)[23]|[^\\W\\d_]{1,8}[²³]?)"
-_MEASURE = re.compile(rf"(?P<number>[-+−]?[0-9][0-9.,]*)[{_SPACES}]?(?P<unit>[°µ]?{_WORD}(?:/{_WORD})?)")
+_MEASURE = re.compile(rf"(?P<number>[-+−]?[0-9][0-9.,]*)[{_SPACES}]?(?P<unit>[^\W\d_]\S*|°\S*)")
+_POWERS = frozenset({"k", "K", "m", "M", "B", "b", "bn", "G", "T", "Mio", "Mrd"})
 _ALIKE = str.maketrans({**dict.fromkeys(_SPACES, " "), "’": "'"})
-_EPOCH = datetime.datetime(1970, 1, 1)
-_DAY = datetime.timedelta(days=1)
-_TRUTH = {"0": "false", "1": "true"}
+_CLOCK = r"[0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,9})?)?"
+_ZONE = r"(?:Z|[-+][0-9]{2}:?[0-9]{2})"
+_MOMENT = rf"[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}(?:[T ]{_CLOCK}{_ZONE}?)?"
+_EPOCH, _DAY = pandas.Timestamp(0, tz="UTC"), pandas.Timedelta(days=1)
+_WHOLE, _CODE = r"[-+]?[0-9]+", r"[-+]?0[0-9]+"  # 007 is a code
+_TEXTS = 0.1  # of the cells that are no numbers make a column of text; fewer are mistakes
 
 
 @dataclass(frozen=True)
@@ -37,12 +46,11 @@ class Notation:
     """How the values of a column are written.
 
     Attributes:
-        kind: "number", "date" (a number of days), or "boolean" (true and false, or 1 and 0).
+        kind: "number", "date" (a number of days), or "truth" (true and false, or 1 and 0).
         decimal: the decimal mark of numbers.
         thousands: the mark between thousands; "" for none.
-        unit: the currency or percent sign of every number, or its unit, such as "km"; "" for none.
+        unit: the currency or percent sign of every number; "" for none.
         zoned: whether dates have a time zone.
-        padded: whether some whole numbers begin with a zero, as codes do.
 
     Example:
         >>> price = Notation(decimal=",", thousands=".", unit="€")
@@ -55,37 +63,44 @@ class Notation:
     thousands: str = ""
     unit: str = ""
     zoned: bool = False
-    padded: bool = False
 
-    def value(self, cell: Cell) -> float | None:
-        """Return a cell as a number, a date as days since 1970-01-01; None if it is not written in this way."""
+    def values(self, cells: Series) -> Floats:
+        """Return cells as numbers, dates as days since 1970; NaN where they are missing or written otherwise."""
+        if cells.dtype == np.float64:
+            usable = self.kind == "number" and not self.unit
+            return cells.to_numpy() if usable else np.full(len(cells), np.nan)
         if self.kind == "date":
-            return self._days(as_moment(cell))
-        if not self.unit and (self.plain or not isinstance(cell, str)) and (number := as_number(cell)) is not None:
+            right = cells.str.contains(rf":.*{_ZONE}$", na=False) == self.zoned
+            days: Floats = ((_moments(cells) - _EPOCH) / _DAY).where(right).to_numpy(np.float64)
+            return days
+        found = plain_numbers(cells) if self == NUMBER else None
+        if found is not None:
+            return found
+        known = {text: self.value(text) for text in cells.dropna().unique()}
+        return np.asarray(cells.map(known).to_numpy(np.float64))
+
+    def value(self, text: str) -> float | None:
+        """Return a text as a number; None if it is not written in this way."""
+        if not self.unit and (self.decimal, self.thousands) == MARKS[0] and (number := _as_number(text)) is not None:
             return number
-        unit, digits = ((split(cell) or measured(cell)) if isinstance(cell, str) else None) or ("", "")
-        if unit != self.unit or not fits(digits, self.decimal, self.thousands):
+        unit, digits = _split(text) or ("", "")
+        if unit != self.unit or not _fits(digits, self.decimal, self.thousands):
             return None
-        return as_number(digits.replace(self.thousands, "").replace(self.decimal, "."))
+        return _as_number(digits.replace(self.thousands, "").replace(self.decimal, "."))
 
-    def label(self, cell: Cell) -> str:
-        """Return a cell as the name of a category."""
-        label = as_label(cell)
-        return _TRUTH.get(label, label) if self.kind == "boolean" else label
+    def labels(self, cells: Series) -> Series:
+        """Return a column as names of categories: 1 and 1.0 are one, and True and true.
 
-    def _days(self, moment: datetime.datetime | None) -> float | None:
-        if moment is None or (moment.tzinfo is not None) != self.zoned:
-            return None
-        return (moment - _EPOCH.replace(tzinfo=datetime.UTC if self.zoned else None)) / _DAY
-
-    def moment(self, days: float) -> datetime.datetime:
-        """Return the date that is so many days after 1970-01-01."""
-        return (_EPOCH + days * _DAY).replace(tzinfo=datetime.UTC if self.zoned else None)
-
-    @functools.cached_property
-    def plain(self) -> bool:
-        """Whether numbers have a decimal point and nothing else."""
-        return self.kind == "number" and (self.decimal, self.thousands, self.unit) == (*MARKS[0], "")
+        Example:
+            >>> NUMBER.labels(pandas.Series(["1.0", "True", "007", "1.10"])).tolist()
+            ['1', 'true', '007', '1.10']
+        """
+        if cells.dtype == np.float64:
+            cells = cells.map({value: number_text(value) for value in cells.dropna().unique()}).astype("str")
+        lower = cells.str.lower()
+        labels = cells.mask(lower.isin(["true", "false"]), lower)
+        labels = labels.str.replace(r"^(-?(?:0|[1-9][0-9]*))\.0*$", r"\1", regex=True)
+        return labels.replace({"0": "false", "1": "true"}) if self.kind == "truth" else labels
 
     @property
     def example(self) -> str:
@@ -93,11 +108,9 @@ class Notation:
         if self.kind == "date":
             return "2024-01-31T12:00Z" if self.zoned else "2024-01-31"
         number = f"1{self.thousands}234{self.decimal}5"
-        if not self.unit:
-            return number
         if self.unit.endswith("$"):
             return f"{self.unit}{number}"
-        return f"{number}{self.unit}" if self.unit in "%‰" else f"{number} {self.unit}"
+        return f"{number} {self.unit}" if self.unit and self.unit not in "%‰" else f"{number}{self.unit}"
 
     @property
     def described(self) -> str:
@@ -107,23 +120,65 @@ class Notation:
         words = [f"decimal {_NAMES[self.decimal]}"] if self.decimal != "." else []
         words += [f"thousands {_NAMES[self.thousands]}"] if self.thousands else []
         words += [f"12{self.unit} is 12" if self.unit in "%‰" else self.unit] if self.unit else []
-        words += ["padded with zeros; --categorical if they are codes"] if self.padded else []
         return ", ".join(words)
 
-    @property
-    def known(self) -> bool:
-        """Whether this is one of the notations that are recognised; one in a file may be another."""
-        return (self.decimal, self.thousands) in MARKS
+
+NUMBER = Notation()
 
 
-PLAIN = Notation()
+def plain_numbers(cells: Series) -> Floats | None:
+    """Return texts as the nearest float64, NaN where missing; None unless all are plain numbers, such as -2.5e3."""
+    if cells.dtype == np.float64:
+        return np.asarray(cells.to_numpy())
+    texts = cells.to_numpy(object, na_value=np.nan)
+    try:
+        found = texts.astype(np.float64)
+    except ValueError:
+        return None
+    return None if "_" in "".join(map(str, texts)) else found  # 1_000 is a number only in Python
 
 
-def split(text: str) -> tuple[str, str] | None:
+def is_number(text: str) -> bool:
+    """Return whether a text is a number in some notation.
+
+    Example:
+        >>> [is_number(text) for text in ("1.5", "1,5", "12%", "$1,200", "1 200,50", "1.2.3", "oak")]
+        [True, True, True, True, True, False, False]
+    """
+    if _as_number(text) is not None:
+        return True
+    found = _split(text)
+    return found is not None and any(_fits(found[1], *marks) for marks in MARKS)
+
+
+def is_date(text: str) -> bool:
+    """Return whether a text is a date in ISO 8601, with or without a time of day."""
+    return bool(re.fullmatch(_MOMENT, text)) and bool(_moments(pandas.Series([text], dtype="str")).notna().all())
+
+
+def without_blanks(cells: Series) -> Series:
+    """Return a column in which words for missing values, such as - and unknown, are missing."""
+    return cells if cells.dtype == np.float64 else cells.mask(cells.str.lower().isin(BLANKS))
+
+
+def _moments(cells: Series) -> Series:
+    """Return dates in ISO 8601 as time stamps in UTC; NaT for anything else."""
+    dates = cells.where(cells.str.fullmatch(_MOMENT, na=False))
+    return pandas.to_datetime(dates, format="ISO8601", errors="coerce", utc=True)
+
+
+def _as_number(text: str) -> float | None:
+    try:
+        return None if "_" in text else float(text)
+    except ValueError:
+        return None
+
+
+def _split(text: str) -> tuple[str, str] | None:
     """Return the unit of a number and its signed digits with all marks; None if the text is not of this form.
 
     Example:
-        >>> split("-1.234,5 €"), split("$30"), split("oak")
+        >>> _split("-1.234,5 €"), _split("$30"), _split("oak")
         (('€', '-1.234,5'), ('$', '30'), None)
     """
     found = _SHAPE.fullmatch(text.replace("−", "-"))
@@ -133,22 +188,11 @@ def split(text: str) -> tuple[str, str] | None:
     return found["before"] or found["after"] or "", sign + found["digits"].translate(_ALIKE)
 
 
-def measured(text: str) -> tuple[str, str] | None:
-    """Return the unit after a number, a word such as "km", and the signed digits; None if the text has another form.
-
-    Example:
-        >>> measured("1,200.5 km"), measured("80km/h"), measured("-3 °C"), measured("oak 3"), measured("30")
-        (('km', '1,200.5'), ('km/h', '80'), ('°C', '-3'), None, None)
-    """
-    found = _MEASURE.fullmatch(text)
-    return (found["unit"], found["number"].replace("−", "-")) if found else None
-
-
-def fits(digits: str, decimal: str, thousands: str) -> bool:
+def _fits(digits: str, decimal: str, thousands: str) -> bool:
     """Return whether signed digits are a number with these marks; thousands stand in groups of three.
 
     Example:
-        >>> fits("1,200", ".", ","), fits("1,200", ",", ""), fits("0,5", ".", ",")
+        >>> _fits("1,200", ".", ","), _fits("1,200", ",", ""), _fits("0,5", ".", ",")
         (True, True, False)
     """
     return _pattern(decimal, thousands).fullmatch(digits) is not None
@@ -162,14 +206,158 @@ def _pattern(decimal: str, thousands: str) -> re.Pattern[str]:
     return re.compile(rf"[-+]?(?:(?:{whole})(?:{mark}[0-9]{end})?|{mark}[0-9]+)(?:[eE][-+]?[0-9]+)?")
 
 
-def is_number(text: str) -> bool:
-    """Return whether a text is a number in some notation.
+# --- recognition ------------------------------------------------------------------------------------------------------
 
-    Example:
-        >>> [is_number(text) for text in ("1.5", "1,5", "12%", "$1,200", "1 200,50", "1.2.3", "oak")]
-        [True, True, True, True, True, False, False]
+
+@dataclass(frozen=True)
+class Written:
+    """What the values of a column are, and what is in doubt.
+
+    Attributes:
+        notation: of its numbers, dates or truth values; None for text.
+        comma: how it is written if its commas are decimal marks, where that is possible too and means other numbers.
+        points: whether points are the decimal marks of the column beyond doubt.
+        cell: the first one that may be read in two ways, or that is wrong.
+        unknown: why its values cannot be read, though they look like numbers or dates; "" if they can.
+        misfit: what is wrong with a single cell; "" if nothing is.
     """
-    if as_number(text) is not None:
-        return True
-    found = split(text)
-    return found is not None and any(fits(found[1], *marks) for marks in MARKS)
+
+    notation: Notation | None = None
+    comma: Notation | None = None
+    points: bool = False
+    cell: str = ""
+    unknown: str = ""
+    misfit: str = ""
+
+
+def recognise(cells: Series, mixed: bool = True) -> Written:
+    """Return how the values of a column are written.
+
+    Args:
+        cells: the column.
+        mixed: whether words for missing values may be among them, and more texts than a few slips make a column of text
+            of one that holds numbers too.
+    """
+    texts = cells.dropna()
+    numbers = plain_numbers(texts)
+    if numbers is None and mixed:
+        rest = without_blanks(texts).dropna()
+        texts = rest if len(rest) else texts
+        numbers = plain_numbers(texts)
+    if numbers is not None:
+        return _plain(texts, numbers)
+    counts = texts.value_counts(sort=False)
+    different = pandas.Series(counts.index, dtype="str")
+    if different.str.lower().isin(["true", "false", "0", "1", "0.0", "1.0"]).all():
+        return Written(Notation("truth"))
+    dates, numeric = _moments(different).notna(), different.map(is_number).astype(bool)
+    others = counts[~(dates | numeric).to_numpy()].sum()
+    if others == counts.sum():
+        return _texts(different)
+    if mixed and others > _TEXTS * counts.sum():
+        return Written()
+    if dates.any():
+        zoned = different.str.contains(rf":.*{_ZONE}$")
+        wrong = _misfit(counts, dates, f"a date such as {Notation('date').example}")
+        if not wrong.misfit and zoned.any():
+            wrong = _misfit(counts, zoned, "a date with a time zone")
+        return wrong if wrong.misfit else Written(Notation("date", zoned=bool(zoned.any())))
+    wrong = _misfit(counts, numeric, "a number")
+    return wrong if wrong.misfit else _marked(counts, different)
+
+
+def _misfit(counts: Series, good: Series, what: str) -> Written:
+    """Return what is wrong with the first value that does not fit, if most of the others do."""
+    right = good.to_numpy(bool)
+    if right.all():
+        return Written()
+    cell = counts.index[int(np.argmin(right))]
+    said = f"{brief(cell)} is not {what}, and {counts[right].sum()} other values of the column are"
+    return Written(cell=cell, misfit=said)
+
+
+def _plain(texts: Series, numbers: Floats) -> Written:
+    """Return what plain numbers are; whole numbers with zeros before them are codes."""
+    if texts.dtype == np.float64:
+        return Written(NUMBER, points=bool((numbers[np.isfinite(numbers)] % 1 != 0).any()))
+    large = texts[(np.abs(numbers) >= EXACT) & np.isfinite(numbers)].tolist()
+    lost = [text for text in large if re.fullmatch(_WHOLE, text) and int(text) != int(float(text))]
+    if lost:
+        many = f"{brief(lost[0])} has more digits than a number here; subtract a constant"
+        return Written(cell=lost[0], unknown=many)
+    cells = texts.tolist()
+    if re.search(rf"^{_CODE}$", "\n".join(cells), re.MULTILINE):
+        return Written()
+    pointed = next((text for text in cells if "." in text), None)
+    if pointed is None or not all(_fits(text, ",", ".") for text in cells):  # ends with the first that does not
+        return Written(NUMBER, points=pointed is not None)
+    return Written(NUMBER, Notation(decimal=",", thousands="."), cell=pointed)
+
+
+def _marked(counts: Series, different: Series) -> Written:
+    """Return the unit and the marks of numbers."""
+    parts = [_split(text) or ("", "") for text in different]
+    units, digits = pandas.Series([unit for unit, _ in parts]), [each for _, each in parts]
+    unit = counts.groupby(units.to_numpy(), sort=False).sum().idxmax()
+    wrong = _misfit(counts, units == unit, f"in {unit}" if unit else "a number without a unit")
+    if wrong.misfit:
+        return wrong
+    fits = {marks: pandas.Series([_fits(each, *marks) for each in digits]) for marks in MARKS}
+    possible = [Notation("number", *marks, unit) for marks, each in fits.items() if each.all()]
+    if not possible:
+        best = max(fits, key=lambda marks: counts[fits[marks].to_numpy()].sum())
+        return _misfit(counts, fits[best], f"a number such as {Notation('number', *best, unit).example}")
+    point, comma = (next((each for each in possible if each.decimal == mark), possible[0]) for mark in ".,")
+    apart = [text for text in different if point.value(text) != comma.value(text)]
+    if apart:
+        return Written(point, comma, cell=apart[0])
+    return Written(point, points=point.decimal == "." and (bool(point.thousands) or "." in "".join(digits)))
+
+
+def _texts(different: Series) -> Written:
+    """Return text, or why values that look like numbers or dates cannot be read."""
+    parts = [_MEASURE.fullmatch(text) for text in different]
+    if all(parts) and len({part["number"] for part in parts if part}) > 2:
+        units = {part["unit"] for part in parts if part}
+        if len(units) == 1 or units <= _POWERS:
+            said = f"{brief(different[0])} is a number with a unit; write the number alone"
+            return Written(cell=different[0], unknown=said)
+    if all(any(map(str.isdigit, text)) and not any(map(str.isalpha, text)) for text in different):
+        said = f"{brief(different[0])} is a number or a date in an unknown form; write it like 1234.5 or 2024-01-31"
+        return Written(cell=different[0], unknown=said)
+    return Written()
+
+
+def settled(
+    found: dict[str, Written], decimal: Decimal | None, semicolons: bool, marks: tuple[bool, bool]
+) -> tuple[dict[str, Written], str | None]:
+    """Return what 1,200 and 1.200 mean, and the first column of which that is not clear.
+
+    Where 1,200 may be large or small, the marks of other columns decide. 1.200 has a decimal point, as in every CSV
+    file, unless another column has decimal commas, or nothing in a file with semicolons, which programs write where
+    commas are decimal marks, shows otherwise.
+
+    Args:
+        found: how its columns are written.
+        decimal: the decimal mark that was given.
+        semicolons: whether they separate the columns.
+        marks: what ``marks_in`` finds in all its columns.
+    """
+    points, commas = marks
+    settled = dict(found)
+    for name, each in found.items():
+        if each.comma is None or each.notation is None:
+            continue
+        large = bool(each.notation.thousands)  # 1,200; else 1.200
+        if decimal is None and (points == commas if large else commas or (semicolons and not points)):
+            return settled, name
+        by_comma = decimal == "comma" or (decimal is None and large and commas)
+        settled[name] = Written(each.comma if by_comma else each.notation)
+    return settled, None
+
+
+def marks_in(found: dict[str, Written]) -> tuple[bool, bool]:
+    """Return whether some columns have decimal points beyond doubt, and whether some have decimal commas."""
+    sure = [each.notation for each in found.values() if each.notation is not None and each.comma is None]
+    commas = any(each.decimal == "," or each.thousands == "." for each in sure)
+    return any(each.points for each in found.values()), commas

@@ -6,25 +6,13 @@ float64, and only then rounded.
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from pyro_dropout.errors import RangeError
-from pyro_dropout.tables.cells import Floats
+from pyro_dropout.tables.table import Floats
 
 _ROUNDING = torch.finfo(torch.float32).eps / 2
 _FINE = 1e-4  # of a standard deviation: errors of rounding that are not worth centring for
 _FEW = 0.01  # of the values may become equal to another by rounding
-
-
-def known_numbers(values: Floats) -> Floats:
-    """Return the numbers that are not missing."""
-    return values[~np.isnan(values)]
-
-
-def some_different(values: Floats) -> int:
-    """Return how many different numbers there are: 0, 1, or 2 for more than one."""
-    found = known_numbers(values)
-    return 0 if not len(found) else 1 + bool(found.min() < found.max())
 
 
 def centre_of(values: Floats, where: str = "the column") -> float:
@@ -34,43 +22,29 @@ def centre_of(values: Floats, where: str = "the column") -> float:
 
     Example:
         >>> centre_of(np.array([1.5, 2.5, 4.0])), centre_of(1_700_000_000.0 + np.arange(100))
-        (0, 1700000050.0)
+        (0.0, 1700000050.0)
     """
-    if not len(values):
-        return 0
-    ordered = np.sort(values)
-    middle = float(ordered[len(ordered) // 2])
-    plain, centred = _centred(ordered, 0), _centred(ordered, middle)
-    spread = float(centred.std(correction=0)) or 1.0  # a constant is not scaled
-    distinct, rounds = _distinct(centred), _distinct(plain.float())
-    merged, still = distinct - rounds, distinct - _distinct(centred.float())
-    whole = merged and bool((plain == plain.round()).all())  # identifiers and clocks: all of them stay apart
-    coarse = _ROUNDING * float(plain[[0, -1]].abs().max()) > _FINE * spread
-    centre = middle if coarse or still < merged > (0 if whole else _FEW * distinct) else 0
-    exact, left = (centred, distinct - still) if centre else (plain, rounds)
-    if 0 < float(exact[[0, -1]].abs().max()) < torch.finfo(torch.float32).tiny:
-        raise RangeError(f"{where}: its values are too small for single precision; change the unit.")
-    if 2 * left < (distinct if centre else _distinct(plain)):
+    different = np.unique(values)
+    if not len(different):
+        return 0.0
+    middle = float(np.sort(values)[len(values) // 2])
+    lost, left = _merged(different), _merged(different - middle)
+    spread = float(values.std()) or 1.0  # a constant is not scaled
+    whole = bool((different % 1 == 0).all())  # identifiers and clocks: all of them stay apart
+    coarse = _ROUNDING * float(np.abs(different[[0, -1]]).max()) > _FINE * spread
+    centred = coarse or left < lost > (0 if whole else _FEW * len(different))
+    if 2 * (left if centred else lost) > len(different):
         raise RangeError(
-            f"{where}: its values lie so far apart that single precision cannot tell most of them from their"
-            " neighbours; take logarithms, or change or drop the column."
+            f"{where}: single precision cannot tell most of its values from their neighbours, or from zero; change the"
+            " unit, take logarithms, or drop the column."
         )
-    return centre
+    return middle if centred else 0.0
 
 
-def rounded(values: Floats, centre: float) -> Tensor:
-    """Return numbers minus the centre, (N,), in float32; NaN for missing values."""
-    return _centred(values, centre).float()
-
-
-def _centred(values: Floats, centre: float) -> Tensor:
-    """Return numbers minus the centre, in float64."""
-    return torch.from_numpy(values - centre)
-
-
-def _distinct(values: Tensor) -> int:
-    """Return how many of the numbers, which are in order, are different."""
-    return 1 + int(np.count_nonzero(values.numpy()[1:] != values.numpy()[:-1]))
+def _merged(different: Floats) -> int:
+    """Return how many of different numbers single precision takes for another one, or for zero."""
+    short = different.astype(np.float32)
+    return len(different) - len(np.unique(short)) + int(((short == 0) & (different != 0)).sum())
 
 
 # --- numbers that may stand for missing values -----------------------------------------------------------------------

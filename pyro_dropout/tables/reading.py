@@ -1,7 +1,5 @@
 """Read a table as data to fit: encode its columns, handle missing values, and hold back a part."""
 
-import csv
-import io
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,16 +10,16 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
-from pyro_dropout.tables.column_selection import Task, choose_columns
+from pyro_dropout.tables.column_selection import Chosen, Task, choose_columns
 from pyro_dropout.tables.csv_file import Separator
 from pyro_dropout.tables.encoding import Dataset, Encoding, Remarks, told
 from pyro_dropout.tables.files import read_file, read_pieces
 from pyro_dropout.tables.learning import learn
 from pyro_dropout.tables.notation import Decimal
-from pyro_dropout.tables.precision import known_numbers, stand_in
+from pyro_dropout.tables.precision import stand_in
 from pyro_dropout.tables.table import Table
 
-Missing = Literal["auto", "refuse", "drop", "mean"]
+Missing = Literal["auto", "refuse", "drop"]
 
 _FEWEST = 10
 
@@ -33,9 +31,8 @@ class Reading:
     Attributes:
         target: the name of the column to predict; None for the last one.
         task: "regression", "classification", or "auto": a class if the target is text or 0 and 1.
-        missing: "refuse" missing values, "drop" their rows, or fill in the "mean" of the training rows; for categories
-            that is the share of each. "auto" fills in the mean too, with a feature that says where. Rows without a
-            target are left out, or refused.
+        missing: "auto" fills in the mean of the training rows, for categories the share of each, with a feature that
+            says where; "refuse" missing values, or "drop" their rows. Rows without a target are left out, or refused.
         categorical: numeric columns to treat as categories.
         drop: columns to leave out.
         held_back: the share of rows, chosen at random, that is kept for testing; 0 for none.
@@ -58,20 +55,6 @@ class Reading:
     separator: Separator | None = None
     keep: tuple[str, ...] = ()
 
-    def flags(self) -> list[str]:
-        """Return the options of the command line that read a table in this way; not its target and its split.
-
-        Example:
-            >>> Reading("price", drop=("id", "a,b"), decimal="comma").flags()
-            ['--drop', 'id,"a,b"', '--decimal', 'comma']
-        """
-        lists = {"categorical": self.categorical, "drop": self.drop, "keep": self.keep}
-        given: dict[str, str | None] = {"task": self.task, "missing": self.missing}
-        given |= {name: _joined(names) for name, names in lists.items()}
-        given |= {"decimal": self.decimal, "encoding": self.encoding, "separator": self.separator}
-        named = {name: value for name, value in given.items() if value not in ("auto", "", None)}
-        return [part for name, value in named.items() for part in (f"--{name}", str(value))]
-
     def read(self, path: str | Path | Table) -> Dataset:
         """Return the data in a file, or in a table that was read from one."""
         if not 0 <= self.held_back < 1:
@@ -79,36 +62,27 @@ class Reading:
         how = {"encoding": self.encoding, "separator": self.separator}
         table = path if isinstance(path, Table) else read_file(path, **how)
         target = list(table.columns)[-1] if self.target is None else self.target
-        named = self.categorical, self.drop, self.keep
-        chosen = choose_columns(table, target, self.task, *named, self.decimal)
-        table, said = _complete(chosen.table, target, self.missing, list(chosen.found))
+        chosen = choose_columns(table, target, self.task, self.categorical, self.drop, self.keep, self.decimal)
+        table, said = _complete(chosen, self.missing)
         if len(table) < _FEWEST:
             raise ShapeError(f"{table.file} has {len(table)} rows{said}; at least {_FEWEST} are needed.")
         test, train = _split(table, self.held_back, self.seed)
-        learned, left = learn(chosen, table, train.numpy(), self.task, indicates=self.missing == "auto")
+        learned, left = learn(chosen, table, train.numpy(), self.task)
         left = chosen.left_out | left
         learned = replace(learned, left_out=(*self.drop, *left))
-        remarks = Remarks({(what, name): cells for (what, name), cells in chosen.remarks.items() if name not in left})
-        clean, done = learned.cleaned(table)
-        x, y = learned.encoded(clean), learned.targets_of(table)
-        learned = replace(learned, fill=_means(table, learned, x.index_select(0, train)))
-        shown, hidden = (learned.filled(x.index_select(0, rows)) for rows in (train, test))
-        learned = learned.seen(shown)
-        remarks.update(done)
+        (x, remarks), y = learned.inputs_of(table), learned.targets_of(table)
+        learned = learned.seen(x[train])
         remarks.update(_stand_ins(table, learned))
-        rows = (
-            f"{len(train)} training rows"
-            + (f" and {len(test)} test rows, chosen at random" if len(test) else "")
-            + said
-        )
+        held = f" and {len(test)} test rows, chosen at random" if len(test) else ""
         without = ["left out: " + ", ".join(f"{name} ({why})" for name, why in left.items())] if left else []
+        notes = [*table.notes, f"{len(train)} training rows{held}{said}", *without, *told(remarks), *learned.remarks]
         return Dataset(
             Path(table.file).stem,
-            (shown, y[train]),
-            (hidden, y[test]),
+            (x[train], y[train]),
+            (x[test], y[test]),
             ", ".join(column.axis for column in learned.inputs),
             learned.outcome.axis,
-            f"{table.file}: " + "; ".join([*table.notes, rows, *without, *told(remarks), *learned.remarks]) + ".",
+            f"{table.file}: " + "; ".join(notes) + ".",
             learned,
         )
 
@@ -143,7 +117,8 @@ def _stand_ins(table: Table, learned: Encoding) -> Remarks:
     remarks = Remarks()
     for column in (*learned.inputs, learned.outcome):
         if column.categories is None and column.notation.kind == "number":
-            found = stand_in(np.asarray(known_numbers(column.measured(table)), np.float64))
+            values = column.numbers(table)
+            found = stand_in(values[~np.isnan(values)])
             if found is not None:
                 what = f"{found[0]:.12g} is far from all other values (leave such cells empty if it means missing)"
                 remarks[what, column.name] = found[1]
@@ -201,25 +176,16 @@ def read_input_pieces(
             )
         usual = {*known, encoding.target, *encoding.left_out}
         extra = [name for name in (*table.columns, *table.unread) if name not in usual]
-        clean, done = encoding.cleaned(table)
+        x, done = encoding.inputs_of(table)
         remarks.update(done)
         ignored = (f"columns that training did not have, ignored: {', '.join(extra)}",) if extra else ()
-        yield (
-            replace(table, notes=(*table.notes, *ignored, *told(remarks))),
-            encoding.filled(encoding.encoded(clean)),
-        )
+        yield replace(table, notes=(*table.notes, *ignored, *told(remarks))), x
 
 
-def _joined(names: tuple[str, ...]) -> str:
-    """Return names as one line of CSV."""
-    line = io.StringIO()
-    csv.writer(line, lineterminator="").writerow(names)
-    return line.getvalue()
-
-
-def _complete(table: Table, target: str, missing: Missing, names: list[str]) -> tuple[Table, str]:
+def _complete(chosen: Chosen, missing: Missing) -> tuple[Table, str]:
     """Return the table without the rows that ``missing`` leaves out, and what was done in words."""
-    gaps = {name: table.column(name).missing for name in names}
+    table, target = chosen.table, chosen.target
+    gaps = {name: chosen.gaps(name) for name in chosen.found}
     first = {name: int(gap.argmax()) for name, gap in gaps.items() if gap.any()}
     if missing == "refuse" and first:
         name = min(first, key=lambda name: first[name])  # of one row, the first column
@@ -230,13 +196,3 @@ def _complete(table: Table, target: str, missing: Missing, names: list[str]) -> 
     lost = np.any(list(gaps.values()), axis=0) if missing == "drop" else gaps[target]
     why = "with missing values dropped" if missing == "drop" else f"without {target!r} left out"
     return (table.only(np.flatnonzero(~lost)), f" ({lost.sum()} {why})") if lost.any() else (table, "")
-
-
-def _means(table: Table, encoding: Encoding, x: Tensor) -> tuple[float, ...]:
-    means = x.mean(0)
-    gaps = means.isnan()
-    means[gaps] = x[:, gaps].nanmean(0)  # slow, and few columns have gaps
-    if bool(means.isnan().any()):
-        name = encoding.features[int(means.isnan().nonzero()[0])]
-        raise ShapeError(f"{table.file}, column {name!r}: all values are missing in the training rows.")
-    return tuple(means.tolist())

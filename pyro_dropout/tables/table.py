@@ -1,24 +1,33 @@
-"""A table in memory: named columns, and where each row stands in its file; data frames become one.
+"""A table in memory: named columns of numbers or texts, and where each row stands in its file.
 
 A data frame has the cells that its CSV file would have, so that it is read as its file is.
 """
 
-import datetime
-import functools
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import date, datetime
+from decimal import Decimal
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 import pandas
+from numpy.typing import NDArray
 
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.mathematics.checks import did_you_mean
-from pyro_dropout.tables.cells import EXACT, Cells, Ints, brief
 
-_FIRST, _LAST = np.datetime64("0001-01-01", "us"), np.datetime64("9999-12-31T23:59:59.999999", "us")
+Series = Any  # of pandas: float64 numbers, or texts; NaN where a value is missing
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+MISSING = frozenset({"", "na", "n/a", "n.a.", "#n/a", "nan", "<na>", "null", "none", "?"})
+EXACT = 2**53  # from here on, float64 skips whole numbers
 _WHOLE = {kind.lower(): pandas.array([], kind).dtype for n in (8, 16, 32, 64) for kind in (f"Int{n}", f"UInt{n}")}
+_SHOWN = 30  # characters of a long cell in a message
 
 
 @dataclass(frozen=True)
@@ -27,11 +36,12 @@ class Table:
 
     Attributes:
         file: the name of the file, for messages.
-        columns: {name: cells}, of series or sequences; a cell is text, a number, a date, or None if it is missing.
+        columns: {name: series}, as ``cells_of`` returns them; other sequences are converted.
         rows: the number of each row in the file.
         unread: {name: type} of the columns whose types cannot be read; they are not in ``columns``.
         notes: what was noticed about the file, in words.
         separator: between the columns of a CSV file.
+        parsed: numbers that were read from the texts of columns.
 
     Example:
         >>> import pyro_dropout as pdrop
@@ -42,19 +52,30 @@ class Table:
 
     file: str
     columns: Mapping[str, Any]
-    rows: list[int]
+    rows: Any  # numbers; an array of int64
     unread: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     separator: str = ","
+    parsed: dict[object, Floats] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        whole: dict[str, Cells] = {}
-        for name, each in self.columns.items():
+        columns = {k: each if isinstance(each, pandas.Series) else cells_of(each) for k, each in self.columns.items()}
+        object.__setattr__(self, "columns", columns)
+        object.__setattr__(self, "rows", np.asarray(self.rows, np.int64))
+
+    @classmethod
+    def of(cls, file: str, columns: Mapping[str, Any], rows: Sequence[int] | Ints, **more: Any) -> "Table":
+        """Return a table of columns of any type; those that cannot be read are in ``unread``."""
+        clean: dict[str, Series] = {}
+        unread: dict[str, str] = {}
+        for name, each in columns.items():
             try:
-                whole[name] = column_of(each, functools.partial(self.where, column=name))
+                clean[name] = cells_of(each)
             except TypeError as cause:
-                self.unread[name] = str(cause)
-        object.__setattr__(self, "columns", whole)
+                unread[name] = str(cause)
+            except UnicodeEncodeError:
+                raise RangeError(f"{file}, column {brief(name)}: a text holds half of a character.") from None
+        return cls(file, clean, rows, unread, **more)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -63,7 +84,7 @@ class Table:
         """Return the location of a cell, for messages."""
         return f"{self.file}, row {self.rows[row]}, column {brief(column)}"
 
-    def column(self, name: str) -> Cells:
+    def column(self, name: str) -> Series:
         """Return a column; raise if there is no such column."""
         if name in self.unread:
             raise RangeError(
@@ -73,15 +94,13 @@ class Table:
         if name not in self.columns:
             known = f"its columns are {', '.join(self.columns)}.{did_you_mean(name, self.columns)}"
             raise PyroDropoutError(f"{self.file} has no column {name!r}; {known}")
-        found = self.columns[name]
-        assert isinstance(found, Cells)
-        return found
+        return self.columns[name]
 
     def only(self, kept: Sequence[int] | Ints) -> "Table":
         """Return the table with only these rows, counted from 0."""
         places = np.asarray(kept, np.int64)
-        columns = {name: self.column(name).take(places) for name in self.columns}
-        return replace(self, columns=columns, rows=np.asarray(self.rows)[places].tolist())
+        columns = {name: cells.iloc[places].reset_index(drop=True) for name, cells in self.columns.items()}
+        return replace(self, columns=columns, rows=np.asarray(self.rows)[places], parsed={})
 
 
 def named(file: str, names: Iterable[object]) -> list[str]:
@@ -98,9 +117,6 @@ def named(file: str, names: Iterable[object]) -> list[str]:
     return found
 
 
-# --- data frames ------------------------------------------------------------------------------------------------------
-
-
 def table_of(frame: Any, name: str = "the table") -> Table:
     """Return a data frame of pandas or polars as a table, with the cells that its CSV file would have.
 
@@ -113,17 +129,59 @@ def table_of(frame: Any, name: str = "the table") -> Table:
 
     Example:
         >>> import pandas
-        >>> table_of(pandas.DataFrame({"age": [12, None], "kind": ["oak", "NA"]})).columns
-        {'age': [12.0, None], 'kind': ['oak', None]}
+        >>> table = table_of(pandas.DataFrame({"age": [12, None], "kind": ["oak", "NA"]}))
+        >>> table.columns["kind"].tolist()
+        ['oak', nan]
     """
-    given = list(getattr(frame, "columns", ()))
-    if not given or not hasattr(frame, "__getitem__"):
+    if not isinstance(frame, pandas.DataFrame) and hasattr(frame, "to_pandas"):
+        frame = frame.to_pandas(use_pyarrow_extension_array=True)  # of polars
+    if not isinstance(frame, pandas.DataFrame) or not len(frame.columns):
         raise PyroDropoutError(f"a data frame with named columns is needed; got {type(frame).__name__}.")
-    names = named(name, given)
+    names = named(name, frame.columns)
     if not len(frame):
         raise ShapeError(f"{name} has no rows.")
-    columns = {each: frame[key] for each, key in zip(names, given, strict=True)}
-    return Table(name, columns, list(range(len(frame))))
+    return Table.of(name, {each: frame.iloc[:, place] for place, each in enumerate(names)}, range(len(frame)))
+
+
+# --- cells ------------------------------------------------------------------------------------------------------------
+
+
+def cells_of(values: Any) -> Series:
+    """Return values as float64 numbers, or as the texts that a CSV file would have, without the spaces around them.
+
+    Raise ``TypeError`` with the name of a type that is not read.
+
+    Example:
+        >>> cells_of([" oak", "n/a", True]).tolist(), cells_of(np.array([0.1, 3], np.float32)).tolist()
+        (['oak', nan, 'true'], [0.1, 3.0])
+    """
+    given = values if hasattr(values, "dtype") else pandas.Series(list(values), dtype=object)
+    series = pandas.Series(given).reset_index(drop=True)
+    if isinstance(series.dtype, pandas.ArrowDtype):
+        series = from_arrow(series.array.__arrow_array__())
+    if isinstance(series.dtype, pandas.CategoricalDtype):
+        series = series.astype(object)
+    kind, is_a = series.dtype, pandas.api.types
+    if is_a.is_float_dtype(kind):
+        found = series.to_numpy(getattr(kind, "numpy_dtype", kind), na_value=np.nan)
+        # str is the shortest number that rounds to it: the 0.1 of a CSV file, not the 0.10000000149 of float32.
+        return pandas.Series(found if found.dtype == np.float64 else found.astype(str).astype(np.float64))
+    if is_a.is_integer_dtype(kind):
+        found = series.to_numpy(np.float64, na_value=np.nan)
+        if not (np.abs(found) >= EXACT).any():
+            return pandas.Series(found)
+    elif isinstance(kind, pandas.DatetimeTZDtype):
+        return texts_of(series.dt.tz_convert("UTC"))
+    elif isinstance(kind, pandas.StringDtype) or is_a.is_datetime64_any_dtype(kind):
+        return texts_of(series)
+    gaps = series.isna()
+    return texts_of([None if gap else _as_text(each) for each, gap in zip(series, gaps, strict=True)])
+
+
+def texts_of(texts: Any) -> Series:
+    """Return texts without the spaces around them; those that mean a missing value are missing."""
+    series = pandas.Series(texts).astype("str").str.strip()
+    return series.mask(series.str.lower().isin(MISSING))
 
 
 def from_arrow(found: Any) -> Any:
@@ -131,53 +189,34 @@ def from_arrow(found: Any) -> Any:
     return found.to_pandas(types_mapper=lambda kind: _WHOLE.get(str(kind)))
 
 
-def column_of(series: Any, where: Callable[[int], str]) -> Cells:
-    """Return a column as cells; raise ``TypeError`` with the name of a type that is not read.
+def _as_text(value: object) -> str:
+    """Return a value of Python or NumPy as the text that a CSV file would have; ``TypeError`` for others."""
+    if isinstance(value, bool | np.bool_):
+        return str(value).lower()
+    if isinstance(value, Real) and not isinstance(value, Integral):
+        return number_text(float(str(value)))
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        return str(pandas.Timestamp(value).tz_convert("UTC"))
+    if isinstance(value, str | Integral | date):
+        return str(value)
+    raise TypeError(type(value).__name__)
 
-    Args:
-        series: of pandas, or values of Python, or of a library with ``to_list`` and ``to_numpy``.
-        where: the place of a row, for messages.
+
+def number_text(value: float) -> str:
+    """Return a number as text; whole numbers have no point.
+
+    Example:
+        >>> number_text(3.0), number_text(0.1)
+        ('3', '0.1')
     """
-    if isinstance(series, Cells):
-        return series
-    if not isinstance(series, pandas.Series):
-        short = str(getattr(series, "dtype", "")).lower() in ("float16", "float32")
-        listed = series.to_list() if hasattr(series, "to_list") else series
-        return Cells.of(series.to_numpy() if short and hasattr(series, "to_numpy") else listed, where)
-    series = series.reset_index(drop=True)
-    if isinstance(series.dtype, pandas.ArrowDtype):
-        series = from_arrow(series.array.__arrow_array__())
-    if isinstance(series.dtype, pandas.CategoricalDtype):
-        kind = series.cat.categories.dtype
-        series = series.astype(object if series.hasnans and not isinstance(kind, pandas.StringDtype) else kind)
-    is_a, kind = pandas.api.types, series.dtype
-    if isinstance(kind, pandas.StringDtype):
-        return Cells.of_texts(series)
-    if is_a.is_datetime64_any_dtype(kind):
-        return _moments(series, where)
-    if is_a.is_float_dtype(kind):
-        values = series.to_numpy(getattr(kind, "numpy_dtype", kind), na_value=np.nan)
-        if values.dtype != np.float64:
-            values = values.astype(str).astype(np.float64)  # the 0.1 that was written, not that of float32
-        return Cells(pandas.Series(values))
-    if not is_a.is_integer_dtype(kind):
-        return Cells.of(series.tolist(), where)
-    values = series.to_numpy(float, na_value=np.nan)
-    return Cells.of(series) if bool((np.abs(values) >= EXACT).any()) else Cells(pandas.Series(values))
+    whole = math.isfinite(value) and abs(value) < EXACT and value.is_integer()
+    return str(int(value)) if whole else str(value)
 
 
-def _moments(series: Any, where: Callable[[int], str]) -> Cells:
-    zoned = series.dt.tz is not None
-    values = (series.dt.tz_convert("UTC").dt.tz_localize(None) if zoned else series).to_numpy()
-    coarse = values.astype("M8[us]")
-    if values.dtype == "M8[ns]":
-        odd = coarse != values
-    else:  # of which years are compared before they are converted, which may overflow
-        odd = (values < _FIRST.astype(values.dtype)) | (values > _LAST.astype(values.dtype))
-    odd &= ~np.isnat(values)
-    if odd.any():
-        raise RangeError(
-            f"{where(int(odd.argmax()))}: the date is finer than a microsecond, or not in the years 1 to 9999. Round or"
-            " remove it."
-        )
-    return Cells.of(each and each.replace(tzinfo=datetime.UTC if zoned else None) for each in coarse.tolist())
+def brief(cell: object) -> str:
+    """Return a cell for a message; a long one is truncated."""
+    if isinstance(cell, str) and len(cell) > 2 * _SHOWN:
+        return f"{cell[:_SHOWN] + '...'!r} ({len(cell)} characters)"
+    return number_text(cell) if isinstance(cell, float) else repr(cell)

@@ -1,49 +1,35 @@
 """Which recipe a table gets: its guide, the scale of its target and its noise, chosen on rows that are held back.
 
-The rule. Each candidate is trained on the other rows with a quarter of the steps. Its score is its mean log density of
-the held-back targets, in the units of the target. There are at most four, one after another, and each is compared with
-the best so far:
+The rule (``docs/first_hour.md``): each candidate is trained on the other rows with a quarter of the steps,
+and scored by its mean log density of the held-back targets, in the units of the target. There are at most four, one
+after another: the natural scale of the target with constant noise; the plain scale; noise by input, or for classes a
+cold posterior; and an ensemble of points instead of mean field. Each is compared with the best so far, and replaces it
+if it is better by more than two standard errors of the difference. What is given is not chosen.
 
-1. the natural scale of the target with constant noise: "logit" if it lies strictly between 0 and 1, "count" if it has
-   whole numbers from 0 or 1 and a mean of at most 200, "log" if it is positive with a skewness above ½, else "plain";
-   also "plain" where values differ so little for their size that log or logit would only change their unit;
-2. the plain scale, if the natural one is another;
-3. noise by input, on the better scale;
-4. for classes, a cold posterior (the KL counts for three tenths);
-5. an ensemble of points instead of mean field.
-
-A later candidate replaces an earlier one if it is better by more than two standard errors of the difference over the
-rows. Noise by input must be better by a fifth of a nat as well: in a short training it makes up for what the mean has
-not learned yet. What is given ("log", "constant", a guide) is not chosen. What is chosen is then trained on the other
-rows with all steps, so that the held-back rows calibrate a network like the final one; if more steps have made it worse
-than another candidate, that one is trained instead. With the final training on all rows, the steps are those of three
-trainings.
+What is chosen is then trained on the other rows with all steps, so that the held-back rows calibrate a network like the
+final one; if more steps have made it worse than another candidate, that one is trained instead.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pyro_dropout.engines.choose import Compile
 from pyro_dropout.errors import DivergedError, PyroDropoutError, ShapeError
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.standardised import Standardised
-from pyro_dropout.mathematics.checks import check_choice
 from pyro_dropout.prediction.predict import predict
 from pyro_dropout.prediction.prediction import Prediction
-from pyro_dropout.registry import guide_names, resolve_guide
-from pyro_dropout.tabular.recipe import Data, Noise, Recipe, Scale, natural_scale
+from pyro_dropout.registry import resolve_guide
+from pyro_dropout.tabular.recipe import Data, Recipe, Training, Wanted, natural_scale
 from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint
 from pyro_dropout.training.fit import fit
 from pyro_dropout.training.history import History
 from pyro_dropout.training.loop import progress_bar, sharing_bar
 
-STEPS, LEARNING_RATE = 1200, 0.05  # of the final training; the rate falls to zero
 _MEMBERS, _COLD = 8, 0.3
 _NOISY = 0.2  # nats that noise by input must gain, and that more steps may lose
 _WHOLE_BATCH, _BATCH = 2048, 1024
@@ -82,18 +68,10 @@ def choose_recipe(
     train: Data,
     held: Data,
     classes: tuple[str, ...] = (),
+    wanted: Wanted | None = None,
+    training: Training | None = None,
     *,
-    guide: str = "auto",
-    scale: Scale | Literal["auto"] = "auto",
-    noise: Noise | Literal["auto"] = "auto",
-    width: int | None = None,
-    members: int | None = None,
-    steps: int = STEPS,
-    lr: float = LEARNING_RATE,
-    batch_size: int | None = None,
-    seed: int = 0,
     device: torch.device | str | None = None,
-    compile: Compile = "auto",
     progress: bool = False,
     checkpoint: Path | None = None,
 ) -> Choice:
@@ -103,17 +81,9 @@ def choose_recipe(
         train: the rows that candidates are trained on: x, (N, Q), and y, (N, 1), or the indices of classes, (N,).
         held: the rows that they are scored on.
         classes: names of the classes, where the target is one of several.
-        guide: name of a guide, or "auto": mean field with a learned prior, or an ensemble.
-        scale: of the target, or "auto".
-        noise: "constant", "by-input" or "auto".
-        width: hidden units; by default 50, and fewer for more than 500 inputs.
-        members: of an ensemble.
-        steps: of the final training; candidates take a quarter as many.
-        lr: the learning rate of Adam.
-        batch_size: rows per step; by default all, up to 2,048, and otherwise 1,024.
-        seed: of everything random.
+        wanted: what is given, and what is to be chosen.
+        training: the final one; candidates take a quarter of its steps.
         device: where to compute.
-        compile: as in ``fit``.
         progress: whether to show a bar for all candidates.
         checkpoint: a folder for the checkpoints of all trainings, so that the same call continues after an
             interruption. It belongs to these arguments alone.
@@ -123,72 +93,35 @@ def choose_recipe(
         >>> x = torch.linspace(-1, 1, 80).unsqueeze(-1)
         >>> y = torch.exp(2 * x + 0.1 * torch.sin(40 * x))
         >>> train, held = (x[::2], y[::2]), (x[1::2], y[1::2])
-        >>> choice = choose_recipe(train, held, guide="mean-field", noise="constant", steps=100)
+        >>> choice = choose_recipe(train, held, (), Wanted("mean-field", noise="constant"), Training(steps=100))
         >>> choice.recipe.scale, choice.said
         ('log', 'mean-field, log target, constant noise: chosen on 50 % held back; plain target would lose ... nats.')
     """
-    check_choice("guide", guide, ("auto", *guide_names()))
-    check_choice("scale", scale, ("auto", "plain", "log", "logit", "count"))
-    check_choice("noise", noise, ("auto", "constant", "by-input"))
+    wanted, training = wanted or Wanted(), training or Training()
+    wanted.check(bool(classes))
     if not len(held[0]):
         raise ShapeError("held has no rows, so that nothing can be chosen; hold some rows back.")
-    if classes and (scale not in ("auto", "plain") or noise == "by-input"):
-        raise PyroDropoutError(f"classes have no scale and no noise; got scale={scale!r} and noise={noise!r}.")
-    rows = batch_for(len(train[0]), batch_size)
-    few = max(1, steps // 4)
-    training = {"steps": few, "lr": lr, "batch_size": rows, "compile": compile, "progress": False}
-    search = _Search(train, held, classes, seed, device, training, checkpoint)
-    width = width_for(train[0].shape[1], width)
-    targets = torch.cat([train[1], held[1]])
-    chosen = first_recipe(targets, bool(classes), guide, scale, noise, width, members)
-    both, noisy = scale == "auto" and chosen.scale != "plain", noise == "auto" and not classes
-    count = 1 + both + noisy + (1 + bool(classes)) * (guide == "auto")
+    few, steps, auto = max(1, training.steps // 4), training.steps, wanted.guide == "auto"
+    options = training.options() | {"batch_size": batch_for(len(train[0]), training.batch_size), "device": device}
+    search = _Search(train, held, classes, few, options | {"progress": False}, checkpoint)
+    chosen = first_recipe(train[0].shape[1], torch.cat([train[1], held[1]]), bool(classes), wanted)
+    both = wanted.scale == "auto" and chosen.scale != "plain"
+    noisy = wanted.noise == "auto" and not classes
+    count = 1 + both + noisy + (1 + bool(classes)) * auto
     with progress_bar(count * few + steps, progress) as bar, sharing_bar(bar):
-
-        def say(number: int) -> None:
-            bar.total += steps * (number > count + 1)  # one that is trained instead of another
-            bar.set_description(f"choosing, training {number} of {max(number, count + 1)}")
-
-        search.say = say
         search.attempt(chosen)
         if both:
             search.attempt(replace(search.base, scale="plain"))
-        bends = search.base.scale != "count" or guide != "laplace"  # such counts have no curvature
+        bends = search.base.scale != "count" or wanted.guide != "laplace"  # such counts have no curvature
         if noisy and bends:
             search.attempt(replace(search.base, noise="by-input"), _NOISY)
-        if guide == "auto" and classes:
+        if auto and classes:
             search.attempt(replace(search.base, temperature=_COLD))
-        if guide == "auto":
-            several = replace(search.base, guide="ensemble", members=members or _MEMBERS)
+        if auto:
+            several = replace(search.base, guide="ensemble", members=wanted.members or _MEMBERS)
             search.attempt(replace(several, prior="fixed", temperature=1.0))
         search.train_longer(steps)
     return search.choice()
-
-
-def held_back_prediction(
-    recipe: Recipe,
-    train: Data,
-    held: Data,
-    classes: tuple[str, ...],
-    *,
-    seed: int,
-    device: torch.device | str | None = None,
-    checkpoint: Path | None = None,
-    **training: Any,
-) -> Prediction:
-    """Return what a recipe, trained without them, says about held-back rows.
-
-    Args:
-        recipe: what to train.
-        train: the rows to train on, as in ``choose_recipe``.
-        held: the others.
-        classes: names of the classes.
-        seed: of everything random.
-        device: where to compute.
-        checkpoint: a folder for checkpoints, as in ``choose_recipe``.
-        training: steps and the other options of ``fit``.
-    """
-    return _Search(train, held, classes, seed, device, training, checkpoint)._tried(recipe).found
 
 
 class _Search:
@@ -199,16 +132,14 @@ class _Search:
         train: Data,
         held: Data,
         classes: tuple[str, ...],
-        seed: int,
-        device: Any,
+        steps: int,
         training: dict[str, Any],
         folder: Path | None,
     ) -> None:
-        self.train, self.classes, self.seed, self.training = train, classes, seed, training
+        self.train, self.classes, self.steps, self.training = train, classes, steps, training
         self.folder, self.trainings = folder, 0
-        self.say: Callable[[int], None] = lambda number: None
+        device = training["device"]
         self.x, self.y = (part if device is None else part.to(device) for part in held)
-        self.device = device
         self.tried: list[_Candidate] = []
         self.best: _Candidate
         self.longer: _Candidate | None = None  # the best, trained with all steps
@@ -221,9 +152,8 @@ class _Search:
         except DivergedError as cause:
             self.lost.append((recipe, cause))
             return
-        gain = mine.log_prob - self.best.log_prob if self.tried else torch.ones(1)
-        error = gain.std().item() / math.sqrt(len(gain)) if len(gain) > 1 else 0.0
-        if gain.mean().item() > max(2 * error, least):
+        gain, error = _apart(mine, self.best) if self.tried else (math.inf, 0.0)
+        if gain > max(2 * error, least):
             self.best = mine
         self.tried.append(mine)
 
@@ -252,19 +182,17 @@ class _Search:
 
     def _tried(self, recipe: Recipe, steps: int | None = None) -> "_Candidate":
         self.trainings += 1
-        self.say(self.trainings)
-        longer: dict[str, Any] = {} if steps is None else {"steps": steps}
-        how = {**self.training, **longer, "seed": self.seed, "device": self.device}
+        how = self.training | {"steps": steps or self.steps}
         if self.folder is not None:  # a training that has ended is not repeated: it resumes from its last step
             how["checkpoint"] = Checkpoint(self.folder / f"training-{self.trainings}", keep_last=1)
         method: Any = resolve_guide(recipe.guide).method
         with forked():
-            torch.manual_seed(self.seed)
+            torch.manual_seed(how["seed"])
             model, posterior = recipe.build(self.train, self.classes)
             history = fit(model, posterior, *self.train, **recipe.how(how["steps"]), **how)
             if isinstance(posterior, nn.Module) and not _finite(posterior):
                 raise DivergedError(_REMEDY)
-            ask = {"samples": _SAMPLES, "shared": method == "mc", "seed": self.seed, "keep_samples": True}
+            ask = {"samples": _SAMPLES, "shared": method == "mc", "seed": how["seed"], "keep_samples": True}
             try:
                 found = predict(model, posterior, self.x, method=method, **ask)
             except PyroDropoutError:
@@ -284,8 +212,8 @@ class _Search:
         scores = {self._named(each.recipe): each.log_prob.mean().item() for each in self.tried}
         share = len(self.y) / (len(self.y) + len(self.train[1]))
         others = [self._against(each) for each in self.tried if each is not best]
-        others += [f"{self._apart(recipe)} diverged" for recipe, _ in self.lost]
-        said = f"{self._named(best.recipe)}: chosen on {share:.0%} held back".replace("%", " %")
+        others += [f"{self._different(recipe)} diverged" for recipe, _ in self.lost]
+        said = f"{self._named(best.recipe)}: chosen on {100 * share:.0f} % held back"
         said += f"; {', '.join(others)}" if others else ""
         last = self.longer or best
         return Choice(best.recipe, scores, f"{said}.", last.found, last.trained, last.history)
@@ -296,16 +224,14 @@ class _Search:
 
     def _against(self, other: "_Candidate") -> str:
         """Return what another candidate would have lost, named by what is different in it."""
-        apart = self.best.log_prob - other.log_prob
-        loss = apart.mean().item()
-        error = apart.std().item() / math.sqrt(len(apart)) if len(apart) > 1 else 0.0
+        loss, error = _apart(self.best, other)
         what = f"would lose {loss:.2g} nats"
         if loss < 0:
             chance = f" ± {error:.1g} nats (may be chance)" if -loss <= 2 * error else " nats (too few to count)"
             what = f"would gain {-loss:.2g}{chance}"
-        return f"{self._apart(other.recipe)} {what}"
+        return f"{self._different(other.recipe)} {what}"
 
-    def _apart(self, mine: Recipe) -> str:
+    def _different(self, mine: Recipe) -> str:
         """Return what is different in another recipe."""
         best = self.best.recipe
         parts = [mine.guide] if mine.guide != best.guide else []
@@ -327,43 +253,34 @@ class _Candidate:
     history: History
 
 
+def _apart(one: _Candidate, other: _Candidate) -> tuple[float, float]:
+    """Return the mean of what one candidate gains over another on a row, and its standard error."""
+    gain = one.log_prob - other.log_prob
+    return gain.mean().item(), gain.std().item() / math.sqrt(len(gain)) if len(gain) > 1 else 0.0
+
+
 def _finite(module: nn.Module) -> bool:
     return all(bool(value.isfinite().all()) for value in module.parameters())
 
 
-def given_recipe(guide: str) -> Recipe:
-    """Return the recipe of a guide that is given by its name.
+def first_recipe(inputs: int, y: Tensor, classes: bool, wanted: Wanted) -> Recipe:
+    """Return the first candidate for targets y: what is given, and for "auto" the head of the rule in this file.
 
     Points that are anchored at draws of the prior take it at full weight, and the paper's, which is wider where there
     are many inputs, holds them back less. All other guides have the default of ``BayesianNet``.
 
     Example:
-        >>> given_recipe("dropout").prior, given_recipe("ensemble").prior
-        ('default', 'fixed')
+        >>> wanted = Wanted("ensemble", scale="plain")
+        >>> first_recipe(1000, torch.zeros(3, 1), False, wanted)
+        Recipe(guide='ensemble', width=25, ..., prior='fixed', ...)
     """
-    return Recipe(guide, prior="fixed" if guide == "ensemble" else "default")
-
-
-def first_recipe(
-    y: Tensor, classes: bool, guide: str, scale: str, noise: str, width: int, members: int | None
-) -> Recipe:
-    """Return the first candidate for targets y: what is given, and for "auto" the head of the rule in this file."""
-    start = MEAN_FIELD if guide == "auto" else given_recipe(guide)
-    on: Any = "plain" if classes else natural_scale(y) if scale == "auto" else scale
-    noise_of: Any = "constant" if noise == "auto" else noise
-    return replace(start, width=width, members=None if guide == "auto" else members, scale=on, noise=noise_of)
-
-
-def width_for(inputs: int, given: int | None = None) -> int:
-    """Return how many hidden units a network has: those given, 50, and fewer, down to 10, where inputs are many.
-
-    A step costs rows x inputs x units.
-
-    Example:
-        >>> width_for(13), width_for(1000), width_for(10_000), width_for(10_000, given=50)
-        (50, 25, 10, 50)
-    """
-    return max(_NARROWEST, min(_WIDEST, _WEIGHTS // inputs)) if given is None else given
+    auto = wanted.guide == "auto"
+    start = MEAN_FIELD if auto else Recipe(wanted.guide, prior="fixed" if wanted.guide == "ensemble" else "default")
+    on: Any = "plain" if classes else natural_scale(y) if wanted.scale == "auto" else wanted.scale
+    noise: Any = "constant" if wanted.noise == "auto" else wanted.noise
+    # A step costs rows x inputs x units.
+    width = max(_NARROWEST, min(_WIDEST, _WEIGHTS // inputs)) if wanted.width is None else wanted.width
+    return replace(start, width=width, members=None if auto else wanted.members, scale=on, noise=noise)
 
 
 def batch_for(rows: int, given: int | None = None) -> int | None:

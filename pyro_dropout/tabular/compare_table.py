@@ -7,7 +7,7 @@ Its first seed has the scores that ``fit`` prints; the other seeds say how much 
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -25,9 +25,8 @@ from pyro_dropout.protocols import Record
 from pyro_dropout.registry import resolve_guide
 from pyro_dropout.tables.encoding import Dataset
 from pyro_dropout.tabular.choice import batch_for, choose_recipe, first_recipe
-from pyro_dropout.tabular.fit_table import Wanted, suited
-from pyro_dropout.tabular.recipe import Recipe
-from pyro_dropout.tabular.run_record import Training
+from pyro_dropout.tabular.fit_table import suited
+from pyro_dropout.tabular.recipe import Recipe, Training, Wanted
 
 AUTOMATIC = "what fit would do"
 _NO_REFERENCE = (
@@ -44,7 +43,6 @@ def compare_table(
     *,
     seeds: Sequence[int],
     samples: int = 200,
-    linearised: Sequence[str] = (),
     reference: str | None = None,
     device: torch.device | str = "cpu",
     progress: bool = True,
@@ -58,7 +56,6 @@ def compare_table(
         trainings: how, by the same names.
         seeds: of each row; scale, noise and all that is "auto" are chosen with the first.
         samples: draws of the weights for every prediction; ``fit`` takes 200.
-        linearised: rows that predict with a network that is linear in its weights, besides those that always do.
         reference: "nuts", or None.
         device: where to compute.
         progress: whether to show a bar.
@@ -70,7 +67,7 @@ def compare_table(
         >>> from pyro_dropout.tables.table import table_of
         >>> frame = pandas.DataFrame({"a": range(40), "y": [0.1 * k + k % 3 for k in range(40)]})
         >>> wanted = {AUTOMATIC: Wanted(), "dropout": Wanted("dropout")}
-        >>> trainings = {name: each.training(8, None, None, 0, False, False) for name, each in wanted.items()}
+        >>> trainings = {name: each.training(8, compile=False) for name, each in wanted.items()}
         >>> data = Reading("y").read(table_of(frame))
         >>> found = compare_table(data, wanted, trainings, seeds=[0], progress=False)
         >>> [row.name for row in found.rows], len(found.rows[0].scores["log_lik"].values)
@@ -89,7 +86,7 @@ def compare_table(
     longest = max(how.steps for _, how in suit.values())
     with closing(WholeBar(len(suit), (len(seeds) + 1) * longest, progress)) as bar:
         for name, (what, how) in suit.items():
-            straight = name in linearised or (what.guide != "auto" and resolve_guide(what.guide).method == "linearised")
+            straight = what.guide != "auto" and resolve_guide(what.guide).method == "linearised"
             own = replace(exam, method="linearised" if straight else "mc")
             with bar.part(name):
                 rows.append(examined(name, partial(_trained, data, what, how, seeds, place, recipes, name), own))
@@ -103,8 +100,8 @@ def compare_table(
 
 def _reference(name: str, data: Dataset, wanted: Wanted, exam: Exam, progress: bool) -> Row:
     """Return the row of the reference: of the network of a guide that is given, on the first scale."""
-    facts = asdict(wanted) | {"guide": "mean-field", "members": None}
-    recipe = first_recipe(data.train[1], bool(data.classes), **facts)
+    plain = replace(wanted, guide="mean-field", members=None)
+    recipe = first_recipe(data.train[0].shape[1], data.train[1], bool(data.classes), plain)
     model, _ = recipe.build(data.train, data.classes)
     return reference_row(name, model.to(exam.train[1].device), exam, progress)
 
@@ -119,8 +116,8 @@ def _trained(
     name: str,
 ) -> Trained:
     """Choose what is not given with the first seed, as ``fit`` does, and train the recipe from the others."""
-    options = training.options() | {"device": device}
-    choice = choose_recipe(data.train, data.test, data.classes, **asdict(wanted), **options | {"seed": seeds[0]})
+    first = replace(training, seed=seeds[0])
+    choice = choose_recipe(data.train, data.test, data.classes, wanted, first, device=device)
     recipe, history = choice.recipe, choice.history
     recipes[name] = f"{choice.said} {_told(recipe, training)}"
     batch = batch_for(len(data.train[0]), training.batch_size)
@@ -129,7 +126,7 @@ def _trained(
         torch.manual_seed(seed)
         return recipe.build(data.train, data.classes)
 
-    options |= recipe.how(training.steps) | {"batch_size": batch}
+    options = training.options() | recipe.how(training.steps) | {"batch_size": batch, "device": device}
     options.pop("seed")
     more, each, lost = one_by_one(build, list(seeds[1:]), ModelCall(None, data.train), options)
     own = 1e6 * history.seconds / history.steps

@@ -7,6 +7,7 @@ Every shuffle is a prediction, and a prediction costs more the more inputs there
 most related to the prediction are shuffled: those with the largest correlation, of their values or of their squares.
 """
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -39,11 +40,11 @@ class Importance:
         doubt: the same of the standard deviation of y; for classes, of the entropy in nats.
         doubt_error: its standard error.
         classes: whether targets are classes.
-        rows: how many rows were used; 0 if that is not known.
+        rows: how many rows were used.
         given: from how many they were chosen.
         repeats: how often each column was shuffled.
+        columns: from how many columns these were chosen, as the most related to the prediction.
         within: whether rows outside the training range were left out before.
-        columns: from how many columns these were chosen, as the most related to the prediction; 0 if all are here.
     """
 
     names: tuple[str, ...]
@@ -51,30 +52,22 @@ class Importance:
     mean_error: Float[Tensor, " C"]
     doubt: Float[Tensor, " C"]
     doubt_error: Float[Tensor, " C"]
-    classes: bool = False
-    rows: int = 0
-    given: int = 0
-    repeats: int = 0
+    classes: bool
+    rows: int
+    given: int
+    repeats: int
+    columns: int
     within: bool = False
-    columns: int = 0
-
-    @property
-    def basis(self) -> str:
-        """What the numbers are based on, in words; "" if that is not known."""
-        if not self.rows:
-            return ""
-        count = f"{self.rows} rows" if self.rows == self.given else f"{self.rows} of {self.given} rows"
-        where = " within the training range" if self.within else ""
-        often = "once" if self.repeats == 1 else f"{self.repeats} times"
-        each = "each column"
-        if self.columns:
-            each = f"the {len(self.names)} of {self.columns} columns most related to the prediction"
-        return f"{count}{where}, {each} shuffled {often}"
 
     @property
     def title(self) -> str:
         """The title of a chart: what it shows, and in a second line what it is based on."""
-        return f"Change of the prediction when a column is shuffled\n{self.basis}".rstrip()
+        count = f"{self.rows} rows" if self.rows == self.given else f"{self.rows} of {self.given} rows"
+        where = " within the training range" if self.within else ""
+        some = f"the {len(self.names)} of {self.columns} columns most related to the prediction"
+        each = "each column" if len(self.names) == self.columns else some
+        often = "once" if self.repeats == 1 else f"{self.repeats} times"
+        return f"Change of the prediction when a column is shuffled\n{count}{where}, {each} shuffled {often}"
 
     def __repr__(self) -> str:
         listed = ", ".join(f"{name} {value:.3g}" for name, value in zip(self.names, self.mean.tolist(), strict=True))
@@ -114,7 +107,7 @@ def draw_importance(ax: Axes, importance: Importance, which: str, target: str) -
     ax.barh(places, heights, color=colour, alpha=0.85, height=0.7)
     reach = [2 * error for error in errors]
     ax.errorbar(heights, places, xerr=reach, fmt="none", ecolor="0.3", label="±2 standard errors")
-    ax.set_yticks(places, [_short(name) for name in importance.names[:shown]])
+    ax.set_yticks(places, [textwrap.shorten(name, 24, placeholder="…") for name in importance.names[:shown]])
     ax.invert_yaxis()
     said = {
         (False, "mean"): f"change of the mean of {target}",
@@ -125,10 +118,6 @@ def draw_importance(ax: Axes, importance: Importance, which: str, target: str) -
     ax.set(xlabel=said[importance.classes, which], xlim=(0, None))
     ax.xaxis.set_major_locator(MaxNLocator(5))
     finish(ax)
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 24 else f"{name[:23]}…"
 
 
 def explain(
@@ -194,18 +183,9 @@ def explain(
     middle, error = each.mean(-1), each.std(-1) / len(x) ** 0.5
     order = middle[0].argsort(descending=True, stable=True)
     names = tuple(columns)
-    return Importance(
-        tuple(names[k] for k in order.tolist()),
-        middle[0][order],
-        error[0][order],
-        middle[1][order],
-        error[1][order],
-        classes,
-        len(x),
-        given,
-        repeats,
-        columns=of if len(columns) < of else 0,
-    )
+    names = tuple(names[k] for k in order.tolist())
+    mean, mean_error, doubt, doubt_error = (part[k][order] for k in range(2) for part in (middle, error))
+    return Importance(names, mean, mean_error, doubt, doubt_error, classes, len(x), given, repeats, of)
 
 
 def _most_related(x: Tensor, said: Tensor, columns: Mapping[str, Sequence[int]]) -> dict[str, Sequence[int]]:

@@ -1,11 +1,13 @@
 """A posterior trained on a table: it predicts raw rows, and says of each how far to trust the answer."""
 
 import base64
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas
 import torch
 from torch import Tensor, nn
 
@@ -17,7 +19,6 @@ from pyro_dropout.prediction.predict import predict
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.protocols import Figure, Record
 from pyro_dropout.registry import resolve_guide
-from pyro_dropout.tables.cells import Cell
 from pyro_dropout.tables.encoding import Dataset, Encoding
 from pyro_dropout.tables.reading import read_input_pieces
 from pyro_dropout.tables.table import Table, table_of
@@ -26,9 +27,7 @@ from pyro_dropout.tabular.explain import Importance, explain
 from pyro_dropout.tabular.pictures import picture
 from pyro_dropout.tabular.run_folder import Run
 
-if TYPE_CHECKING:
-    import pandas
-
+Cell = str | float | None
 Columns = dict[str, list[Cell]]
 
 _SAMPLES = 200  # weight draws of the curves and the importances in a picture, at most
@@ -47,7 +46,6 @@ class Question:
             not calibrated, and is off where errors are skewed or the mean is biased.
         above: numbers of which it is asked how probably the target exceeds them; in the same way.
         samples: weight draws.
-        method: how to predict, "mc" or "linearised"; None for that of the guide.
         seed: of the draws.
     """
 
@@ -55,7 +53,6 @@ class Question:
     quantiles: tuple[float, ...] = ()
     above: tuple[float, ...] = ()
     samples: int = 500
-    method: str | None = None
     seed: int = 0
 
     def check(self, classes: bool) -> None:
@@ -126,7 +123,7 @@ class FittedTable:
         run = Run.read(folder)
         model, guide, extra = run.loaded(folder)
         try:
-            packed = extra.get("support")  # runs of earlier versions have none
+            packed = extra["support"]
             support = None if packed is None else Support.from_state({k: _unpacked(v) for k, v in packed.items()})
             if support is not None and support.rows.shape[1] != len(run.encoding.features):
                 raise TypeError("what rows of the table are like")
@@ -154,46 +151,45 @@ class FittedTable:
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
-    def prediction(self, x: Tensor, asked: Question, **options: Any) -> Prediction:
+    def prediction(self, x: Tensor, asked: Question) -> Prediction:
         """Return the prediction for encoded rows, (N, Q); all rows by the same draws. The target is centred."""
-        how: Any = asked.method or resolve_guide(self.run.recipe.guide).method
-        kept = {"samples": asked.samples, "method": how, "seed": asked.seed, "shared": how == "mc"}
-        found: Prediction = predict(self.model, self.guide, x, keep_samples=True, progress=False, **kept, **options)
+        how: Any = resolve_guide(self.run.recipe.guide).method
+        kept: Any = {"samples": asked.samples, "method": how, "seed": asked.seed, "shared": how == "mc"}
+        found: Prediction = predict(self.model, self.guide, x, keep_samples=True, progress=False, **kept)
         return found
 
-    def answers(self, table: Table, x: Tensor, asked: Question, **options: Any) -> Columns:
+    def answers(self, table: Table, x: Tensor, asked: Question) -> Columns:
         """Return a column for everything that is asked of the rows of a table; numbers are centred as in training.
 
         Args:
             table: the rows.
             x: the same, encoded.
             asked: what is asked.
-            options: of ``predict``.
         """
-        classes = self.encoding.classes
-        found = self.prediction(x, asked, **options)
-        columns: Columns = {"row": [*table.rows]}
-        if classes:
-            best = found.probs.max(-1)
-            columns |= {"class": [classes[k] for k in best.indices.tolist()], "probability": best.values.tolist()}
-            columns |= {"entropy": found.entropy.tolist(), "mutual_information": found.mutual_information.tolist()}
-            columns |= {f"p={name}": found.probs[:, k].tolist() for k, name in enumerate(classes)}
-            sets = self.calibration.sets(found, asked.level)
-            if sets is not None:
-                named = [[name for name, held in zip(classes, row, strict=True) if held] for row in sets.tolist()]
-                columns["set"] = ["; ".join(names) for names in named]
-        else:
-            ends = self._ends(found, asked.level)
-            parts = {"mean": found.mean, "std": found.std, "epistemic_std": found.epistemic.sqrt()}
-            parts |= {"lower": ends[0], "upper": ends[1]}
-            known, centre = self.calibration, float(self.encoding.target_centre)
-            parts |= {f"q={level:g}": known.quantile(found, level) for level in asked.quantiles}
-            parts |= {f"p>{t:.12g}": known.probability_above(found, t - centre) for t in asked.above}
-            columns |= {name: part[:, 0].tolist() for name, part in parts.items()}
-        if self.calibration.support is not None:
-            columns |= self._unfamiliar(self.calibration.support, x.cpu())
+        found, known = self.prediction(x, asked), self.calibration
+        answer = self._of_classes if self.encoding.classes else self._of_numbers
+        columns: Columns = {"row": table.rows.tolist(), **answer(found, asked)}
+        if known.support is not None:
+            columns |= self._unfamiliar(known.support, x.cpu())
         columns["beyond"] = ["; ".join(names) for names in self.encoding.beyond(x.cpu(), table)]
         return columns
+
+    def _of_classes(self, found: Prediction, asked: Question) -> Columns:
+        classes, best, sets = self.encoding.classes, found.probs.max(-1), self.calibration.sets(found, asked.level)
+        columns: Columns = {"class": [classes[k] for k in best.indices.tolist()], "probability": best.values.tolist()}
+        columns |= {"entropy": found.entropy.tolist(), "mutual_information": found.mutual_information.tolist()}
+        columns |= {f"p={name}": found.probs[:, k].tolist() for k, name in enumerate(classes)}
+        if sets is not None:
+            columns["set"] = ["; ".join(itertools.compress(classes, held)) for held in sets.tolist()]
+        return columns
+
+    def _of_numbers(self, found: Prediction, asked: Question) -> Columns:
+        ends, known, centre = self._ends(found, asked.level), self.calibration, self.encoding.target_centre
+        parts = {"mean": found.mean, "std": found.std, "epistemic_std": found.epistemic.sqrt()}
+        parts |= {"lower": ends[0], "upper": ends[1]}
+        parts |= {f"q={level:g}": known.quantile(found, level) for level in asked.quantiles}
+        parts |= {f"p>{t:.12g}": known.probability_above(found, t - centre) for t in asked.above}
+        return {name: part[:, 0].tolist() for name, part in parts.items()}
 
     def _unfamiliar(self, support: Support, x: Tensor) -> Columns:
         """Return which rows are unlike the training rows, and the columns that set them apart, one or two of them."""
@@ -217,7 +213,7 @@ class FittedTable:
         above: float | Sequence[float] = (),
         samples: int = 500,
         seed: int = 0,
-    ) -> "pandas.DataFrame":
+    ) -> pandas.DataFrame:
         """Return a data frame with a row for each row of a table: mean, interval, and whether to trust it.
 
         Columns are those of ``pyro-dropout predict``; a data frame keeps its index.
@@ -230,22 +226,16 @@ class FittedTable:
             samples: weight draws.
             seed: of these draws.
         """
-        import pandas
-
         levels, limits = (tuple(each) if isinstance(each, Iterable) else (each,) for each in (quantiles, above))
-        asked = Question(level, levels, limits, samples, None, seed)
+        asked = Question(level, levels, limits, samples, seed)
         asked.check(bool(self.encoding.classes))
-        table, x = self._read(data)
-        columns = self.answers(table, x, asked)
-        centre = self.encoding.target_centre
+        columns, centre = self.answers(*self._read(data), asked), self.encoding.target_centre
         frame = pandas.DataFrame({name: uncentred(name, values, centre) for name, values in columns.items()})
         if "unfamiliar" in frame:
             frame["unfamiliar"] = frame["unfamiliar"].astype(bool)
-        return (
-            frame.drop(columns="row").set_axis(data.index)
-            if isinstance(data, pandas.DataFrame)
-            else frame.set_index("row")
-        )
+        if isinstance(data, pandas.DataFrame):
+            return frame.drop(columns="row").set_axis(data.index)
+        return frame.set_index("row")
 
     # --- pictures -----------------------------------------------------------------------------------------------------
 
@@ -286,19 +276,12 @@ class FittedTable:
             lambda points: held if points is x else ask(points), self.encoding, x, y, level=level, title=title
         )
 
-    def drawn(
-        self,
-        table: Table,
-        x: Tensor,
-        asked: Question,
-        importance: Importance | None = None,
-        over: str | None = None,
-    ) -> Figure:
+    def drawn(self, table: Table, x: Tensor, asked: Question, importance: Importance | None = None) -> Figure:
         """Return the picture of rows of a table, which may have the target; they are predicted as in ``answers``."""
         kept, targets = self.encoding.known_targets(table)
         y = targets if len(kept) > 1 else None
         x = (x if y is None else x[kept]).to(next(self.guide.parameters()).device)
-        near = self._within(x)
+        near, support = self._within(x), self.calibration.support
         x, y, left = x[near], None if y is None else y[near.to(y.device)], int((~near).sum())
         calibrates = self.calibrates(asked.level) and not self.encoding.classes
         how = "calibrated on held-back rows" if calibrates else "the posterior's own"
@@ -313,10 +296,9 @@ class FittedTable:
             level=asked.level,
             interval=(lambda one: self._ends(one, asked.level)) if calibrates else None,
             importance=importance,
-            unfamiliar=None if self.calibration.support is None else self.calibration.support.flag(x.cpu()),
+            unfamiliar=None if support is None else support.flag(x.cpu()),
             rows="rows",
             title=title,
-            over=over,
         )
 
     def _within(self, x: Tensor) -> Tensor:
@@ -347,16 +329,7 @@ def finished(
     said: str = "",
     held: Prediction | None = None,
 ) -> FittedTable:
-    """Return a trained run with what is known of the rows of its table.
-
-    Args:
-        run: what was trained.
-        model: with its parameters.
-        guide: the same.
-        data: the rows.
-        said: how the recipe was chosen.
-        held: the prediction of the held-back rows that it was chosen by.
-    """
+    """Return a trained run with what is known of the rows of its table, and how its recipe was chosen."""
     x = run.rows_of(data)[0]
     support = Support.of(x, seed=run.training.seed) if len(x) >= FEWEST else None
     return FittedTable(run, model, guide, known(run, support), data, said, held)
@@ -364,7 +337,7 @@ def finished(
 
 def known(run: Run, support: Support | None) -> Calibration:
     """Return what is known of the rows of a run's table: from its record, and what they are like."""
-    return Calibration.from_json(run.judged, support) if run.judged else Calibration(support=support)
+    return Calibration.from_json(run.held_back, support) if run.held_back else Calibration(support=support)
 
 
 def _packed(value: Tensor) -> Record:

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from pyro_dropout.mathematics.shapes import Float
 from pyro_dropout.prediction.prediction import Prediction
-from pyro_dropout.tables.column import Column
-from pyro_dropout.tables.encoding import Encoding
+from pyro_dropout.tables.encoding import Column, Encoding
 from pyro_dropout.tabular.explain import Predict
 
 Interval = Callable[[Prediction], tuple[Tensor, Tensor]]
@@ -65,8 +64,7 @@ def dependence(
 
     Example:
         >>> import torch, pyro_dropout as pdrop
-        >>> from pyro_dropout.tables.column import Column
-        >>> from pyro_dropout.tables.encoding import Encoding
+        >>> from pyro_dropout.tables.encoding import Column, Encoding
         >>> from pyro_dropout.tabular.partial_dependence import dependence
         >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 1, bias=False))
         >>> guide = pdrop.AutoDropout(model, keep=1.0, init=lambda name, shape: torch.tensor([[3.0, 0.0]]))

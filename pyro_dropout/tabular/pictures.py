@@ -1,9 +1,10 @@
 """One figure about a fitted table: whether predictions hold, how sure they are, and what they depend on.
 
-With targets, the first panel compares predictions with them and the second says how often intervals hold, or how often
-the class is right. Without, the first shows the predictions in order and the second which columns matter. Then come the
-two columns that matter most. A table with one input has its curve instead.
+With targets, the first panel compares predictions with them, and the second says how often intervals hold, or how often
+the class is right. Without, one panel says which columns matter. Then come the two columns that matter most.
 """
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -39,7 +40,6 @@ def picture(
     unfamiliar: Bool[Tensor, " N"] | None = None,
     rows: str = "held-back rows",
     title: str = "",
-    over: str | None = None,
 ) -> Figure:
     """Draw what predictions for some rows of a table are worth, and what they depend on.
 
@@ -55,16 +55,15 @@ def picture(
         unfamiliar: which rows are unlike the training rows; they are drawn in another colour.
         rows: what the rows are, for titles.
         title: of the figure.
-        over: a column to draw predictions over, whether or not it matters most.
 
     Example:
         >>> import torch, pyro_dropout as pd
-        >>> from pyro_dropout.tables.column import Column
-        >>> from pyro_dropout.tables.encoding import Encoding
+        >>> from pyro_dropout.tables.encoding import Column, Encoding
         >>> from pyro_dropout.tabular.pictures import picture
         >>> model = pd.BayesianNet(torch.nn.Linear(2, 1))
         >>> guide = pd.AutoMeanField(model)
-        >>> x, encoding = torch.randn(40, 2), Encoding((Column("age"), Column("size")), target="price")
+        >>> numbers = Column("age", fill=(0.0,)), Column("size", fill=(0.0,))
+        >>> x, encoding = torch.randn(40, 2), Encoding(numbers, target="price")
         >>> def ask(x):
         ...     return pd.predict(model, guide, x, samples=20, seed=0)
         >>> [axes.get_xlabel() for axes in picture(ask, encoding, x, torch.randn(40, 1)).axes][:2]
@@ -76,47 +75,34 @@ def picture(
     if len(x) < 2 or (y is not None and len(y) != len(x)):
         given = "" if y is None else f" and {len(y)} targets"
         raise ShapeError(f"x must have at least 2 rows, and y as many; got {len(x)} rows{given}.")
-    prediction, classes = predict(x), bool(encoding.classes)
-    ends = None if classes else (interval or (lambda found: found.interval(level)))
-    if not classes and prediction.one_of_several:
+    prediction, ends = predict(x), interval or (lambda found: found.interval(level))
+    if not encoding.classes and prediction.one_of_several:
         raise PyroDropoutError(f"encoding has no classes, but predict gives {prediction.family}.")
-    single = len(encoding.inputs) == 1
-    if importance is None and not single:
+    if importance is None:
         importance = explain(predict, x, encoding.places, repeats=2, rows=200)
-    names = [encoding.inputs[0].name] if importance is None else list(importance.names[:2])
-    names = names if over is None else [over, *(name for name in names if name != over)][: len(names)]
-    shape = (1, 3) if single else (2, 2)
-    figure = matplotlib.figure.Figure(figsize=(13, 4.6) if single else (11, 8.6), layout="constrained")
-    panels = list(figure.subplots(*shape).flat)
-    panels = panels[1:] + panels[:1] if single else panels  # the curve of a single input comes first
-    far = torch.zeros(len(x), dtype=torch.bool) if unfamiliar is None else unfamiliar.cpu()
-    if classes and y is not None:
-        _confusion(panels[0], prediction, y, encoding, rows)
-        reliability(prediction, y, bins=10).plot(panels[1])
-        panels[1].set_title(f"How often the most probable class is right, {len(y)} {rows}", fontsize=10)
-    elif classes:
-        _sure(panels[0], prediction, encoding, far)
-        _second(panels[1], prediction, importance, encoding)
-    elif y is not None:
-        assert ends is not None
-        _compared(panels[0], prediction, ends(prediction), y, encoding, level, far, rows)
-        _covered(panels[1], prediction, ends, y, level, interval is not None, rows)
+    panels: list[Callable[[Axes], None]] = []
+    if y is None:
+        panels.append(lambda ax: _matters(ax, importance, encoding))
+    elif encoding.classes:
+        panels.append(lambda ax: _confusion(ax, prediction, y, encoding, rows))
+        panels.append(lambda ax: _right(ax, prediction, y, rows))
     else:
-        assert ends is not None
-        _in_order(panels[0], prediction, ends(prediction), encoding, level, far)
-        _second(panels[1], prediction, importance, encoding)
-    for ax, name in zip(panels[2:], names, strict=False):
-        found = dependence(predict, encoding, x, name, ends)
-        _depends(ax, found, encoding, level, single, (x, y))
-    for ax in panels[2 + len(names) :]:
-        ax.set_visible(False)
-    for ax in panels:
+        far = torch.zeros(len(x), dtype=torch.bool) if unfamiliar is None else unfamiliar.cpu()
+        panels.append(lambda ax: _compared(ax, prediction, ends(prediction), y, encoding, level, far, rows))
+        panels.append(lambda ax: _covered(ax, prediction, ends, y, level, interval is not None, rows))
+    for name in importance.names[:2]:
+        found = dependence(predict, encoding, x, name, None if encoding.classes else ends)
+        panels.append(lambda ax, found=found: _depends(ax, found, encoding, level, x, y))  # type: ignore[misc]
+    shape = (2, 2) if len(panels) == 4 else (1, len(panels))
+    figure = matplotlib.figure.Figure(figsize=(5.5 * shape[1], 4.3 * shape[0]), layout="constrained")
+    for ax, draw in zip(figure.subplots(*shape, squeeze=False).flat, panels, strict=True):
+        draw(ax)
         finish(ax)
     figure.suptitle(title, fontsize=12)
     return figure
 
 
-# --- numbers ----------------------------------------------------------------------------------------------------------
+# --- predictions and targets ------------------------------------------------------------------------------------------
 
 
 def _compared(
@@ -139,28 +125,26 @@ def _compared(
     )
     reach = [min(mean.min(), actual.min()).item(), max(mean.max(), actual.max()).item()]
     ax.plot(reach, reach, color="0.4", lw=0.8, label="actual = predicted")
-    _dots(ax, mean[some], actual[some], far[some])
-    _scale(ax, torch.cat([actual, mean]), torch.cat([low[some], high[some]]), both=True)
+    ax.plot(mean[some][~far[some]], actual[some][~far[some]], "o", color="k", ms=2.5)
+    if bool(far[some].any()):
+        strange = mean[some][far[some]], actual[some][far[some]]
+        ax.plot(*strange, "o", color=PALETTE[3], ms=4, label="unlike the training rows")
+    _scale(ax, torch.cat([actual, mean]), torch.cat([low[some], high[some]]))
     ax.set(xlabel=f"predicted {encoding.target}", ylabel=f"actual {encoding.target}")
     held = f"{percent(inside, 0)} of {len(mean)} {rows} in their {percent(level)} interval"
-    ax.set_title(held + _rows(len(mean), len(some)), fontsize=10)
+    ax.set_title(held + (f", {len(some)} shown" if len(some) < len(mean) else ""), fontsize=10)
     ax.legend(frameon=False, fontsize=8, loc="upper left")
 
 
-def _scale(ax: Axes, values: Tensor, ends: Tensor, both: bool) -> None:
+def _scale(ax: Axes, values: Tensor, ends: Tensor) -> None:
     """Take logarithms where values are positive and wide; limit the y axis to them and all but the farthest ends."""
     positive = bool(values.min() > 0) and bool(values.max() > 20 * values.min())
     if positive:
-        ax.set(yscale="log", **({"xscale": "log"} if both else {}))
+        ax.set(yscale="log", xscale="log")
     ends = ends[ends.isfinite() & ((ends > 0) if positive else True)]
     far = torch.quantile(ends, torch.tensor([0.01, 0.99], dtype=ends.dtype)) if len(ends) else ends
     low, high = (edge(torch.cat([values, far])).item() for edge in (torch.min, torch.max))
     ax.set_ylim((low / 1.1, high * 1.1) if positive else (1.04 * low - 0.04 * high, 1.04 * high - 0.04 * low))
-
-
-def _rows(count: int, shown: int) -> str:
-    """Return what a title says if not all rows are drawn."""
-    return "" if shown == count else f", {shown} shown"
 
 
 def _covered(
@@ -170,7 +154,11 @@ def _covered(
     least = least_level(prediction, y).flatten().cpu()
     levels = torch.linspace(0.02, 0.98, 49, dtype=torch.float64)
     shares = [(least <= each).double().mean().item() for each in levels.tolist()]
-    _diagonal_band(ax, len(least))
+    diagonal = torch.linspace(0, 1, 101, dtype=torch.float64)
+    reach = _BAND * (diagonal * (1 - diagonal) / len(least)).sqrt()
+    band = (diagonal - reach).clamp_min(0), (diagonal + reach).clamp_max(1)
+    ax.fill_between(diagonal, *band, color="0.8", alpha=0.6, lw=0, label="where calibrated ones lie, 95 % of the time")
+    ax.plot([0, 1], [0, 1], color="0.4", lw=0.8)
     ax.plot(levels, shares, color=PALETTE[0], lw=1.6, label="the posterior's own intervals")
     if changed:
         low, high = ends(prediction)
@@ -181,25 +169,6 @@ def _covered(
     ax.set(xlabel="level of the interval", ylabel="share of rows inside", xlim=(0, 1), ylim=(0, 1))
     ax.set_title(f"How often intervals hold, {len(least)} {rows}", fontsize=10)
     ax.legend(frameon=False, fontsize=8, loc="upper left")
-
-
-def _in_order(
-    ax: Axes, prediction: Prediction, ends: tuple[Tensor, Tensor], encoding: Encoding, level: float, far: Tensor
-) -> None:
-    """Draw predictions in ascending order, each with its interval."""
-    centre = float(encoding.target_centre)
-    mean, low, high = (part.detach().cpu()[:, 0].double() + centre for part in (prediction.mean, *ends))
-    order = mean.argsort(stable=True)[_some(len(mean))]
-    places = torch.linspace(1, len(mean), len(order))
-    ax.vlines(places, low[order], high[order], color=PALETTE[0], alpha=0.3, lw=1.2, label=f"{percent(level)} interval")
-    _dots(ax, places, mean[order], far[order])
-    _scale(ax, mean, torch.cat([low[order], high[order]]), both=False)
-    ax.set(xlabel="rows, in the order of their prediction", ylabel=f"predicted {encoding.target}")
-    ax.set_title(f"Predictions of {len(mean)} rows{_rows(len(mean), len(order))}", fontsize=10)
-    ax.legend(frameon=False, fontsize=8, loc="upper left")
-
-
-# --- classes ----------------------------------------------------------------------------------------------------------
 
 
 def _confusion(ax: Axes, prediction: Prediction, y: Tensor, encoding: Encoding, rows: str) -> None:
@@ -223,88 +192,50 @@ def _confusion(ax: Axes, prediction: Prediction, y: Tensor, encoding: Encoding, 
     ax.set_title(f"{percent(right, 0)} of {len(y)} {rows} right{more}\ncolour: share of the actual class", fontsize=10)
 
 
-def _sure(ax: Axes, prediction: Prediction, encoding: Encoding, far: Tensor) -> None:
-    """Draw the probability of the most probable class, by class."""
-    best = prediction.probs.cpu().max(-1)
-    order = best.values.argsort(stable=True)[_some(len(far))]
-    places = torch.linspace(1, len(far), len(order))
-    kept = torch.bincount(best.indices, minlength=len(encoding.classes)).argsort(descending=True, stable=True)[
-        :_CLASSES
-    ]
-    for k in sorted(kept.tolist()):
-        chosen = best.indices[order] == k
-        if bool(chosen.any()):
-            ax.plot(places[chosen], best.values[order][chosen], "o", ms=3, color=_colour(k), label=encoding.classes[k])
-    if bool(far[order].any()):
-        ax.plot(
-            places[far[order]], best.values[order][far[order]], "x", color="k", ms=6, label="unlike the training rows"
-        )
-    ax.set(
-        xlabel="rows, in the order of this probability", ylabel="probability of the most probable class", ylim=(0, 1.02)
-    )
-    cut = "" if len(kept) == len(encoding.classes) else f", {len(kept)} most common classes"
-    shown = _rows(len(far), len(order)) + cut
-    ax.set_title(f"How sure the predicted classes of {len(far)} rows are{shown}", fontsize=10)
-    ax.legend(frameon=False, fontsize=8, loc="lower right", title=encoding.target)
+def _right(ax: Axes, prediction: Prediction, y: Tensor, rows: str) -> None:
+    reliability(prediction, y, bins=10).plot(ax)
+    ax.set_title(f"How often the most probable class is right, {len(y)} {rows}", fontsize=10)
 
 
 # --- columns ----------------------------------------------------------------------------------------------------------
 
 
-def _second(ax: Axes, prediction: Prediction, importance: Importance | None, encoding: Encoding) -> None:
-    """Draw which columns matter; of a table with one input, how certain its rows are."""
-    if importance is not None:
-        draw_importance(ax, importance, "mean", encoding.target)
-        ax.set_title(importance.title, fontsize=10)
-        ax.legend(frameon=False, fontsize=8)
-        return
-    classes = bool(encoding.classes)
-    doubt = prediction.entropy if classes else prediction.std
-    ax.hist(doubt.flatten().cpu().tolist(), bins=30, color=PALETTE[5])
-    ax.set(xlabel="entropy (nats)" if classes else f"standard deviation of {encoding.target}", ylabel="rows")
-    ax.set_title("How uncertain the rows are", fontsize=10)
+def _matters(ax: Axes, importance: Importance, encoding: Encoding) -> None:
+    draw_importance(ax, importance, "mean", encoding.target)
+    ax.set_title(importance.title, fontsize=10)
+    ax.legend(frameon=False, fontsize=8)
 
 
-def _depends(
-    ax: Axes, found: Dependence, encoding: Encoding, level: float, single: bool, data: tuple[Tensor, Tensor | None]
-) -> None:
+def _depends(ax: Axes, found: Dependence, encoding: Encoding, level: float, x: Tensor, y: Tensor | None) -> None:
     """Draw how predictions vary with one column, with the mean band of intervals; for classes, a line for each."""
-    centre = float(encoding.target_centre)
-    named, at = bool(found.names), list(found.values)
-    classes = bool(encoding.classes)
-    if classes:
+    named, at, several = bool(found.names), list(found.values), ""
+    if encoding.classes:
         common = found.mean.mean(0).argsort(descending=True, stable=True)[:_CLASSES].sort().values.tolist()
         for k in common:
-            mean, doubt = found.mean[:, k], found.doubt[:, k]
-            bounds = (mean - 2 * doubt).clamp_min(0), (mean + 2 * doubt).clamp_max(1)
-            _band(ax, at, *bounds, named, _colour(k), 0.15, None)
+            mean, doubt = found.mean[:, k], 2 * found.doubt[:, k]
+            colour = PALETTE[k % len(PALETTE)]
             line = ("-", "--", ":")[k // len(PALETTE) % 3]  # from the eighth class on, colours are there twice
-            ax.plot(at, mean, f"o{line}" if named else line, color=_colour(k), ms=4, label=encoding.classes[k])
-        _band(ax, [at[0]], found.mean[:1, 0], found.mean[:1, 0], named, "k", 0.15, "±2 epistemic std")
-        which = (
-            "each"
-            if len(common) == len(encoding.classes)
-            else f"the {len(common)} likeliest of {len(encoding.classes)}"
-        )
-        ax.set(ylabel=f"probability of {which} {encoding.target}", ylim=(0, 1.02))
+            _band(ax, at, (mean - doubt).clamp_min(0), (mean + doubt).clamp_max(1), named, colour, 0.15)
+            ax.plot(at, mean, f"o{line}" if named else line, color=colour, ms=4, label=encoding.classes[k])
+        every = "each" if len(common) == len(encoding.classes) else f"the {len(common)} likeliest"
+        ax.set(ylabel=f"probability of {every} {encoding.target}, ±2 epistemic std", ylim=(0, 1.02))
     else:
+        centre = float(encoding.target_centre)
         mean, low, high = (part[:, 0].double() + centre for part in (found.mean, found.low, found.high))
         doubt = 2 * found.doubt[:, 0].double()
-        every = "" if single else "mean "
-        _band(ax, at, low, high, named, PALETTE[5], 0.3, f"{every}{percent(level)} interval of a row")
+        several = "" if found.rows == 1 else "mean "
+        _band(ax, at, low, high, named, PALETTE[5], 0.3, f"{several}{percent(level)} interval of a row")
         inner = (mean - doubt).clamp(low, high), (mean + doubt).clamp(low, high)  # a skewed posterior's may stick out
-        cut = bool(((inner[0] > mean - doubt) | (inner[1] < mean + doubt)).any())
-        label = f"±2 epistemic std{', cut at the interval' if cut else ': doubt about the mean'}"
-        _band(ax, at, *inner, named, PALETTE[0], 0.35, label)
-        style = "o" if named or len(at) == 1 else "-"
-        ax.plot(at, mean, style, color="k", lw=1.4, ms=4, label=f"{every}prediction")
-        if single and data[1] is not None and not named:
-            places = data[0][:, 0].double().cpu() + float(found.column.centre)
-            ax.plot(places, data[1][:, 0].double().cpu() + centre, ".", color="0.4", ms=3, label="actual", zorder=0)
+        _band(ax, at, *inner, named, PALETTE[0], 0.35, "±2 epistemic std: doubt about the mean")
+        ax.plot(at, mean, "o" if named or len(at) == 1 else "-", color="k", lw=1.4, ms=4, label=f"{several}prediction")
         ax.set_ylabel(encoding.target)
     if not named:
-        inputs = data[0][:, encoding.places[found.column.name][0]].double().cpu() + float(found.column.centre)
-        ax.plot(inputs[_some(len(inputs))], [0] * len(_some(len(inputs))), "|", color="0.3", ms=7, alpha=0.5,
+        inputs = x[:, encoding.places[found.column.name][0]].double().cpu() + float(found.column.centre)
+        if found.rows == 1 and y is not None and not encoding.classes:
+            actual = y[:, 0].double().cpu() + float(encoding.target_centre)
+            ax.plot(inputs, actual, ".", color="0.4", ms=3, label="actual", zorder=0)
+        few = inputs[_some(len(inputs))]
+        ax.plot(few, [0] * len(few), "|", color="0.3", ms=7, alpha=0.5,
                 transform=ax.get_xaxis_transform(), clip_on=False)  # fmt: skip
     unit = f" ({found.column.notation.unit})" if found.column.notation.unit else ""
     ax.set_xlabel(f"{found.column.name}{unit}")
@@ -312,8 +243,9 @@ def _depends(
     averaged = "" if found.rows == 1 else f", averaged over {found.rows} rows"
     left = f", the {len(found.names)} most common of {found.categories}" if found.categories > len(found.names) else ""
     # Between axes and title: below the axes, names at an angle would push the label into the legend.
-    shown = ax.legend(frameon=False, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=4 if classes else 2)
-    lines = -(-len(shown.get_texts()) // (4 if classes else 2))
+    across = 4 if encoding.classes else 2
+    shown = ax.legend(frameon=False, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=across)
+    lines = -(-len(shown.get_texts()) // across)
     ax.set_title(f"Prediction by {found.column.name}{left}{averaged}", fontsize=10, pad=8 + 13 * lines)
 
 
@@ -329,13 +261,8 @@ def _ticks(ax: Axes, found: Dependence) -> None:
         ax.xaxis.set(major_locator=places, major_formatter=written)
 
 
-def _colour(k: int) -> str:
-    """Return the colour of a class, the same in all panels."""
-    return PALETTE[k % len(PALETTE)]
-
-
 def _band(
-    ax: Axes, at: list[float], low: Tensor, high: Tensor, named: bool, colour: str, alpha: float, label: str | None
+    ax: Axes, at: list[float], low: Tensor, high: Tensor, named: bool, colour: str, alpha: float, label: str = ""
 ) -> None:
     """Draw a band over numbers, or bars over categories."""
     if named:
@@ -344,22 +271,6 @@ def _band(
         ax.fill_between(at, low, high, color=colour, alpha=alpha, lw=0, label=label)
 
 
-def _dots(ax: Axes, at: Tensor, heights: Tensor, far: Tensor) -> None:
-    """Draw rows as dots, those unlike the training rows in another colour."""
-    ax.plot(at[~far], heights[~far], "o", color="k", ms=2.5)
-    if bool(far.any()):
-        ax.plot(at[far], heights[far], "o", color=PALETTE[3], ms=4, label="unlike the training rows")
-
-
 def _some(rows: int) -> Tensor:
     """Return places of rows to draw, evenly chosen."""
     return torch.linspace(0, rows - 1, min(rows, _DRAWN)).round().long()
-
-
-def _diagonal_band(ax: Axes, rows: int) -> None:
-    """Draw where the shares of calibrated intervals lie, 95 % of the time."""
-    level = torch.linspace(0, 1, 101, dtype=torch.float64)
-    reach = _BAND * (level * (1 - level) / rows).sqrt()
-    band = (level - reach).clamp_min(0), (level + reach).clamp_max(1)
-    ax.fill_between(level, *band, color="0.8", alpha=0.6, lw=0, label="where calibrated ones lie, 95 % of the time")
-    ax.plot([0, 1], [0, 1], color="0.4", lw=0.8)

@@ -3,13 +3,14 @@
 A recipe is made of JSON values; it is the section "model" of a run's record. ``build`` makes the model and its guide.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from pyro_dropout.comparison.standard_models import standard_guide
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.likelihoods import (
     Categorical,
     Counts,
@@ -21,9 +22,13 @@ from pyro_dropout.generative.likelihoods import (
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.priors import Prior
 from pyro_dropout.generative.standardised import Standardised
+from pyro_dropout.mathematics.checks import check_choice
+from pyro_dropout.registry import guide_names
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.loss.temperature import warm_up
 from pyro_dropout.training.optimisers import cosine_decay
+
+STEPS, LEARNING_RATE = 1200, 0.05  # of the final training, with guide="auto"; the rate falls to zero
 
 Data = tuple[Tensor, Tensor]
 Noise = Literal["constant", "by-input"]
@@ -33,6 +38,64 @@ _SKEWED = 0.5
 _STRAIGHT = 1e-3  # a range, beside the distance from 0 or 1, over which log and logit are straight lines
 Activation = Literal["relu", "silu"]
 Widths = Literal["default", "fixed", "learned"]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be trained on a table; "auto" is chosen on the held-back rows.
+
+    Attributes:
+        guide: by its name; "auto" is mean field with a learned prior, or an ensemble.
+        scale: of a numeric target.
+        noise: of a numeric target.
+        width: hidden units; None for 50, and fewer for more than 500 inputs.
+        members: of an ensemble; None for its default.
+    """
+
+    guide: str = "auto"
+    scale: str = "auto"
+    noise: str = "auto"
+    width: int | None = None
+    members: int | None = None
+
+    def check(self, classes: bool) -> None:
+        """Raise unless all of it makes sense for a target that is a class, or a number."""
+        check_choice("guide", self.guide, ("auto", *guide_names()))
+        check_choice("scale", self.scale, ("auto", "plain", "log", "logit", "count"))
+        check_choice("noise", self.noise, ("auto", "constant", "by-input"))
+        if classes and (self.scale not in ("auto", "plain") or self.noise == "by-input"):
+            given = f"scale={self.scale!r} and noise={self.noise!r}"
+            raise PyroDropoutError(f"classes have no scale and no noise; got {given}.")
+
+    def training(self, steps: int | None = None, lr: float | None = None, **others: Any) -> "Training":
+        """Return how to train; steps and rate that are not given are those that suit the guide."""
+        own = (STEPS, LEARNING_RATE) if self.guide == "auto" else (2000, 0.01)
+        return Training(own[0] if steps is None else steps, own[1] if lr is None else lr, **others)
+
+
+@dataclass(frozen=True)
+class Training:
+    """How long and how a guide is trained, and what is made of the held-back rows.
+
+    Attributes:
+        steps: an argument of ``fit``, as the next four are.
+        lr: learning rate.
+        batch_size: rows in a step; None for all, up to 2,048, and otherwise 1,024.
+        seed: of all random numbers.
+        compile: whether steps are compiled.
+        conformal: whether intervals are calibrated on the held-back rows.
+    """
+
+    steps: int = STEPS
+    lr: float = LEARNING_RATE
+    batch_size: int | None = None
+    seed: int = 0
+    compile: bool | Literal["auto"] = "auto"
+    conformal: bool = True
+
+    def options(self) -> dict[str, Any]:
+        """Return the arguments of ``fit``."""
+        return {name: value for name, value in asdict(self).items() if name != "conformal"}
 
 
 @dataclass(frozen=True)
@@ -101,25 +164,17 @@ class Recipe:
         normal = Gaussian(10.0, learn=True) if constant else HeteroscedasticGaussian()
         return normal if self.scale == "plain" else Transformed(normal, self.scale)
 
-    @property
-    def depends_on_steps(self) -> bool:
-        """Whether the schedule or the loss of a training depends on how many steps it has."""
-        return self.decay or self.prior == "learned"
-
     def how(self, steps: int) -> dict[str, Any]:
-        """Return the loss and the schedule of ``fit`` for a training of so many steps."""
-        return {"loss": self._loss(steps), "schedule": cosine_decay(steps) if self.decay else None}
-
-    def _loss(self, steps: int) -> ELBO | None:
-        """Return the loss for a training of so many steps; None for the default of ``fit``.
+        """Return the loss and the schedule of ``fit`` for a training of so many steps.
 
         With a learned prior, the KL grows to its weight over the first half. At once it would narrow the priors before
         the weights have found the data, and they would stay at zero.
         """
-        if self.prior != "learned":
-            return None if self.temperature == 1 else ELBO(per_example="auto", temperature=self.temperature)
-        rise, highest = warm_up(max(1, steps // 2)), self.temperature
-        return ELBO(per_example="auto", temperature=lambda done: highest * rise(done))
+        loss = None if self.temperature == 1 else ELBO(per_example="auto", temperature=self.temperature)
+        if self.prior == "learned":
+            rise = warm_up(max(1, steps // 2))
+            loss = ELBO(per_example="auto", temperature=lambda done: self.temperature * rise(done))
+        return {"loss": loss, "schedule": cosine_decay(steps) if self.decay else None}
 
 
 def natural_scale(y: Tensor) -> Scale:

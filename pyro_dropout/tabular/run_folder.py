@@ -7,7 +7,6 @@ training ends. Both files are written atomically.
 import contextlib
 import hashlib
 import json
-import warnings
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -21,13 +20,12 @@ from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.protocols import Record
 from pyro_dropout.tables.encoding import Dataset, Encoding
 from pyro_dropout.tables.reading import Reading
-from pyro_dropout.tabular.recipe import Recipe
-from pyro_dropout.tabular.run_record import FORMAT, LATER, Training, identity_of, parts_of, read_record, seal_of
+from pyro_dropout.tabular.recipe import Recipe, Training
+from pyro_dropout.tabular.run_record import FORMAT, HELD_BACK, identity_of, parts_of, read_record
 from pyro_dropout.training.checkpoints.atomic_file import whole_file
 from pyro_dropout.training.checkpoints.posterior_file import load, save
 from pyro_dropout.training.checkpoints.regular_file import check_name, check_no_links, check_regular
 from pyro_dropout.training.checkpoints.tensor_file import read_facts
-from pyro_dropout.training.distributed.process_group import rank_here
 
 RECORD, POSTERIOR, CHECKPOINTS = "run.json", "posterior.safetensors", "checkpoints"
 CHOOSING = "choosing"  # checkpoints of the trainings that choose what to train; removed when that is known
@@ -47,14 +45,15 @@ class Run:
         training: how it was trained.
         identity: what the posterior and the checkpoints of this run carry.
         held_back: what the held-back rows said before training, as JSON; {} if there were none.
-        later: what they said of more steps, in "found"; {} if the run was not trained for longer.
 
     Example:
         >>> import pathlib, tempfile
         >>> folder = pathlib.Path(tempfile.mkdtemp())
-        >>> _ = (folder / "trees.csv").write_text("age,height\n" + "12,3\n30,8\n" * 10)
-        >>> how = Recipe("dropout", width=20), Training(100, 0.01, None, 0)
-        >>> run = Run.plan(folder / "trees.csv", Reading("height"), *how)[0]
+        >>> table = folder / "trees.csv"
+        >>> _ = table.write_text("age,height\n" + "12,3\n30,8\n" * 10)
+        >>> how = Reading("height")
+        >>> parts = how, how.read(table).encoding, Recipe("dropout", width=20), Training(100)
+        >>> run = Run.of(str(table), sha256_of(table), *parts)
         >>> run.write(folder)
         >>> Run.read(folder) == run, run.build()[0].model.net[0]
         (True, Linear(in_features=1, out_features=20, bias=True))
@@ -68,21 +67,6 @@ class Run:
     training: Training
     identity: str = ""
     held_back: Record = field(default_factory=dict)
-    later: Record = field(default_factory=dict)
-
-    @property
-    def judged(self) -> Record:
-        """What the held-back rows say of as many steps as the run has now; {} if there are none."""
-        found: Record = self.later.get("found", self.held_back)
-        return found
-
-    @classmethod
-    def plan(cls, file: str | Path, reading: Reading, recipe: Recipe, training: Training) -> tuple["Run", Dataset]:
-        """Return an untrained run on a table, and its data."""
-        data = reading.read(file)
-        assert data.encoding is not None
-        path = Path(file).resolve()
-        return cls.of(str(path), sha256_of(path), reading, data.encoding, recipe, training), data
 
     @classmethod
     def of(
@@ -95,7 +79,7 @@ class Run:
         training: Training,
         held_back: Record | None = None,
     ) -> "Run":
-        """Return an untrained run with its identity."""
+        """Return a run with its identity."""
         made = cls(file, sha256, reading, encoding, recipe, training, "", held_back or {})
         return replace(made, identity=identity_of(made.as_json()))
 
@@ -109,7 +93,7 @@ class Run:
                 f"{path} has changed since the run started: its SHA-256 differs. Restore the file, or fit a new run."
             )
         data = self.reading.read(path)
-        if data.encoding is None or data.encoding.network_inputs != self.encoding.network_inputs:
+        if data.encoding is None or replace(data.encoding, ranges=self.encoding.ranges) != self.encoding:
             raise PyroDropoutError(
                 f"{path} is read differently by this version than by the one that started the run. Fit a new run."
             )
@@ -126,10 +110,6 @@ class Run:
         """Return the rows to train on: all of them, once the held-back ones have said what they can."""
         return data.rows if self.held_back else data.train
 
-    def trained(self, folder: str | Path) -> tuple[Standardised, nn.Module]:
-        """Return the model and guide with the folder's posterior loaded."""
-        return self.loaded(folder)[:2]
-
     def loaded(self, folder: str | Path) -> tuple[Standardised, nn.Module, Record]:
         """Return the model and guide with the folder's posterior loaded, and what was saved with it."""
         path = Path(folder) / POSTERIOR
@@ -139,15 +119,7 @@ class Run:
             )
         self._check_belongs(path)
         model, guide = self.build()
-        extra = load(path, model, guide)
-        steps = extra.get("steps")
-        if isinstance(steps, int) and steps < self.training.steps:
-            warnings.warn(
-                f"{folder} was trained for {steps} of the {self.training.steps} requested steps and predicts with that;"
-                f" to continue: pyro-dropout resume {folder}",
-                stacklevel=3,
-            )
-        return model, guide, extra
+        return model, guide, load(path, model, guide)
 
     def save(self, folder: str | Path, model: object, guide: object, extra: Record) -> None:
         """Write the trained posterior into the folder."""
@@ -165,37 +137,14 @@ class Run:
             "model": asdict(self.recipe),
             "training": asdict(self.training),
         }
-        record |= {"held back": self.held_back} if self.held_back else {}
-        record |= {LATER: self.later} if self.later else {}
+        record |= {HELD_BACK: self.held_back} if self.held_back else {}
         return record | {"identity": identity_of(record)}
 
     def write(self, folder: str | Path) -> None:
-        """Write the record into an existing folder."""
-        _write(Path(folder) / RECORD, self.as_json())
-
-    def changed(
-        self, folder: str | Path, file: Path | None, steps: int | None, held_back: Record | None = None
-    ) -> "Run":
-        """Change the path of the data or the number of steps, also in the folder's record; the identity stays.
-
-        Args:
-            folder: of the run.
-            file: the path of the data; None for that of before.
-            steps: how many; None for those of before.
-            held_back: what the held-back rows say after them; None for what they said.
-        """
-        path = Path(folder) / RECORD
-        record = read_record(path)
-        if file is not None:
-            record["data"]["file"] = str(file.resolve())
-        if steps is not None:
-            record["training"]["steps"] = steps
-        if held_back:
-            record[LATER] = {"found": held_back}
-            record[LATER]["seal"] = seal_of(record["identity"], record[LATER])
-        if rank_here() == 0:
-            _write(path, record)
-        return Run._of(record)
+        """Write the record into an existing folder, all of it or nothing."""
+        text = json.dumps(self.as_json(), indent=1, ensure_ascii=False) + "\n"
+        with whole_file(Path(folder) / RECORD) as beside:
+            beside.write_text(text, "utf-8")
 
     @classmethod
     def read(cls, folder: str | Path) -> "Run":
@@ -209,12 +158,9 @@ class Run:
             raise PyroDropoutError(
                 f"{folder} was stopped before it was known what to train. To continue, give the same fit command again."
             )
-        return cls._of(read_record(path))
-
-    @classmethod
-    def _of(cls, record: Record) -> "Run":
-        data, held = record["data"], (record.get("held back", {}), record.get(LATER, {}))
-        return cls(data["file"], data["sha256"], *parts_of(record), record["identity"], *held)
+        record = read_record(path)
+        data, held = record["data"], record.get(HELD_BACK, {})
+        return cls(data["file"], data["sha256"], *parts_of(record), record["identity"], held)
 
     def check_checkpoints(self, folder: str | Path) -> None:
         """Raise if the folder's posterior or a checkpoint belongs to another run; damaged ones are passed over."""
@@ -243,12 +189,6 @@ class Run:
 def checkpoints_in(folder: str | Path) -> list[Path]:
     """Return the checkpoints of a run, those of an ensemble's groups included."""
     return list((Path(folder) / CHECKPOINTS).rglob("step-*.safetensors"))
-
-
-def _write(path: Path, record: Record) -> None:
-    text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
-    with whole_file(path) as beside:
-        beside.write_text(text, "utf-8")
 
 
 def sha256_of(path: Path) -> str:

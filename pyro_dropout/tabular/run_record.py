@@ -2,15 +2,14 @@
 
 Everything is checked before anything is built from it: types, ranges and names. The identity is a SHA-256 of what the
 answers depend on. It stands in the record, the posterior and every checkpoint, so that files of two runs never mix.
-The path of the data, the number of steps and the version that made the run may change.
+The path of the data and the version that made the run may change.
 """
 
 import hashlib
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
 
 from pyro_dropout.comparison.standard_models import GUIDES
 from pyro_dropout.errors import PyroDropoutError
@@ -19,13 +18,12 @@ from pyro_dropout.tables.encoding import Encoding
 from pyro_dropout.tables.plain_data import built
 from pyro_dropout.tables.reading import Reading
 from pyro_dropout.tabular.limits import LARGEST, SEEDS
-from pyro_dropout.tabular.recipe import Recipe
+from pyro_dropout.tabular.recipe import Recipe, Training
 from pyro_dropout.training.checkpoints.regular_file import check_regular
 
-FORMAT = 3
-LATER = "held back, later"  # what the held-back rows said after more steps; not part of the identity
+FORMAT = 4
+HELD_BACK = "held back"  # what the held-back rows say; not in a run without them
 _SECTIONS = ("data", "encoding", "model", "training")
-_FREE = {"data": "file", "training": "steps"}  # what is not part of the identity
 _LONGEST = 2**26  # bytes
 _LONGEST_PATH = 4096  # characters
 _RANGES: dict[str, tuple[float, float]] = {
@@ -35,31 +33,6 @@ _RANGES: dict[str, tuple[float, float]] = {
     "lr": (math.ulp(0.0), math.inf),
     "temperature": (0, math.inf),
 }
-
-
-@dataclass(frozen=True)
-class Training:
-    """How long and how a guide was trained, and what is made of the held-back rows.
-
-    Attributes:
-        steps: an argument of ``fit``, as the next four are.
-        lr: learning rate.
-        batch_size: rows in a step; None for all.
-        seed: of all random numbers.
-        compile: whether steps are compiled.
-        conformal: whether intervals are calibrated on the held-back rows.
-    """
-
-    steps: int
-    lr: float
-    batch_size: int | None
-    seed: int
-    compile: bool | Literal["auto"] = "auto"
-    conformal: bool = True
-
-    def options(self) -> Record:
-        """Return the arguments of ``fit``."""
-        return {k: v for k, v in asdict(self).items() if k != "conformal"}
 
 
 def identity_of(record: Record) -> str:
@@ -72,14 +45,8 @@ def identity_of(record: Record) -> str:
         >>> identity_of(record) == identity_of(moved), identity_of(record) == identity_of(other)
         (True, False)
     """
-    bound = {name: {k: v for k, v in record[name].items() if k != _FREE.get(name)} for name in _SECTIONS}
-    bound |= {name: record[name] for name in ("held back",) if name in record}
-    return hashlib.sha256(json.dumps(bound, sort_keys=True).encode()).hexdigest()
-
-
-def seal_of(identity: str, later: Record) -> str:
-    """Return the SHA-256 that binds what the held-back rows said later, after more steps, to its run."""
-    bound = [identity, {key: value for key, value in later.items() if key != "seal"}]
+    bound = {name: record[name] for name in (*_SECTIONS, HELD_BACK) if name in record}
+    bound["data"] = {name: value for name, value in record["data"].items() if name != "file"}
     return hashlib.sha256(json.dumps(bound, sort_keys=True).encode()).hexdigest()
 
 
@@ -95,36 +62,27 @@ def read_record(path: Path) -> Record:
         json.dumps(record, ensure_ascii=False).encode()  # raises for half a character
     except (ValueError, RecursionError):  # a number of thousands of digits is a ValueError, too
         raise _damaged(path, "it is not JSON") from None
-    if not isinstance(record, dict):
-        raise _damaged(path, "the record is missing or wrong")
     try:
         if record["format"] != FORMAT:
             raise PyroDropoutError(
                 f"{path} has format {record['format']!r}; this version reads {FORMAT}. Fit the run again."
             )
-        for section in _SECTIONS:
-            if not isinstance(record[section], dict):
-                raise TypeError(repr(section))
-        for section in ("held back", LATER):
+        for section in (*_SECTIONS, HELD_BACK):
             if not isinstance(record.get(section, {}), dict):
                 raise TypeError(repr(section))
         parts_of(record)
-        identity = record["identity"]
-        if not _is_sha256(identity):
+        if not _is_sha256(record["identity"]):
             raise TypeError("'identity'")
     except PyroDropoutError:
         raise
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as cause:
         raise _damaged(path, f"{cause} is missing or wrong") from None
-    if identity != identity_of(record):
+    if record["identity"] != identity_of(record):
         raise PyroDropoutError(
-            f"{path} has been edited since the run started: its identity differs. Only the path of the data and the"
-            " number of steps may change. Restore the file, or fit a new run."
+            f"{path} has been edited since the run started: its identity differs. Only the path of the data may change."
+            " Restore the file, or fit a new run."
         )
-    later = record.get(LATER, {})
-    if later and (set(later) != {"found", "seal"} or later["seal"] != seal_of(identity, later)):
-        raise _damaged(path, f"{LATER!r} is wrong")
-    return record
+    return record  # type: ignore[no-any-return]
 
 
 def _damaged(path: Path, what: str) -> PyroDropoutError:

@@ -62,7 +62,7 @@ class Arena:
     def built(cls, root: Path) -> "Arena":
         """Train the runs in a folder."""
         # the fill of gaps, categories, classes; and twins of equal shapes on other tables, and with other guides
-        gaps, swapped = ["--missing", "mean"], str.maketrans("ab", "ba")
+        gaps, swapped = ["--missing", "auto"], str.maketrans("ab", "ba")
         tables: dict[str, tuple[str, list[str]]] = {
             "houses": (houses() + "70,,200\n", gaps),
             "trees": (trees(), []),

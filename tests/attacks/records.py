@@ -114,7 +114,7 @@ def _orders(record: Any, dice: random.Random) -> str:
     encoding = record["encoding"]
     lists = [encoding["inputs"], encoding["classes"], encoding["ranges"], *encoding["ranges"]]
     lists += [column["categories"] for column in encoding["inputs"] if column["categories"]]
-    lists += [encoding["fill"]] if encoding["fill"] else []
+    lists += [column["fill"] for column in encoding["inputs"]]
     chosen = dice.choice([each for each in lists if len(each) > 1])
     before = list(chosen)
     while chosen == before and len(set(map(str, before))) > 1:

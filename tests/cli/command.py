@@ -44,3 +44,8 @@ def contents(folder: Path) -> dict[str, bytes | None]:
 def table_of(path: Path) -> list[dict[str, str]]:
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
+
+
+def cells_in(table: Any) -> dict[str, list[Any]]:
+    """Return the cells of a table that was read, None where one is missing."""
+    return {name: [None if cell != cell else cell for cell in each.tolist()] for name, each in table.columns.items()}

@@ -38,7 +38,7 @@ def test_nothing_is_obeyed_by_the_terminal(hostile: tuple[Path, str], tmp_path: 
     folder, said = hostile
     assert "ki\\x1b[2J" in said
     asked = ["predict", folder / "run", folder / "table.csv", "--out", tmp_path / "p.csv", "--samples", 5]
-    shown = [said, run(*asked, "--plot", tmp_path / "p.png", "--over", COLUMNS[1]).output]
+    shown = [said, run(*asked, "--plot", tmp_path / "p.png").output]
     assert "picture: " in shown[-1]
     shown.append(run(*asked, "--json").output)
     assert json.loads(shown[-1])["classes"] == sorted(CLASSES, key=lambda label: (label != "-3", label))

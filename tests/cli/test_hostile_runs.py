@@ -75,7 +75,7 @@ def test_the_path_of_the_data_may_be_edited(twins: Path, tmp_path: Path) -> None
     assert predicted(tmp_path / "run", twins / "one.csv")[0] == 0
     assert run("resume", tmp_path / "run", "--quiet").exit_code == 0
     (tmp_path / "moved.csv").rename(tmp_path / "again.csv")
-    done = run("resume", tmp_path / "run", "--data", tmp_path / "again.csv", "--steps", 5, "--quiet")
+    done = run("resume", tmp_path / "run", "--data", tmp_path / "again.csv", "--quiet")
     assert done.exit_code == 0, done.stderr
     (tmp_path / "predictions.csv").unlink()
     assert predicted(tmp_path / "run", twins / "one.csv")[0] == 0
@@ -188,7 +188,7 @@ def test_links_in_a_run_are_refused(twins: Path, tmp_path: Path, name: str) -> N
     link.rename(far / link.name)
     link.symlink_to(far / link.name)
     before = contents(far)
-    done = run("resume", run_folder, "--steps", 9, "--checkpoint-every", 1, "--quiet")
+    done = run("resume", run_folder, "--checkpoint-every", 1, "--quiet")
     assert (done.exit_code, f"{link.name}' is a symbolic link" in done.stderr) == (2, True)
     if name != LOCK:
         code, said = predicted(run_folder, twins / "one.csv")

@@ -8,7 +8,7 @@ import pytest
 import pyro_dropout as pd
 from pyro_dropout.tables.files import read_file, read_pieces
 from pyro_dropout.tables.reading import read_table
-from tests.cli.command import written
+from tests.cli.command import cells_in, written
 
 KINDS = ("#1 oak", "elm", "ash")
 TREES = "kind,age,height\n" + "".join(f"{KINDS[k % 3]},{k},{k * 1.5}\n" for k in range(60))
@@ -21,7 +21,7 @@ def test_comments_before_the_header_are_counted_aloud(tmp_path: Path) -> None:
     text = "# made by hand\n\n#\n# in 2024, I think\n" + TREES
     table = read_file(written(tmp_path, text))
     assert list(table.columns) == ["kind", "age", "height"]
-    assert table.rows[:2] == [6, 7]
+    assert table.rows[:2].tolist() == [6, 7]
     assert "3 comment lines before the header skipped" in read_table(written(tmp_path, text)).note
     assert "1 comment line before" in read_table(written(tmp_path, "# one\n" + TREES)).note
     assert "comment" not in read_table(written(tmp_path, TREES)).note
@@ -35,33 +35,18 @@ def test_a_comment_among_the_rows_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "names", "rows"),
-    [
-        ("#id,age\n1,2\n3,4\n", ["#id", "age"], 2),  # numbers only cannot be a header
-        ("# id,age\n1,2\n3,4\n", ["# id", "age"], 2),
-        ("#id,kind,age\n1,oak,2\n3,elm,4\n", ["#id", "kind", "age"], 2),
-        ("# a remark\n#id;age\n1;2\n", ["#id", "age"], 1),
-        ("# sizes, in metres\nwidth,height\n1,2\n", ["width", "height"], 1),  # as long as a row, and a header follows
-        ("# one, two, three\nwidth,height\n1,2\n", ["width", "height"], 1),
-        ("#,age\n1,2\n", ["#", "age"], 1),
-    ],
-)
-def test_a_header_may_begin_with_a_hash(tmp_path: Path, text: str, names: list[str], rows: int) -> None:
-    table = read_file(written(tmp_path, text))
-    assert list(table.columns) == names
-    assert len(table) == rows
-
-
-@pytest.mark.parametrize(
     "text",
     [
-        "#id,kind\na,oak\nb,elm\n",  # no numbers: either line could be the header
-        "# people, by country, in millions\ncountry,2019,2020\nDE,80,81\n",
-        "# id, kind\n1,oak\n2,elm\n",
+        "#id,kind\na,oak\nb,elm\n",
+        "#id,age\n1,2\n3,4\n",
+        "# a remark\n#id;age\n1;2\n",
+        "# sizes, in metres\nwidth,height\n1,2\n",
     ],
 )
 def test_a_line_that_is_a_comment_or_a_header_is_refused(tmp_path: Path, text: str) -> None:
-    with pytest.raises(pd.errors.ShapeError, match=r"table.csv, row 1: .*begins with #.*remove the #.*remove the line"):
+    with pytest.raises(
+        pd.errors.ShapeError, match=r"table.csv, row \d: .*begins with #.*remove the #.*remove the line"
+    ):
         read_file(written(tmp_path, text))
 
 
@@ -99,7 +84,7 @@ def test_separators_are_recognised_and_told(tmp_path: Path, mark: str, name: str
 
 def test_a_separator_inside_names_is_told_apart_by_the_rows(tmp_path: Path) -> None:
     table = read_file(written(tmp_path, "size, in m;kind|of tree\n1,5;oak\n2;elm\n"))
-    assert table.columns == {"size, in m": ["1,5", "2"], "kind|of tree": ["oak", "elm"]}
+    assert cells_in(table) == {"size, in m": ["1,5", "2"], "kind|of tree": ["oak", "elm"]}
     quoted = read_file(written(tmp_path, '"a;b",c\n1,2\n'))
     assert list(quoted.columns) == ["a;b", "c"]
 
@@ -124,8 +109,8 @@ UMLAUTS = "größe,art\n" + "".join(f"{k},{('Föhre', 'Weiß')[k % 2]}\n" for k 
 def test_an_encoding_with_a_mark_is_recognised(tmp_path: Path, encoding: str) -> None:
     table = read_file(written(tmp_path, UMLAUTS.encode(encoding)))
     assert list(table.columns) == ["größe", "art"]
-    assert table.columns["art"][:2] == ["Föhre", "Weiß"]
-    assert table.rows[:2] == [2, 3]
+    assert cells_in(table)["art"][:2] == ["Föhre", "Weiß"]
+    assert table.rows[:2].tolist() == [2, 3]
 
 
 def test_another_encoding_is_asked_for(tmp_path: Path) -> None:

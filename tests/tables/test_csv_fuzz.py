@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 import pyro_dropout as pd
 from pyro_dropout.tables import reading
-from pyro_dropout.tables.cells import MISSING
 from pyro_dropout.tables.files import read_file
+from pyro_dropout.tables.table import MISSING
+from tests.cli.command import cells_in
 
 NAME = "t.csv"
 # Where a message says that something is wrong: a row, a column, a byte, the header or its names, or the whole file.
@@ -144,9 +145,9 @@ def check(content: bytes) -> None:
             assert wanted is None
         else:
             assert wanted is not None or not clear
-            rows = [list(found.columns), *map(list, zip(*found.columns.values(), strict=True))]
+            rows = [list(found.columns), *map(list, zip(*cells_in(found).values(), strict=True))]
             assert rows == (wanted or rows)
-            assert found.rows == sorted(set(found.rows))
+            assert found.rows.tolist() == sorted(set(found.rows.tolist()))
             wanted = rows
         forgives(path)
 
@@ -160,7 +161,7 @@ def forgives(path: Path) -> None:
         return
     assert data.encoding is not None
     ((table, x),) = reading.read_input_pieces(path, data.encoding, None)
-    known = [row for row, cell in enumerate(table.columns[data.encoding.target]) if cell is not None]
+    known = [row for row, cell in enumerate(cells_in(table)[data.encoding.target]) if cell is not None]
     order = torch.randperm(len(known), generator=torch.Generator().manual_seed(0))
     assert bool(x.isfinite().all())
     assert torch.equal(x[known][order], data.train[0])

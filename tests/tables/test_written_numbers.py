@@ -29,10 +29,6 @@ WRITTEN: dict[str, tuple[Sequence[str], Sequence[float], str]] = {
     "percent": (["12%", "3.5 %", "-1%"], [12, 3.5, -1], "12% is 12"),
     "dollars": (["$30", "-$4.50", "$-5"], [30, -4.5, -5], "$"),
     "euros": (["30 €", "4,50 €"], [30, 4.5], "decimal comma, €"),
-    "kilograms": (["30 kg", "41 kg", "5 kg"], [30, 41, 5], "kg"),
-    "degrees": (["30°C", "−4°C", "5.5°C"], [30, -4, 5.5], "°C"),
-    "square metres in thousands": (["1,200.5 m2", "70 m2", "80 m2"], [1200.5, 70, 80], "thousands comma, m2"),
-    "codes": (["01234", "90210"], [1234, 90210], "padded with zeros; --categorical if they are codes"),
     "a proper minus": (["−3", "4"], [-3, 4], ""),
     "dates": (["2024-01-01", "2024-03-01", "1969-12-31"], [19723, 19783, -1], "dates, in days"),
     "times": (["2024-01-01 06:00", "2024-01-01T12:00:00.5"], [19723.25, 19723.5 + 0.5 / 86400], "dates, in days"),
@@ -162,7 +158,7 @@ def test_the_answer_travels_with_the_run(tmp_path: Path) -> None:
     assert run(*asked).exit_code == 0
     asked[2] = written(tmp_path, "x,y\n2.300,\n", "new.csv")
     assert "new.csv, row 2, column 'x': '2.300' is not a number such as 1234,5;" in run(*asked).stderr
-    assert run("resume", tmp_path / "run", "--steps", 5, "--quiet").exit_code == 0
+    assert run("resume", tmp_path / "run", "--quiet").exit_code == 0
 
 
 # --- what does not fit ------------------------------------------------------------------------------------------------
@@ -200,10 +196,19 @@ def test_columns_that_do_not_agree_are_refused(tmp_path: Path, cells: list[str],
         ["a1", "a2", "a3"],
         ["2WD", "4WD"],
         ["Q1", "Q2"],
+        ["01", "02", "10"],
     ],
 )
-def test_names_with_digits_are_names(tmp_path: Path, cells: list[str]) -> None:
+def test_names_with_digits_are_names_and_codes_keep_their_zeros(tmp_path: Path, cells: list[str]) -> None:
     assert learned(as_csv(tmp_path, column(cells)), target="y").inputs[0].categories == tuple(sorted(cells))
+
+
+@pytest.mark.parametrize("cells", [["30 kg", "41 kg", "5 kg"], ["30°C", "4°C", "5.5°C"], ["1.5k", "2M", "3k"]])
+def test_numbers_with_units_are_left_out_by_name_or_refused(tmp_path: Path, cells: list[str]) -> None:
+    path = as_csv(tmp_path, column(cells, z=[1, 2]))
+    assert f"left out: x ('{cells[0]}' is a number with a unit; write the number alone)" in read_table(path).note
+    with pytest.raises(pd.errors.RangeError, match=r"row 2, column 'x': .* is a number with a unit; write the number"):
+        read_table(path, target="x")
 
 
 @pytest.mark.parametrize(
@@ -259,10 +264,8 @@ def test_whole_numbers_are_one_category(tmp_path: Path) -> None:
     assert encoding.inputs[0].categories == ("007", "1", "2")
     other = as_parquet(tmp_path, {"x": pyarrow.array([1, 2], pyarrow.float32()), "y": [1, 2]})
     assert inputs(other, encoding).tolist() == [[0, 1, 0], [0, 0, 1]]
-    with pytest.raises(
-        pd.errors.RangeError, match=r"row 3, column 'x': '1.10' and '1.1' are one number, and may be two names"
-    ):
-        learned(as_csv(tmp_path, column(["1.1", "1.10"])), target="y", categorical=["x"])
+    versions = learned(as_csv(tmp_path, column(["1.1", "1.10"])), target="y", categorical=["x"])
+    assert versions.inputs[0].categories == ("1.1", "1.10")
 
 
 DAY = datetime.date(2024, 1, 31)
@@ -275,7 +278,6 @@ DAY = datetime.date(2024, 1, 31)
         pyarrow.array([DAY], pyarrow.date64()),
         *(pyarrow.array([DAY]).cast(pyarrow.timestamp(unit)) for unit in ("s", "ms", "us", "ns")),
         pyarrow.array(["2024-01-31"]),
-        pyarrow.array(["2024-01-31T00:00:00.000000000"]),
     ],
     ids=str,
 )

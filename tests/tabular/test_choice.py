@@ -10,7 +10,7 @@ from torch import Tensor
 import pyro_dropout as pd
 from pyro_dropout.tabular import choice
 from pyro_dropout.tabular.choice import _Candidate, _Search, choose_recipe
-from pyro_dropout.tabular.recipe import Recipe, natural_scale
+from pyro_dropout.tabular.recipe import Recipe, Training, Wanted, natural_scale
 
 X = torch.linspace(-1, 1, 60).unsqueeze(-1)
 ROUGH = torch.sin(157 * X)  # stands for noise
@@ -60,7 +60,7 @@ def rule(monkeypatch: pytest.MonkeyPatch, gain: Any, y: Tensor, **given: Any) ->
     monkeypatch.setattr(Recipe, "build", build)
     monkeypatch.setattr(choice, "fit", lambda *args, **kwargs: None)
     monkeypatch.setattr(choice, "predict", lambda *args, **kwargs: Answer(tried[-1]))
-    found = choose_recipe(*halves(y), **given)
+    found = choose_recipe(*halves(y), given.pop("classes", ()), Wanted(**given))
     assert tried.pop() == found.recipe  # trained again, with all steps
     return found, tried
 
@@ -131,21 +131,21 @@ def test_classes_have_neither_scale_nor_noise(monkeypatch: pytest.MonkeyPatch) -
     )
     for wrong in ({"noise": "by-input"}, {"scale": "log"}):
         with pytest.raises(pd.errors.PyroDropoutError, match="classes have no scale and no noise"):
-            choose_recipe(*halves(labels), ("no", "yes"), **wrong)  # type: ignore[arg-type]
+            choose_recipe(*halves(labels), ("no", "yes"), Wanted(**wrong))
 
 
 def test_nothing_is_chosen_without_held_back_rows() -> None:
     with pytest.raises(pd.errors.ShapeError, match="held has no rows"):
         choose_recipe((X, ROUGH), (X[:0], ROUGH[:0]))
     with pytest.raises(pd.errors.RangeError, match="guide must be"):
-        choose_recipe(*halves(ROUGH), guide="magic")
+        choose_recipe(*halves(ROUGH), (), Wanted("magic"))
 
 
 def test_a_choice_is_repeatable_and_leaves_the_random_state() -> None:
     y = torch.exp(2 * X + 0.3 * ROUGH)
     state = torch.get_rng_state()
-    given = {"guide": "mean-field", "scale": "log", "noise": "constant", "width": 5, "steps": 4}
-    one, two = (choose_recipe(*halves(y), **given) for _ in range(2))  # type: ignore[arg-type]
+    wanted = Wanted("mean-field", "log", "constant", 5)
+    one, two = (choose_recipe(*halves(y), (), wanted, Training(4)) for _ in range(2))
     assert one.scores == two.scores
     assert torch.equal(one.prediction.mean, two.prediction.mean)
     assert torch.equal(torch.get_rng_state(), state)
@@ -155,7 +155,7 @@ def test_a_choice_is_repeatable_and_leaves_the_random_state() -> None:
 @pytest.mark.deep
 def test_noise_that_grows_is_found_by_training() -> None:
     y = 2 * X + torch.where(X > 0, 1.0, 0.02) * ROUGH
-    found = choose_recipe(*halves(y), guide="mean-field", scale="plain", steps=2400, width=10)
+    found = choose_recipe(*halves(y), (), Wanted("mean-field", "plain", width=10), Training(2400))
     assert found.recipe.noise == "by-input"
     low, high = found.prediction.interval(0.95)
     assert (high - low)[-5:].mean() > 2 * (high - low)[:5].mean()
@@ -172,6 +172,6 @@ def test_a_candidate_that_more_steps_spoil_is_not_taken(monkeypatch: pytest.Monk
         return replace(found, log_prob=found.log_prob + (100.0 if steps is None else -100.0))
 
     monkeypatch.setattr(_Search, "_tried", tried)
-    found = choose_recipe(*halves(ROUGH), guide="mean-field", scale="plain", steps=20, width=5)
+    found = choose_recipe(*halves(ROUGH), (), Wanted("mean-field", "plain", width=5), Training(20))
     assert found.recipe.noise == "constant"
     assert "noise by input diverged" in found.said

@@ -66,7 +66,10 @@ def test_of_thousands_of_columns_those_most_related_to_the_prediction_are_shuffl
     assert len(calls) == 2 + 2 * 30
     assert found.names[:2] == ("c70", "c2000")
     assert found.names[int(found.doubt.argmax())] == "c3999"
-    assert found.basis == "200 rows, the 30 of 4000 columns most related to the prediction shuffled 2 times"
+    assert (
+        found.title.splitlines()[1]
+        == "200 rows, the 30 of 4000 columns most related to the prediction shuffled 2 times"
+    )
 
 
 def test_other_draws_at_each_call_are_refused() -> None:

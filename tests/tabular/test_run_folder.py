@@ -12,9 +12,9 @@ import torch
 import pyro_dropout as pd
 from pyro_dropout.comparison.standard_models import GUIDES
 from pyro_dropout.tables.reading import Reading
-from pyro_dropout.tabular.recipe import Recipe
-from pyro_dropout.tabular.run_folder import RECORD, Run
-from pyro_dropout.tabular.run_record import Training, identity_of
+from pyro_dropout.tabular.recipe import Recipe, Training
+from pyro_dropout.tabular.run_folder import RECORD, Run, sha256_of
+from pyro_dropout.tabular.run_record import identity_of
 
 TRAINING = Training(3, 0.01, None, 5, False)
 
@@ -28,7 +28,10 @@ def table(folder: Path, target: str) -> Path:
 
 def planned(folder: Path, target: str = "price", guide: str = "dropout") -> tuple[Run, Any]:
     left = "kind" if target == "price" else "price"
-    return Run.plan(table(folder, target), Reading(target, drop=(left,)), Recipe(guide, 7), TRAINING)
+    path, how = table(folder, target), Reading(target, drop=(left,))
+    data = how.read(path)
+    assert data.encoding is not None
+    return Run.of(str(path), sha256_of(path), how, data.encoding, Recipe(guide, 7), TRAINING), data
 
 
 @pytest.mark.deep
@@ -45,7 +48,7 @@ def test_a_trained_run_answers_as_before(tmp_path: Path, guide: str, target: str
     assert again == run
     one, other = (
         pd.predict(*pair, data.train[0], samples=4, shared=True, seed=0)
-        for pair in ((model, trained), again.trained(tmp_path))
+        for pair in ((model, trained), again.loaded(tmp_path)[:2])
     )
     assert torch.equal(one.mean, other.mean)
     assert torch.equal(one.variance, other.variance)
@@ -70,14 +73,14 @@ def test_a_posterior_of_another_run_is_refused(tmp_path: Path) -> None:
     run, data = planned(tmp_path)
     run.write(tmp_path)
     with pytest.raises(pd.errors.PyroDropoutError, match=r"unfinished run: there is no posterior.safetensors.*resume"):
-        run.trained(tmp_path)
+        run.loaded(tmp_path)
     other = planned(tmp_path, guide="mean-field")[0]
     other.save(tmp_path, *other.build(data), {})
     with pytest.raises(pd.errors.PyroDropoutError, match=r"posterior.safetensors belongs to another run: its identity"):
-        run.trained(tmp_path)
+        run.loaded(tmp_path)
     run.save(tmp_path, *other.build(data), {})  # with this run's identity
     with pytest.raises(pd.errors.PyroDropoutError, match="belongs to another model or guide"):
-        run.trained(tmp_path)
+        run.loaded(tmp_path)
 
 
 def test_a_record_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,14 +101,14 @@ def test_a_record_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("where", "value", "message"),
     [
-        (["format"], 2, "has format 2; this version reads 3. Fit the run again"),
+        (["format"], 3, "has format 3; this version reads 4. Fit the run again"),
         (["format"], None, "'format' is missing or wrong"),
         (["data"], None, "'data' is missing"),
         (["data", "colour"], "red", "'colour' is missing or wrong"),
         (["encoding", "inputs"], [], "is missing or wrong"),
         (["encoding", "inputs"], [{"title": "a"}], "'title' is missing or wrong"),
         (["encoding", "classes"], ["a", "a"], "a column or a category that occurs twice"),
-        (["encoding", "fill"], [1.0], "do not fit together"),
+        (["encoding", "inputs", 0, "fill"], [1.0, 2.0], "do not fit together"),
         (["encoding", "target_notation"], {"kind": "poem"}, "'kind' is missing or wrong"),
         (["encoding", "target_notation"], {"kind": "number", "decimal": ";"}, "the notation of a column is"),
         (["data", "decimal"], "dot", "'decimal' is missing or wrong"),
