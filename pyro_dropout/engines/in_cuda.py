@@ -1,4 +1,4 @@
-"""Steps as CUDA C: a kernel takes many steps of a small network in one launch, or of several, one block for each."""
+"""Steps as CUDA C: a kernel takes many steps of a network in one launch, or of several networks side by side."""
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from pyro_dropout.engines.torch_internals import tree_flatten, tree_leaves, tree
 
 
 class InCuda:
-    """Writes a step as CUDA C, if a processor of the GPU can take it as fast as all of them together."""
+    """Writes a step as CUDA C, for as many of the GPU's processors as an estimate says is fastest."""
 
     name = "CUDA C"
 

@@ -153,11 +153,12 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=24)
     parser.add_argument("--seed", type=int, default=2026)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, help="of a turn; 400, and 4,000 on a GPU")
     parser.add_argument("--one-by-one", action="store_true", help="13-50-1, and what differs from it in one thing")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     given = parser.parse_args()
     on_gpu = given.device == "cuda"
+    given.steps = given.steps or (4000 if on_gpu else 400)
     guides = [name for name in GUIDES if not on_gpu or name in jax_general.GUIDES]
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
