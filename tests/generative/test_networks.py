@@ -16,7 +16,7 @@ from pyro_dropout import (
     BayesianNet,
     Categorical,
 )
-from tests.contracts.models import KINDS, Problem, Tied
+from tests.contracts.models import KINDS, Problem, tied
 
 F64 = torch.float64
 # The kinds of model that are modules with a likelihood on top.
@@ -53,16 +53,16 @@ SITES = {
     "mlp": ["0.weight", "0.bias", "2.weight", "2.bias"],
     "residual": ["first.weight", "first.bias", "second.weight", "out.weight", "out.bias"],
     "gru": [
-        *(f"layer.{part}_l0" for part in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")),
-        "out.weight",
-        "out.bias",
+        *(f"net.0.{part}_l0" for part in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")),
+        "net.1.weight",
+        "net.1.bias",
     ],
-    "tied": ["embedding.weight", "decoder.bias"],
+    "tied": ["net.0.weight", "net.1.bias"],
     "transformer": [
-        *("encoder.self_attn.in_proj_weight", "encoder.self_attn.in_proj_bias"),
-        *("encoder.self_attn.out_proj.weight", "encoder.self_attn.out_proj.bias"),
-        *("encoder.linear1.weight", "encoder.linear1.bias", "encoder.linear2.weight", "encoder.linear2.bias"),
-        *("out.weight", "out.bias"),
+        *("net.0.self_attn.in_proj_weight", "net.0.self_attn.in_proj_bias"),
+        *("net.0.self_attn.out_proj.weight", "net.0.self_attn.out_proj.bias"),
+        *("net.0.linear1.weight", "net.0.linear1.bias", "net.0.linear2.weight", "net.0.linear2.bias"),
+        *("net.1.weight", "net.1.bias"),
     ],
 }
 
@@ -78,12 +78,12 @@ def test_sites_are_the_parameters_that_are_not_hidden(kind: str) -> None:
 
 
 def test_a_tied_parameter_is_one_site_for_both_layers() -> None:
-    model = BayesianNet(Tied(), likelihood=Categorical())
-    assert model.sites["embedding.weight"].uses == 2
+    model = BayesianNet(tied(), likelihood=Categorical())
+    assert model.sites["net.0.weight"].uses == 2
     weights = prior_draws(model)
     f = model.evaluate(weights, torch.tensor([[0, 0]]))
-    matrix = weights["embedding.weight"]
-    assert torch.allclose(f, torch.tanh(matrix[:1]) @ matrix.T + weights["decoder.bias"])
+    matrix = weights["net.0.weight"]
+    assert torch.allclose(f, torch.tanh(matrix[:1]) @ matrix.T + weights["net.1.bias"])
 
 
 # --- what it computes -----------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from torch import nn
 
 import pyro_dropout as pd
 from pyro_dropout import BayesianNet, Prior
-from tests.contracts.models import Recurrent, Tied, Words, mlp
+from tests.contracts.models import mlp, recurrent, tied, words
 
 
 def widths(prior: Prior, net: nn.Module) -> dict[str, float]:
@@ -37,24 +37,24 @@ BY_HAND: dict[str, tuple[Callable[[], nn.Module], dict[str, float]]] = {
         lambda: nn.Sequential(nn.ConvTranspose2d(2, 3, 2), nn.ConvTranspose2d(3, 5, 2)),
         {"0.weight": 2.0, "1.weight": math.sqrt(3 * 4)},
     ),
-    "words": (Words, {"embedding.weight": 2.0, "out.weight": math.sqrt(3)}),
+    "words": (words, {"net.0.weight": 2.0, "net.1.weight": math.sqrt(3)}),
     "two vocabularies": (
         lambda: nn.ModuleList([nn.Linear(2, 3), nn.Embedding(5, 3)]),
         {"0.weight": 2.0, "1.weight": 2.0},
     ),
-    "tied": (Tied, {"embedding.weight": 2.0}),
+    "tied": (tied, {"net.0.weight": 2.0}),
     "recurrent": (
-        lambda: Recurrent(nn.LSTM(2, 3, num_layers=2, bidirectional=True)),
+        lambda: recurrent(nn.LSTM(2, 3, num_layers=2, bidirectional=True)),
         {
-            "layer.weight_ih_l0": 2.0,
-            "layer.weight_hh_l0": math.sqrt(3),
-            "layer.weight_ih_l0_reverse": math.sqrt(2),
-            "layer.weight_hh_l0_reverse": math.sqrt(3),
-            "layer.weight_ih_l1": math.sqrt(6),
-            "layer.weight_hh_l1": math.sqrt(3),
-            "layer.weight_ih_l1_reverse": math.sqrt(6),
-            "layer.weight_hh_l1_reverse": math.sqrt(3),
-            "out.weight": math.sqrt(3),
+            "net.0.weight_ih_l0": 2.0,
+            "net.0.weight_hh_l0": math.sqrt(3),
+            "net.0.weight_ih_l0_reverse": math.sqrt(2),
+            "net.0.weight_hh_l0_reverse": math.sqrt(3),
+            "net.0.weight_ih_l1": math.sqrt(6),
+            "net.0.weight_hh_l1": math.sqrt(3),
+            "net.0.weight_ih_l1_reverse": math.sqrt(6),
+            "net.0.weight_hh_l1_reverse": math.sqrt(3),
+            "net.1.weight": math.sqrt(3),
         },
     ),
 }
