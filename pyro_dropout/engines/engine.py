@@ -4,7 +4,8 @@ A step changes always the same tensors: parameters, the optimiser's state, and t
 writes over them, so one loop can go on where another one stops. An engine that cannot take a step says why, in words.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
@@ -285,3 +286,14 @@ def copy_into(targets: list[Tensor], values: list[Tensor]) -> None:
     with torch.no_grad():
         for target, value in zip(targets, values, strict=True):
             target.copy_(value)
+
+
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """Within this context torch multiplies matrices of float32 without rounding their elements to TF32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -8,7 +8,7 @@ from torch import Tensor
 from pyro_dropout.engines.engine import CHAIN
 
 _AHEAD = 8 * CHAIN  # batches that are drawn at once, as long as they are
-_MOST = 2**18  # indices at most
+_MOST = 2**21  # indices at most
 
 
 class Batches:

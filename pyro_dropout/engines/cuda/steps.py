@@ -23,6 +23,7 @@ from pyro_dropout.engines.cuda.recorded import (
 )
 from pyro_dropout.engines.cuda.source import Recorded, Source, TooLargeError, steps_source
 from pyro_dropout.engines.cuda.values import UnsupportedError
+from pyro_dropout.engines.engine import exact_products
 from pyro_dropout.engines.torch_internals import launched_together
 
 THREADS = 512
@@ -168,7 +169,7 @@ class StepsOnGpu:
             last = self._copies - 1  # the last network stands for all
             theirs = [each.get(k, value[last] if k in own else value).clone() for k, value in enumerate(mine)]
             numbers = [value[0, last] for value in drawn]
-            with torch.no_grad():
+            with torch.no_grad(), exact_products():  # a kernel rounds no factor
                 expected = WithDraws(self._recorded.graph, self._source.draws, numbers).run(*theirs)
             pairs = zip(each.values(), bound.each, strict=True)
             found = self._launched(bound, 0, 1, [value.expand(place.shape) for value, place in pairs])

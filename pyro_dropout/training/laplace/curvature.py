@@ -5,13 +5,13 @@ outputs (``Likelihood.curvature``). With C = R Rᵀ, the rows of Rᵀ J are a ro
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Size, Tensor
 
+from pyro_dropout.engines.engine import exact_products
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.inputs import AnyInputs, check_inputs, check_pairs, takes_all
 from pyro_dropout.generative.jacobians import Jacobians, last_layer
@@ -24,17 +24,6 @@ ASKER = "a Laplace approximation"
 _NUMBERS = 2**24  # of a Jacobian that is held at once
 _POINTS = 256  # the most that run together, so that a large network's activations fit
 _OUTPUTS = 4096  # the most outputs at a point: the likelihood's curvature has a row and a column for each
-
-
-@contextmanager
-def whole_products() -> Iterator[None]:
-    """Within this context products on a GPU have all digits of float32: curvature is a sum of many."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 class Sums(ABC):
@@ -143,7 +132,7 @@ class JacobianSums(Sums):
 
     def add(self, x: AnyInputs, y: Tensor) -> Tensor:
         """Add some points, and return the outputs at them."""
-        with whole_products():
+        with exact_products():
             return self._add(x, y)
 
     def _add(self, x: AnyInputs, y: Tensor) -> Tensor:

@@ -19,11 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pyro_dropout.engines.engine import exact_products
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.inputs import AnyInputs, takes_all
 from pyro_dropout.mathematics.curvature import Block, Kronecker
 from pyro_dropout.protocols import Weights
-from pyro_dropout.training.laplace.curvature import F64, Sums, whole_products
+from pyro_dropout.training.laplace.curvature import F64, Sums
 
 _NUMBERS = 2**22  # of patches that are held at once
 _ON_GPU = 2**27  # inputs and outputs of layers that are held at once on a GPU
@@ -75,7 +76,7 @@ class KroneckerSums(Sums):
     def add(self, x: AnyInputs, y: Tensor) -> Tensor:
         """Add some points, and return the outputs at them."""
         leaves = {name: value.clone().requires_grad_() for name, value in self.free.items()}
-        with whole_products():
+        with exact_products():
             with self._watched():
                 f = self.net.evaluate({**self.fixed, **leaves}, x)
             slope, root = self._slope(f, y)
