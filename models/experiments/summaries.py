@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
+from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
@@ -150,7 +151,7 @@ def compared(
             gains = [scores[new]["log p"] - scores[old]["log p"] for old, new in pairs if new in scores]
             if gains:
                 gained, lost = (sum(sign * gain > VISIBLE for gain in gains) for sign in (1, -1))
-                columns.append((str(gained), str(lost), f"{torch.tensor(gains).median().item():.3g}", len(gains)))
+                columns.append((str(gained), str(lost), f"{median(gains):.3g}", len(gains)))
         if columns:
             more, less, middle, counts = zip(*columns, strict=True)
             row: dict[str, object] = {"change": words, "problem": problem, "comparisons": counts[0]}

@@ -78,7 +78,8 @@ def text(known: list[dict[str, Any]]) -> str:
         ]
         lines += [
             f"warning fired in {_share(lost, 'told')} of them, and in {_share(fine, 'told')} cells that are not, of all"
-            " priors.",
+            " priors, where it was looked at: not in those of `estimator`.",
+            "Cells of `fit_table` and `estimator-auto` are in neither count.",
             "",
         ]
     lines += _beside_mean_field(cells)
