@@ -180,7 +180,9 @@ def steps_source(recorded: Recorded, near: int, threads: int, lanes: int, most: 
         lines_of = f"UNROLLED(1) for (int i = tid * {_LINE}; i < {size}; i += {everyone * _LINE})"
         begins.append(f"if (step + 1 < count) {{ {lines_of} AHEAD((const char*)({name} + {away}) + i); }}")
     late = [(kept, v) for kept, v in changed if not loops.is_over(v.name or "")]
-    ends, waits = [], any(v.size > 1 or loops.reads_at_the_end(f"s{kept.number}") for kept, v in late)
+    # Numbers are read at the beginning of a step: if nobody has waited since then, someone may not have read them yet.
+    ends, waits = [], bool(late) and loops.waits == 0
+    waits |= any(v.size > 1 or loops.reads_at_the_end(f"s{kept.number}") for kept, v in late)
     for size in sorted({kept.size for kept, _ in late}):
         one = "" if size == 1 else "[i]"
         copied = " ".join(f"s{kept.number}[i] = {v.name}{one};" for kept, v in late if kept.size == size)
