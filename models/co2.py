@@ -139,7 +139,8 @@ def judged(mc, standard, questions):
     rows = [(answer.at[LIMIT] / answer.at[FAR],) for key, answer in mc.items() if key[1] == "TanH"]
     words = f"std at {LIMIT} over std at {FAR}: {{}}; ≤ {BOUNDED} asked"
     yield "With TanH the uncertainty stays bounded", rows, lambda row: row[0] <= BOUNDED, words
-    words = f"beyond the data means are {{}} stds apart, and stds a factor of {{}}; ≤ {ASIDE} and ≤ {AGREE} asked"
+    words = f"from the end of the data to {FAR}, in root mean square, means are {{}} stds apart, and stds a factor of"
+    words += f" {{}}; ≤ {ASIDE} and ≤ {AGREE} asked"
     for text, k, (a, b) in (("4 and 5 layers agree", 0, DEPTHS), ("Dropout 0.1 and 0.2 agree", 2, DROPPED)):
         rows = [apart(mc[key], mc[(*key[:k], b, *key[k + 1 :])], questions.ahead) for key in mc if key[k] == a]
         yield text, rows, lambda row: row[0] <= ASIDE and row[1] <= AGREE, words

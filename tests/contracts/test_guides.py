@@ -260,7 +260,8 @@ def test_its_kl_is_computed_and_not_sampled(guide: str, kind: str, dtype: torch.
         found.append(loss.loss(problem.model, q, problem.x, problem.y))
     torch.manual_seed(3)
     expected, constant = _frozen_loss(q, problem)
-    assert found == pytest.approx([expected, expected - constant], rel=100 * torch.finfo(dtype).eps)
+    slack = 100 * torch.finfo(dtype).eps  # both are sums whose terms may cancel
+    assert found == pytest.approx([expected, expected - constant], rel=slack, abs=slack)
 
 
 @pytest.mark.parametrize(("guide", "kind", "dtype"), cases(kinds=["mlp", "residual", "plain"]))
