@@ -102,8 +102,8 @@ def rotated_one(experiment, pair, ones):
     held = int(rise.mean() > CLEAR * error) + int(seen >= HALF > false)
     said = f"entropy {rise.mean():+.2f} ± {error:.2f} nats from 45° on; envelopes overlap for {seen:.0%} of"
     said += f" {misled.sum():.0f} sure and wrong softmax answers, and for {false:.0%} of upright ones"
-    text = "uncertainty is higher from 45° on than for an upright 1, and draws disagree for most of the softmax's sure and"
-    text += " wrong answers"
+    text = "uncertainty is higher from 45° on than for an upright 1, and draws disagree for most of the softmax's sure"
+    text += " and wrong answers"
     experiment.claim(text, VERDICTS[2 - held], said)
     shown = mc.samples[:, : len(ANGLES)], x[: len(ANGLES), 0]
     figure = class_panels(ANGLES, *shown, xlabel="angle (degrees)")
