@@ -38,7 +38,7 @@ def read_csv(path: Path, size: int | None, encoding: str | None, separator: str 
             # All that is left at once; line by line takes longer.
             lines = itertools.chain(head, file if size is not None else iter(file.read, ""))
             line, header = next(_records(lines, number, mark))
-            names, notes = _names(path, header, mark)
+            names, notes = names_of(path, header, mark)
             for columns, rows in _pieces(path, lines, line, len(names), mark, size):
                 cells, numbers = dict(zip(names, columns, strict=True)), {}
                 for name, texts in cells.items():
@@ -53,7 +53,7 @@ def read_csv(path: Path, size: int | None, encoding: str | None, separator: str 
         raise ShapeError(f"{path.name}, {cause}.") from None
 
 
-def _names(path: Path, header: list[str], separator: str) -> tuple[list[str], tuple[str, ...]]:
+def names_of(path: Path, header: list[str], separator: str) -> tuple[list[str], tuple[str, ...]]:
     """Return the names of the columns, and what there is to say about them; raise if they are a row of data."""
     names = [name.strip() for name in header]
     numbers = [name for name in names if is_number(name) or is_date(name)]

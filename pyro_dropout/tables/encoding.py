@@ -149,9 +149,9 @@ class Column:
         return self._places(table) < 0
 
     def waves(self, days: Floats) -> Floats:
-        """Return centred numbers and the place of dates in their cycles, (N, 1 + 2 cycles)."""
+        """Return centred numbers and the place of dates in their cycles, (1 + 2 cycles, N)."""
         turns = [math.tau * (days % CYCLES[cycle]) / CYCLES[cycle] for cycle in self.cycles]
-        return np.stack([days - self.centre, *(wave(turn) for turn in turns for wave in (np.sin, np.cos))], 1)
+        return np.stack([days - self.centre, *(wave(turn) for turn in turns for wave in (np.sin, np.cos))])
 
     def codes(self, table: Table) -> Ints:
         """Return the place of each cell among the features of categories; -1 for what has none."""
@@ -245,12 +245,12 @@ class Encoding:
             if count:
                 gaps["missing values filled in" + ", with an indicator" * column.gaps, column.name] = count
         codes = [column.codes(table) for column in self._kinds]
-        parts = [*(column.waves(column.numbers(table)) for column in self._numbers), *(each[:, None] for each in codes)]
+        parts = [*(column.waves(column.numbers(table)) for column in self._numbers), *(each[None] for each in codes)]
         # It puts numbers first, then the marks of their gaps, then categories; the network has the table's order.
         own = [self.places[column.name][: len(column.fill)] for column in self._numbers]
         marks = [self.places[column.name][-1:] for column in self._numbers if column.gaps]
         theirs = itertools.chain(*own, *marks, *(self.places[column.name] for column in self._kinds))
-        found = self.transformer.transform(np.concatenate(parts, 1, dtype=np.float64))
+        found = self.transformer.transform(np.concatenate(parts, dtype=np.float64).T)
         x = found.astype(np.float32).take(np.argsort([*theirs]), 1)
         for column, each in zip(self._kinds, codes, strict=True):
             rows, places = np.flatnonzero(each < 0), self.places[column.name]

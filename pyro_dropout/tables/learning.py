@@ -79,7 +79,7 @@ def _numbers(table: Table, train: Ints, column: Column, least: int) -> tuple[Col
         return column, "no values in the training rows"
     gaps = len(values) - len(known) >= least
     column = replace(column, gaps=gaps, cycles=_cycles(known) if column.notation.kind == "date" else ())
-    column = replace(column, fill=tuple(np.nanmean(column.waves(values), 0).tolist()))
+    column = replace(column, fill=tuple(np.nanmean(column.waves(values), 1).tolist()))
     return column, "" if gaps or known.min() < known.max() else "constant in the training rows"
 
 

@@ -102,7 +102,12 @@ class Table:
     def numbers(self, name: str) -> Floats | None:
         """Return the numbers of a column, NaN where missing; None unless all its texts are plain numbers."""
         if name not in self.kept:
-            self.kept[name] = plain_numbers(self.column(name))
+            numbers = cast(self.column(name))
+            if numbers is None:
+                rows, different = self.different(name)
+                numbers = plain_numbers(different)
+                numbers = None if numbers is None else np.append(numbers, np.nan)[rows]
+            self.kept[name] = numbers
         found: Floats | None = self.kept[name]
         return found
 
@@ -232,12 +237,12 @@ def plain_numbers(cells: Series) -> Floats | None:
     found = cast(cells)
     if found is not None:
         return found
-    places, texts = cells.factorize()
+    texts = cells.to_numpy(object, na_value=np.nan)
     try:
-        found = texts.to_numpy(object).astype(np.float64)
+        found = texts.astype(np.float64)
     except ValueError:
         return None
-    return None if "_" in "".join(texts) else np.append(found, np.nan)[places]  # 1_000 is a number only in Python
+    return None if "_" in "".join(map(str, texts)) else found  # 1_000 is a number only in Python
 
 
 def from_arrow(found: Any) -> Any:
