@@ -18,7 +18,7 @@ import pandas
 
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.tables.notation import is_date, is_number
-from pyro_dropout.tables.table import Ints, Series, Table, cast, named, texts_of
+from pyro_dropout.tables.table import Floats, Ints, Series, Table, cast, named, texts_of
 
 Separator = Literal["comma", "semicolon", "tab", "pipe"]
 SEPARATORS: dict[str, str] = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
@@ -40,14 +40,14 @@ def read_csv(path: Path, size: int | None, encoding: str | None, separator: str 
             line, header = next(_records(lines, number, mark))
             names, notes = names_of(path, header, mark)
             for columns, rows in _pieces(path, lines, line, len(names), mark, size):
-                cells, numbers = dict(zip(names, columns, strict=True)), {}
+                cells, numbers = dict(zip(names, columns, strict=True)), dict[object, Floats]()
                 for name, texts in cells.items():
                     found = cast(texts)
                     if found is None:
                         cells[name] = texts_of(texts)
                     else:  # numbers have no spaces around them, and do not mean that a value is missing
                         numbers[name] = found
-                yield Table(path.name, cells, rows, notes=(*said, *notes), separator=mark, kept={**numbers})
+                yield Table(path.name, cells, rows, notes=(*said, *notes), separator=mark, kept=numbers)
     except (UnicodeDecodeError, csv.Error) as cause:
         _check_text(path, encoding)
         raise ShapeError(f"{path.name}, {cause}.") from None

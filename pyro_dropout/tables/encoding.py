@@ -106,7 +106,7 @@ class Column:
         """Return which cells are categories that have no feature of their own."""
         if self.categories is None:
             return np.zeros(len(table), np.bool_)
-        return self._places(table) == len(self.categories)
+        return np.equal(self._places(table), len(self.categories))
 
     def _places(self, table: Table) -> Ints:
         """Return the place of each cell among the categories; that after the last for others, and -1 for gaps."""

@@ -124,8 +124,8 @@ class Table:
         """Return the table with only these rows, counted from 0."""
         places = np.asarray(kept, np.int64)
         columns = {name: cells.iloc[places].reset_index(drop=True) for name, cells in self.columns.items()}
-        kept = {key: each[places] for key, each in self.kept.items() if isinstance(each, np.ndarray)}
-        return replace(self, columns=columns, rows=np.asarray(self.rows)[places], kept=kept)
+        some = {key: each[places] for key, each in self.kept.items() if isinstance(each, np.ndarray)}
+        return replace(self, columns=columns, rows=np.asarray(self.rows)[places], kept=some)
 
 
 def named(file: str, names: Iterable[object]) -> list[str]:
