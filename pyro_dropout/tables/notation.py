@@ -281,12 +281,13 @@ def _plain(texts: Series, numbers: Floats) -> Written:
     if texts.dtype == np.float64:
         return Written(NUMBER, points=bool((numbers[np.isfinite(numbers)] % 1 != 0).any()))
     large = (np.abs(numbers) >= EXACT) & np.isfinite(numbers)
-    whole = [text for text in (texts[large] if large.any() else ()) if re.fullmatch(_WHOLE, text)]
-    lost = [text for text in whole if int(text) != int(float(text))]
+    exact = [text for text in (texts[large] if large.any() else ()) if re.fullmatch(_WHOLE, text)]
+    lost = [text for text in exact if int(text) != int(float(text))]
     if lost:
         many = f"{brief(lost[0])} has more digits than a number here; subtract a constant"
         return Written(cell=lost[0], unknown=many)
-    if texts[np.trunc(numbers) == numbers].str.fullmatch(_CODE).any():
+    whole = texts[np.trunc(numbers) == numbers]
+    if whole[whole.str.startswith(("0", "+0", "-0"))].str.fullmatch(_CODE).any():
         return Written()
     points = "." in "".join(texts.iloc[:1]) or bool(texts.str.contains(".", regex=False).any())
     if not points or not all(_fits(text, ",", ".") for text in texts):  # ends with the first that does not
