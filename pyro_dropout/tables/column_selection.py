@@ -120,7 +120,7 @@ def choose_columns(
             left[name] = "no values"
             continue
         given = name in categorical if name != target else task == "classification"
-        written = Written() if given else recognise(each, mixed=name != target)
+        written = Written() if given else recognise(table, name, mixed=name != target)
         if written.misfit or (written.unknown and (name == target or name in asked)):
             what = f"{written.misfit}. Fix it" if written.misfit else written.unknown
             raise RangeError(f"{_place(table, name, written)}: {what}, or {instead[name]}.")
@@ -176,20 +176,23 @@ def _read_as(name: str, notation: Notation) -> Column:
 
 def _useless(table: Table, name: str, notation: Notation | None) -> str:
     """Return why a column cannot be used; "" if it can."""
-    cells = table.column(name)
     if notation is not None and notation.kind != "truth":
         values = _read_as(name, notation).numbers(table)
-        found, different = int((~np.isnan(values)).sum()), len(np.unique(values[~np.isnan(values)]))
-    else:
-        known = _read_as(name, notation).usable(cells).dropna() if notation is not None else cells.dropna()
-        found, different = len(known), (notation or NUMBER).labels(known).nunique()
+        known = values[~np.isnan(values)]
+        if len(known) and known.min() == known.max():
+            return "constant" if len(known) == len(values) else ""
+        whole = _whole(table, name, notation) if _IDENTIFIER.fullmatch(name) else known[:0]
+        unique = len(whole) > 0 and len(np.unique(whole)) == len(whole)
+        return f"an identifier; --keep {quoted(name)} uses it" if unique else ""
+    rows, cells = table.different(name)
+    known = cells if notation is None else _read_as(name, notation).usable(cells)
+    found = int(np.append(known.notna(), False)[rows].sum())
+    different = len(set((notation or NUMBER).labels(known.dropna())))
     if different == 1:
-        return "constant" if found == len(cells) else ""
+        return "constant" if found == len(table) else ""
     if notation is None and 2 * different > found:
         what = "codes with zeros before them" if cells.str.fullmatch("0[0-9]+").any() else "text"
         return f"{what}, all different" if different == found else f"free {what}, {different} different values"
-    if different == found and len(_whole(table, name, notation)) and _IDENTIFIER.fullmatch(name):
-        return f"an identifier; --keep {quoted(name)} uses it"
     return ""
 
 
@@ -197,33 +200,36 @@ def _whole(table: Table, name: str, notation: Notation | None) -> Floats:
     """Return the numbers in a column if all are whole and plain, else none."""
     values = _read_as(name, NUMBER).numbers(table) if notation == NUMBER else np.empty(0)
     values = values[~np.isnan(values)]
-    return values if not (values % 1).any() else np.empty(0)
+    return values if (np.trunc(values) == values).all() else np.empty(0)
 
 
 def _counts_rows(table: Table, name: str, notation: Notation | None) -> bool:
     """Return whether a column counts the rows of the file from 0 or 1, and its name says nothing of time."""
+    if notation != NUMBER or _TIME.fullmatch(name.lower()) or _read_as(name, NUMBER).numbers(table)[0] not in (0, 1):
+        return False
     values = _whole(table, name, notation)
-    if _TIME.fullmatch(name.lower()) or len(values) < len(table) or values[0] not in (0, 1):
+    if len(values) < len(table):
         return False
     return bool((values == values[0] + np.arange(len(values))).all())
 
 
 def outcome_column(table: Table, name: str, task: Task, notation: Notation | None) -> Column:
     """Return the column to predict, as a number or as classes; raise if there is nothing to predict."""
-    cells = table.column(name)
-    known, kind = cells.dropna(), None if notation is None else notation.kind
+    cells, kind = table.column(name), None if notation is None else notation.kind
     if kind == "date":
         raise RangeError(
             f"{table.file}, column {name!r}: a date cannot be the target; predict a number, such as the days until it,"
             " or classes (--task classification)."
         )
     notation = notation or NUMBER
-    binary = kind == "number" and notation == NUMBER and bool(np.isin(NUMBER.values(known), (0, 1)).all())
+    known, numbers = cells[cells.notna()], table.numbers(name) if kind == "number" and notation == NUMBER else None
+    binary = numbers is not None and not (~np.isnan(numbers) & (numbers != 0) & (numbers != 1)).any()
     if task == "regression" or (kind == "number" and not binary):
         column = number_column(table, name, notation if kind == "number" else NUMBER)
-        count = len(np.unique(column.numbers(table)[cells.notna()]))
+        values = column.numbers(table)[cells.notna()]
+        count = 2 if len(values) and values.min() < values.max() else min(1, len(values))
     else:
-        labels = notation.labels(known).unique().tolist()
+        labels = list(dict.fromkeys(notation.labels(table.different(name)[1])))
         values = np.nan_to_num(np.array([_number(label) for label in labels]), nan=np.inf)
         ordered = sorted(zip(values.tolist(), labels, strict=True))
         column, count = Column(name, tuple(label for _, label in ordered), notation), len(labels)

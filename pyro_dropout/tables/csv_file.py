@@ -13,9 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, TextIO
 
+import numpy as np
+import pandas
+
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.tables.notation import is_date, is_number
-from pyro_dropout.tables.table import Series, Table, named, texts_of
+from pyro_dropout.tables.table import Floats, Ints, Series, Table, cast, named, texts_of
 
 Separator = Literal["comma", "semicolon", "tab", "pipe"]
 SEPARATORS: dict[str, str] = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
@@ -32,18 +35,25 @@ def read_csv(path: Path, size: int | None, encoding: str | None, separator: str 
     try:
         with path.open(encoding=encoding, newline="") as file:
             number, mark, said, head = _start(path, file, separator)
-            lines = itertools.chain(head, file)
+            # All that is left at once; line by line takes longer.
+            lines = itertools.chain(head, file if size is not None else iter(file.read, ""))
             line, header = next(_records(lines, number, mark))
-            names, notes = _names(path, header, mark)
+            names, notes = names_of(path, header, mark)
             for columns, rows in _pieces(path, lines, line, len(names), mark, size):
-                cells = dict(zip(names, columns, strict=True))
-                yield Table(path.name, cells, rows, notes=(*said, *notes), separator=mark)
+                cells, numbers = dict(zip(names, columns, strict=True)), dict[object, Floats]()
+                for name, texts in cells.items():
+                    found = cast(texts)
+                    if found is None:
+                        cells[name] = texts_of(texts)
+                    else:  # numbers have no spaces around them, and do not mean that a value is missing
+                        numbers[name] = found
+                yield Table(path.name, cells, rows, notes=(*said, *notes), separator=mark, kept=numbers)
     except (UnicodeDecodeError, csv.Error) as cause:
         _check_text(path, encoding)
         raise ShapeError(f"{path.name}, {cause}.") from None
 
 
-def _names(path: Path, header: list[str], separator: str) -> tuple[list[str], tuple[str, ...]]:
+def names_of(path: Path, header: list[str], separator: str) -> tuple[list[str], tuple[str, ...]]:
     """Return the names of the columns, and what there is to say about them; raise if they are a row of data."""
     names = [name.strip() for name in header]
     numbers = [name for name in names if is_number(name) or is_date(name)]
@@ -134,14 +144,14 @@ def _parsed(head: list[str], mark: str) -> list[list[str]]:
 
 def _pieces(
     path: Path, lines: Iterator[str], line: int, width: int, separator: str, size: int | None
-) -> Iterator[tuple[list[Series], list[int]]]:
+) -> Iterator[tuple[list[Series], Ints]]:
     """Yield the columns after a line, ``size`` rows at a time, and the line of each row."""
     while text := "".join(itertools.islice(lines, size)):
         columns = _simple(text, width, separator)
         if columns is None:
             break
         rows = len(columns[0])
-        yield columns, list(range(line + 1, line + 1 + rows))
+        yield columns, np.arange(line + 1, line + 1 + rows)
         line += rows
     records = _records(itertools.chain(io.StringIO(text, newline=""), lines), line + 1, separator)
     while some := list(itertools.islice(records, size)):
@@ -149,29 +159,34 @@ def _pieces(
             if len(row) != width:
                 hint = " Comments may stand before the header only." if row[0].startswith("#") else ""
                 raise ShapeError(f"{path.name}, row {number}: {len(row)} values for {width} columns.{hint}")
-        yield [texts_of([row[k] for _, row in some]) for k in range(width)], [number for number, _ in some]
+        columns = [pandas.Series([row[k] for _, row in some], dtype="str") for k in range(width)]
+        yield columns, np.array([number for number, _ in some])
 
 
 def _simple(text: str, width: int, separator: str) -> list[Series] | None:
     """Return columns that pyarrow reads; None unless each line is a row, and quotes stand around whole cells."""
     raw = text.rstrip("\r\n").encode("utf-8", "surrogatepass")
     raw = raw.replace(b"\r\n", b"\n") if b"\r" in raw else raw
-    odd = raw[:1] in (b"", b"\n") or any(each in raw for each in (b"\0", b"\r", b"\n\n"))
+    odd = not raw or b"\0" in raw or b"\r" in raw
     if odd or (b'"' in raw and not _whole_quotes(separator).fullmatch(raw)):
         return None
     try:
+        from pyarrow import BufferReader
         from pyarrow import csv as arrow
 
         names = [str(place) for place in range(width)]
         table = arrow.read_csv(
-            io.BytesIO(raw),
-            arrow.ReadOptions(column_names=names),
+            BufferReader(raw),
+            arrow.ReadOptions(column_names=names, use_threads=False),
             arrow.ParseOptions(delimiter=separator),
-            arrow.ConvertOptions(column_types=dict.fromkeys(names, "large_string")),
+            arrow.ConvertOptions(
+                column_types=dict.fromkeys(names, "large_string"), null_values=[""], strings_can_be_null=True
+            ),
         )
     except (ImportError, ValueError):  # a row with too many or too few cells
         return None
-    return [texts_of(column.to_pandas()) for column in table.columns]
+    whole = table.num_rows == raw.count(b"\n") + 1  # else there are empty lines
+    return [column.to_pandas() for column in table.columns] if whole else None
 
 
 @functools.cache

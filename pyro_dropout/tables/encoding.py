@@ -102,23 +102,33 @@ class Column:
         named = self.categories is not None and self.notation.kind != "truth"
         return cells if named else without_blanks(cells)
 
-    def strangers(self, cells: Series) -> Bools:
+    def strangers(self, table: Table) -> Bools:
         """Return which cells are categories that have no feature of their own."""
         if self.categories is None:
-            return np.zeros(len(cells), np.bool_)
-        cells = self.usable(cells)
-        return np.asarray(cells.notna() & ~self.notation.labels(cells).isin(self.categories), np.bool_)
+            return np.zeros(len(table), np.bool_)
+        return np.equal(self._places(table), len(self.categories))
+
+    def _places(self, table: Table) -> Ints:
+        """Return the place of each cell among the categories; that after the last for others, and -1 for gaps."""
+        if self not in table.kept:
+            rows, cells = table.different(self.name)
+            known = {label: place for place, label in enumerate(self.categories or ())}
+            places = [known.get(label, len(known)) for label in self.notation.labels(cells)]
+            table.kept[self] = np.append(np.where(self.usable(cells).isna(), -1, places), -1)[rows]
+        found: Ints = table.kept[self]
+        return found
 
     def numbers(self, table: Table) -> Floats:
         """Return the column's numbers before centring; NaN for missing values."""
         key = self.name, self.notation
-        if key not in table.parsed:
-            table.parsed[key] = self._parsed(table)
-        return table.parsed[key]
+        if key not in table.kept:
+            table.kept[key] = self._parsed(table)
+        found: Floats = table.kept[key]
+        return found
 
     def _parsed(self, table: Table) -> Floats:
-        cells = table.column(self.name)
-        numbers = self.notation.values(cells)
+        cells, plain = table.column(self.name), table.numbers(self.name) if self.notation == NUMBER else None
+        numbers = self.notation.values(cells) if plain is None else plain
         wrong, large = np.isnan(numbers) & cells.notna().to_numpy(bool), np.abs(numbers) > _LARGEST
         if wrong.any():
             wrong &= without_blanks(cells).notna().to_numpy(bool)
@@ -136,21 +146,19 @@ class Column:
         """Return which cells are missing, or words that mean it."""
         if self.categories is None:
             return np.isnan(self.numbers(table))
-        return np.asarray(self.usable(table.column(self.name)).isna(), np.bool_)
+        return self._places(table) < 0
 
-    def waves(self, table: Table) -> Floats:
-        """Return the column's centred numbers and the place of dates in their cycles, (N, 1 + 2 cycles)."""
-        days = self.numbers(table)
+    def waves(self, days: Floats) -> Floats:
+        """Return centred numbers and the place of dates in their cycles, (1 + 2 cycles, N)."""
         turns = [math.tau * (days % CYCLES[cycle]) / CYCLES[cycle] for cycle in self.cycles]
-        return np.stack([days - self.centre, *(wave(turn) for turn in turns for wave in (np.sin, np.cos))], 1)
+        return np.stack([days - self.centre, *(wave(turn) for turn in turns for wave in (np.sin, np.cos))])
 
     def codes(self, table: Table) -> Ints:
         """Return the place of each cell among the features of categories; -1 for what has none."""
-        cells, known = self.usable(table.column(self.name)), self.categories or ()
-        codes = pandas.Index(known).get_indexer(self.notation.labels(cells)) if known else np.full(len(cells), -1)
-        if self.other:
-            codes = np.where((codes < 0) & cells.notna(), len(known), codes)
-        return np.where(codes < 0, len(known) + self.other, codes) if self.gaps else codes
+        codes, known = self._places(table), len(self.categories or ())
+        if not self.other:
+            codes = np.where(codes == known, -1, codes)
+        return np.where(codes < 0, known + self.other, codes) if self.gaps else codes
 
 
 @dataclass(frozen=True)
@@ -226,7 +234,7 @@ class Encoding:
         remarks, gaps = Remarks(), Remarks()
         for column in self.inputs:
             given = table.column(column.name)
-            missing, strange = column.gaps_in(table), column.strangers(given)
+            missing, strange = column.gaps_in(table), column.strangers(table)
             blank = missing & given.notna().to_numpy(bool)
             for text, count in given[blank].value_counts(sort=False).items() if blank.any() else ():
                 remarks[f"{brief(text)} read as missing", column.name] += count
@@ -237,17 +245,18 @@ class Encoding:
             if count:
                 gaps["missing values filled in" + ", with an indicator" * column.gaps, column.name] = count
         codes = [column.codes(table) for column in self._kinds]
-        parts = [*(column.waves(table) for column in self._numbers), *(each[:, None] for each in codes)]
+        parts = [*(column.waves(column.numbers(table)) for column in self._numbers), *(each[None] for each in codes)]
         # It puts numbers first, then the marks of their gaps, then categories; the network has the table's order.
         own = [self.places[column.name][: len(column.fill)] for column in self._numbers]
         marks = [self.places[column.name][-1:] for column in self._numbers if column.gaps]
         theirs = itertools.chain(*own, *marks, *(self.places[column.name] for column in self._kinds))
-        x = self.transformer.transform(np.concatenate(parts, 1, dtype=np.float64))[:, np.argsort([*theirs])]
+        found = self.transformer.transform(np.concatenate(parts, dtype=np.float64).T)
+        x = found.astype(np.float32).take(np.argsort([*theirs]), 1)
         for column, each in zip(self._kinds, codes, strict=True):
             rows, places = np.flatnonzero(each < 0), self.places[column.name]
             if len(rows):
                 x[rows[:, None], places[: len(column.fill)]] = column.fill
-        return torch.from_numpy(x.astype(np.float32)), remarks + gaps
+        return torch.from_numpy(x), remarks + gaps
 
     @property
     def remarks(self) -> list[str]:
@@ -265,7 +274,7 @@ class Encoding:
 
     def seen(self, x: Tensor) -> "Encoding":
         """Return the encoding with the ranges of the training inputs."""
-        return replace(self, ranges=tuple(zip(x.amin(0).tolist(), x.amax(0).tolist(), strict=True)))
+        return replace(self, ranges=tuple(zip(x.numpy().min(0).tolist(), x.numpy().max(0).tolist(), strict=True)))
 
     def beyond(self, x: Tensor, table: Table | None = None) -> list[list[str]]:
         """Return for each row of inputs the features outside their training range.
@@ -279,7 +288,7 @@ class Encoding:
                 found[row].append(names[feature])
         for column in self.inputs:
             if table and not column.other:
-                for row in np.flatnonzero(column.strangers(table.column(column.name))).tolist():
+                for row in np.flatnonzero(column.strangers(table)).tolist():
                     found[row].append(column.name)
         return found
 
@@ -292,7 +301,7 @@ class Encoding:
             raise RangeError(f"{table.where(row, self.target)}: {brief(cells[row])} is no value to predict.")
         if not self.classes:
             return torch.from_numpy((outcome.numbers(table) - self.target_centre).astype(np.float32)).unsqueeze(-1)
-        strange = outcome.strangers(cells)
+        strange = outcome.strangers(table)
         if strange.any():
             row = int(strange.argmax())
             raise RangeError(f"{table.where(row, self.target)}: {brief(cells[row])} is none of the known classes.")

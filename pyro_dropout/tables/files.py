@@ -1,23 +1,29 @@
-"""Read CSV and Parquet files, and standard input, as tables; errors name the file, the row and the column."""
+"""Read CSV, Parquet, Excel and JSON files, and standard input, as tables; errors name the file, row and column."""
 
 import atexit
+import json
 import shutil
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
 
 from pyro_dropout.errors import PyroDropoutError, ShapeError
-from pyro_dropout.tables.csv_file import read_csv
+from pyro_dropout.tables.csv_file import names_of, read_csv
 from pyro_dropout.tables.table import Table, from_arrow, named
 from pyro_dropout.training.checkpoints.regular_file import check_regular
 
-_OTHERS = {".xlsx": "an Excel", ".xlsm": "an Excel", ".xls": "an Excel", ".ods": "a spreadsheet"}
-_OTHERS |= dict.fromkeys((".json", ".jsonl", ".ndjson"), "a JSON")
-
 
 def read_file(path: str | Path, *, encoding: str | None = None, separator: str | None = None) -> Table:
-    r"""Return the table in a CSV file with a header, or in a Parquet file; the path "-" is standard input.
+    r"""Return the table in a CSV file with a header, or in a Parquet, Excel or JSON file.
+
+    The first sheet of an Excel file is read. JSON files hold a list of records or an object of columns; those that end
+    in .jsonl, one record a line. The path "-" is standard input, in CSV, Parquet or Excel.
 
     Missing values are an empty cell, NA, N/A, n.a., #N/A, NaN, <NA>, null, None and ?, in upper or lower case. Lines of
     a CSV file that begin with # are comments if they stand before the header; after it, they are rows.
@@ -54,20 +60,24 @@ def read_pieces(
 ) -> Iterator[Table]:
     """Yield tables of ``size`` rows each, for files larger than memory; with None, one table of all rows."""
     path = arrived(path)
-    check_regular(path, "give a CSV or Parquet file.")
+    check_regular(path, "give a CSV, Parquet, Excel or JSON file.")
     with path.open("rb") as file:
         begins = file.read(4)
     if not begins:
         raise ShapeError(f"{path.name} is empty; a header and rows are needed.")
     ending = path.suffix.lower()
-    if begins == b"PK\x03\x04" or ending in _OTHERS:
-        raise PyroDropoutError(
-            f"{path.name} is {_OTHERS.get(ending, 'an Excel')} file; CSV and Parquet files are read. Save it as CSV, or"
-            " read it with pandas and give the data frame to pyro_dropout.fit_table."
-        )
-    parquet = begins == b"PAR1" or ending in (".parquet", ".pq")
+    if begins == b"PAR1" or ending in (".parquet", ".pq"):
+        tables = _read_parquet(path, size)
+    elif begins == b"PK\x03\x04" or ending in (".xlsx", ".xlsm"):
+        tables = iter([_read_excel(path)])
+    elif ending in (".json", ".jsonl", ".ndjson"):
+        tables = iter([_read_json(path, lines=ending != ".json")])
+    elif ending in (".xls", ".ods"):
+        raise PyroDropoutError(f"{path.name} is a spreadsheet of another format; save it as .xlsx or CSV.")
+    else:
+        tables = read_csv(path, size, encoding, separator)
     rows = 0
-    for table in _read_parquet(path, size) if parquet else read_csv(path, size, encoding, separator):
+    for table in tables:
         rows += len(table)
         if len(table):
             yield table
@@ -115,3 +125,54 @@ def _read_parquet(path: Path, size: int | None) -> Iterator[Table]:
                 done += found.num_rows
     except (pyarrow.ArrowException, OSError) as cause:
         raise PyroDropoutError(f"{path.name} is not a valid Parquet file: {str(cause).splitlines()[0]}") from None
+
+
+# --- Excel and JSON ---------------------------------------------------------------------------------------------------
+
+
+def _read_excel(path: Path) -> Table:
+    """Return the first sheet, as pandas reads it; its first row that is not empty is the header."""
+    try:
+        with warnings.catch_warnings(action="ignore", category=UserWarning):  # about styles
+            how: dict[str, Any] = {"header": None, "dtype": object, "keep_default_na": False, "na_values": [""]}
+            sheet = pandas.read_excel(path, engine="openpyxl", **how)
+    except ImportError:
+        raise PyroDropoutError(
+            f'{path.name}: reading Excel files needs the package openpyxl; pip install "pyro-dropout[excel]".'
+        ) from None
+    except (MemoryError, KeyboardInterrupt):
+        raise
+    except Exception as cause:  # of zipfile, zlib, the parser of XML, and openpyxl
+        raise PyroDropoutError(f"{path.name} is not a valid Excel file (.xlsx): {cause}.") from None
+    sheet = sheet.dropna(how="all").dropna(axis=1, how="all")
+    if not len(sheet):
+        raise ShapeError(f"{path.name} is empty; a header and rows are needed.")
+    header = ["" if pandas.isna(name) else str(name) for name in sheet.iloc[0]]
+    names, notes = names_of(path, header, ",")
+    cells = sheet.iloc[1:].infer_objects()  # dates without times stay so
+    columns = {name: cells.iloc[:, place] for place, name in enumerate(names)}
+    return Table.of(path.name, columns, sheet.index[1:].to_numpy() + 1, notes=notes)
+
+
+def _read_json(path: Path, lines: bool) -> Table:
+    """Return a list of records, an object of columns, or one record a line."""
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+        texts = [line for line in text.split("\n") if line.strip()] if lines else [text]
+        parts = [json.loads(each, object_pairs_hook=_once) for each in texts]
+        frame = pandas.DataFrame(parts if lines else parts[0], dtype=object)  # numbers keep their digits
+        if isinstance(frame.columns, pandas.RangeIndex):
+            raise ValueError("no names of columns")
+    except (ValueError, RecursionError, TypeError, AttributeError) as cause:
+        raise PyroDropoutError(
+            f"{path.name} is not a JSON table, a list of records or an object of columns (or, in a file that ends in"
+            f" .jsonl, one record a line): {cause}."
+        ) from None
+    columns = {name: frame.iloc[:, place] for place, name in enumerate(named(path.name, frame.columns))}
+    return Table.of(path.name, columns, np.arange(1, len(frame) + 1))
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len({name for name, _ in pairs}) < len(pairs):
+        raise ValueError("a name occurs twice in an object")
+    return dict(pairs)

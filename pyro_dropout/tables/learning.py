@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 
 import numpy as np
+import pandas
 
 from pyro_dropout.errors import RangeError
 from pyro_dropout.tables.column_selection import Chosen, Task, number_column, outcome_column, quoted
@@ -50,26 +51,23 @@ def learn(chosen: Chosen, table: Table, train: Ints, task: Task) -> tuple[Encodi
 
 def _categories(table: Table, train: Ints, column: Column, least: int) -> tuple[Column, str]:
     """Return a column with a feature for each category that is not rare, and one for the rest if they are many."""
-    from sklearn.preprocessing import OneHotEncoder
-
-    cells = column.usable(table.column(column.name)).iloc[train]
-    labels = column.notation.labels(cells.dropna())
-    common: list[str] = []
-    if len(labels):
-        encoder = OneHotEncoder(min_frequency=max(1, least)).fit(labels.to_numpy(object)[:, None])
-        rare = encoder.infrequent_categories_[0]
-        common = sorted(set(encoder.categories_[0]) - set(() if rare is None else rare))
-    others = int((~labels.isin(common)).sum())
+    rows, cells = table.different(column.name)
+    known = np.append(column.usable(cells).notna(), False)
+    numbers = np.bincount(rows[train][known[rows[train]]], minlength=len(cells))
+    counts = pandas.Series(numbers).groupby(np.array(column.notation.labels(cells), object)).sum()
+    counts = counts[counts > 0]
+    common = sorted(counts.index[counts >= least])
+    others = int(counts[counts < least].sum())
     column = replace(column, categories=tuple(common), other=others >= least)
-    gaps = int(cells.isna().sum()) + (0 if column.other else others)
+    gaps = len(train) - int(counts.sum()) + (0 if column.other else others)
     column = replace(column, gaps=gaps >= least)
     if len(common) > _MOST:
         return column, f"{len(common)} different texts are too many for categories (at most {_MOST})"
     if not common:
         return column, "no category is common enough to learn from"
     codes = replace(column, gaps=False).codes(table)[train]
-    counts = np.bincount(codes[codes >= 0], minlength=len(common) + column.other)
-    column = replace(column, fill=tuple((counts / max(1, counts.sum())).tolist()))
+    sizes = np.bincount(codes[codes >= 0], minlength=len(common) + column.other)
+    column = replace(column, fill=tuple((sizes / max(1, sizes.sum())).tolist()))
     return column, "" if len(column.features) > 1 else "constant in the training rows"
 
 
@@ -81,7 +79,7 @@ def _numbers(table: Table, train: Ints, column: Column, least: int) -> tuple[Col
         return column, "no values in the training rows"
     gaps = len(values) - len(known) >= least
     column = replace(column, gaps=gaps, cycles=_cycles(known) if column.notation.kind == "date" else ())
-    column = replace(column, fill=tuple(np.nanmean(column.waves(table)[train], 0).tolist()))
+    column = replace(column, fill=tuple(np.nanmean(column.waves(values), 1).tolist()))
     return column, "" if gaps or known.min() < known.max() else "constant in the training rows"
 
 

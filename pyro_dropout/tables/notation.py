@@ -6,13 +6,14 @@ Where two readings are possible, the table is refused.
 
 import functools
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import pandas
 
-from pyro_dropout.tables.table import EXACT, Floats, Series, brief, number_text
+from pyro_dropout.tables.table import EXACT, Floats, Series, Table, brief, number_text, plain_numbers
 
 Kind = Literal["number", "date", "truth"]
 Decimal = Literal["point", "comma"]
@@ -37,6 +38,7 @@ _CLOCK = r"[0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,9})?)?"
 _ZONE = r"(?:Z|[-+][0-9]{2}:?[0-9]{2})"
 _MOMENT = rf"[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}(?:[T ]{_CLOCK}{_ZONE}?)?"
 _EPOCH, _DAY = pandas.Timestamp(0, tz="UTC"), pandas.Timedelta(days=1)
+_POINTED = re.compile(r"\A(-?(?:0|[1-9][0-9]*))\.0*\Z")  # 3.0
 _WHOLE, _CODE = r"[-+]?[0-9]+", r"[-+]?0[0-9]+"  # 007 is a code
 _TEXTS = 0.1  # of the cells that are no numbers make a column of text; fewer are mistakes
 
@@ -69,15 +71,18 @@ class Notation:
         if cells.dtype == np.float64:
             usable = self.kind == "number" and not self.unit
             return cells.to_numpy() if usable else np.full(len(cells), np.nan)
-        if self.kind == "date":
-            right = cells.str.contains(rf":.*{_ZONE}$", na=False) == self.zoned
-            days: Floats = ((_moments(cells) - _EPOCH) / _DAY).where(right).to_numpy(np.float64)
-            return days
         found = plain_numbers(cells) if self == NUMBER else None
         if found is not None:
             return found
-        known = {text: self.value(text) for text in cells.dropna().unique()}
-        return np.asarray(cells.map(known).to_numpy(np.float64))
+        places, texts = cells.factorize()
+        if self.kind == "date":
+            different = pandas.Series(texts, dtype="str")
+            right = different.str.contains(rf":.*{_ZONE}$") == self.zoned
+            numbers = ((_moments(different) - _EPOCH) / _DAY).where(right).to_numpy(np.float64)
+        else:
+            numbers = np.array([self.value(text) for text in texts], np.float64)
+        values: Floats = np.append(numbers, np.nan)[places]
+        return values
 
     def value(self, text: str) -> float | None:
         """Return a text as a number; None if it is not written in this way."""
@@ -88,19 +93,15 @@ class Notation:
             return None
         return _as_number(digits.replace(self.thousands, "").replace(self.decimal, "."))
 
-    def labels(self, cells: Series) -> Series:
-        """Return a column as names of categories: 1 and 1.0 are one, and True and true.
+    def labels(self, cells: Iterable[str | float]) -> list[str]:
+        """Return cells as names of categories: 1 and 1.0 are one, and True and true.
 
         Example:
-            >>> NUMBER.labels(pandas.Series(["1.0", "True", "007", "1.10"])).tolist()
+            >>> NUMBER.labels(["1.0", "True", "007", "1.10"])
             ['1', 'true', '007', '1.10']
         """
-        if cells.dtype == np.float64:
-            cells = cells.map({value: number_text(value) for value in cells.dropna().unique()}).astype("str")
-        lower = cells.str.lower()
-        labels = cells.mask(lower.isin(["true", "false"]), lower)
-        labels = labels.str.replace(r"^(-?(?:0|[1-9][0-9]*))\.0*$", r"\1", regex=True)
-        return labels.replace({"0": "false", "1": "true"}) if self.kind == "truth" else labels
+        truth = {"0": "false", "1": "true"} if self.kind == "truth" else {}
+        return [truth.get(label, label) for label in map(_label, cells)]
 
     @property
     def example(self) -> str:
@@ -124,18 +125,6 @@ class Notation:
 
 
 NUMBER = Notation()
-
-
-def plain_numbers(cells: Series) -> Floats | None:
-    """Return texts as the nearest float64, NaN where missing; None unless all are plain numbers, such as -2.5e3."""
-    if cells.dtype == np.float64:
-        return np.asarray(cells.to_numpy())
-    texts = cells.to_numpy(object, na_value=np.nan)
-    try:
-        found = texts.astype(np.float64)
-    except ValueError:
-        return None
-    return None if "_" in "".join(map(str, texts)) else found  # 1_000 is a number only in Python
 
 
 def is_number(text: str) -> bool:
@@ -165,6 +154,14 @@ def _moments(cells: Series) -> Series:
     """Return dates in ISO 8601 as time stamps in UTC; NaT for anything else."""
     dates = cells.where(cells.str.fullmatch(_MOMENT, na=False))
     return pandas.to_datetime(dates, format="ISO8601", errors="coerce", utc=True)
+
+
+def _label(cell: str | float) -> str:
+    if isinstance(cell, float):
+        return number_text(cell)
+    if cell.lower() in ("true", "false"):
+        return cell.lower()
+    return _POINTED.sub(r"\1", cell)
 
 
 def _as_number(text: str) -> float | None:
@@ -230,24 +227,27 @@ class Written:
     misfit: str = ""
 
 
-def recognise(cells: Series, mixed: bool = True) -> Written:
+def recognise(table: Table, name: str, mixed: bool = True) -> Written:
     """Return how the values of a column are written.
 
     Args:
-        cells: the column.
+        table: it has the column.
+        name: the column's.
         mixed: whether words for missing values may be among them, and more texts than a few slips make a column of text
             of one that holds numbers too.
     """
-    texts = cells.dropna()
-    numbers = plain_numbers(texts)
-    if numbers is None and mixed:
-        rest = without_blanks(texts).dropna()
-        texts = rest if len(rest) else texts
-        numbers = plain_numbers(texts)
+    cells, numbers = table.column(name), table.numbers(name)
     if numbers is not None:
-        return _plain(texts, numbers)
-    counts = texts.value_counts(sort=False)
-    different = pandas.Series(counts.index, dtype="str")
+        known = ~np.isnan(numbers)
+        return _plain(cells, numbers) if known.all() else _plain(cells[known], numbers[known])
+    rows, different = table.different(name)
+    counts = pandas.Series(np.bincount(rows[rows >= 0], minlength=len(different)), different.to_numpy())
+    rest = without_blanks(different).dropna()
+    if mixed and len(rest):
+        different, counts = rest.reset_index(drop=True), counts.iloc[rest.index]
+        numbers = plain_numbers(different)
+        if numbers is not None:
+            return _plain(different, numbers)
     if different.str.lower().isin(["true", "false", "0", "1", "0.0", "1.0"]).all():
         return Written(Notation("truth"))
     dates, numeric = _moments(different).notna(), different.map(is_number).astype(bool)
@@ -280,18 +280,19 @@ def _plain(texts: Series, numbers: Floats) -> Written:
     """Return what plain numbers are; whole numbers with zeros before them are codes."""
     if texts.dtype == np.float64:
         return Written(NUMBER, points=bool((numbers[np.isfinite(numbers)] % 1 != 0).any()))
-    large = texts[(np.abs(numbers) >= EXACT) & np.isfinite(numbers)].tolist()
-    lost = [text for text in large if re.fullmatch(_WHOLE, text) and int(text) != int(float(text))]
+    large = (np.abs(numbers) >= EXACT) & np.isfinite(numbers)
+    exact = [text for text in (texts[large] if large.any() else ()) if re.fullmatch(_WHOLE, text)]
+    lost = [text for text in exact if int(text) != int(float(text))]
     if lost:
         many = f"{brief(lost[0])} has more digits than a number here; subtract a constant"
         return Written(cell=lost[0], unknown=many)
-    cells = texts.tolist()
-    if re.search(rf"^{_CODE}$", "\n".join(cells), re.MULTILINE):
+    whole = texts[np.trunc(numbers) == numbers]
+    if whole[whole.str.startswith(("0", "+0", "-0"))].str.fullmatch(_CODE).any():
         return Written()
-    pointed = next((text for text in cells if "." in text), None)
-    if pointed is None or not all(_fits(text, ",", ".") for text in cells):  # ends with the first that does not
-        return Written(NUMBER, points=pointed is not None)
-    return Written(NUMBER, Notation(decimal=",", thousands="."), cell=pointed)
+    points = "." in "".join(texts.iloc[:1]) or bool(texts.str.contains(".", regex=False).any())
+    if not points or not all(_fits(text, ",", ".") for text in texts):  # ends with the first that does not
+        return Written(NUMBER, points=points)
+    return Written(NUMBER, Notation(decimal=",", thousands="."), cell=next(text for text in texts if "." in text))
 
 
 def _marked(counts: Series, different: Series) -> Written:

@@ -24,13 +24,13 @@ def centre_of(values: Floats, where: str = "the column") -> float:
         >>> centre_of(np.array([1.5, 2.5, 4.0])), centre_of(1_700_000_000.0 + np.arange(100))
         (0.0, 1700000050.0)
     """
-    different = np.unique(values)
-    if not len(different):
+    if not len(values):
         return 0.0
-    middle = float(np.sort(values)[len(values) // 2])
+    ordered = np.sort(values)
+    different, middle = ordered[np.append(True, ordered[1:] != ordered[:-1])], float(ordered[len(values) // 2])
     lost, left = _merged(different), _merged(different - middle)
     spread = float(values.std()) or 1.0  # a constant is not scaled
-    whole = bool((different % 1 == 0).all())  # identifiers and clocks: all of them stay apart
+    whole = bool((np.trunc(different) == different).all())  # identifiers and clocks: all of them stay apart
     coarse = _ROUNDING * float(np.abs(different[[0, -1]]).max()) > _FINE * spread
     centred = coarse or left < lost > (0 if whole else _FEW * len(different))
     if 2 * (left if centred else lost) > len(different):
@@ -42,9 +42,9 @@ def centre_of(values: Floats, where: str = "the column") -> float:
 
 
 def _merged(different: Floats) -> int:
-    """Return how many of different numbers single precision takes for another one, or for zero."""
+    """Return how many of different, ordered numbers single precision takes for another one, or for zero."""
     short = different.astype(np.float32)
-    return len(different) - len(np.unique(short)) + int(((short == 0) & (different != 0)).sum())
+    return int((short[1:] == short[:-1]).sum()) + int(((short == 0) & (different != 0)).sum())
 
 
 # --- numbers that may stand for missing values -----------------------------------------------------------------------

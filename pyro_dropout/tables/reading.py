@@ -71,14 +71,15 @@ class Reading:
         left = chosen.left_out | left
         learned = replace(learned, left_out=(*self.drop, *left))
         (x, remarks), y = learned.inputs_of(table), learned.targets_of(table)
-        learned = learned.seen(x[train])
+        known = x.index_select(0, train)
+        learned = learned.seen(known)
         remarks.update(_stand_ins(table, learned))
         held = f" and {len(test)} test rows, chosen at random" if len(test) else ""
         without = ["left out: " + ", ".join(f"{name} ({why})" for name, why in left.items())] if left else []
         notes = [*table.notes, f"{len(train)} training rows{held}{said}", *without, *told(remarks), *learned.remarks]
         return Dataset(
             Path(table.file).stem,
-            (x[train], y[train]),
+            (known, y[train]),
             (x[test], y[test]),
             ", ".join(column.axis for column in learned.inputs),
             learned.outcome.axis,

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime
 from decimal import Decimal
+from itertools import product
 from numbers import Integral, Real
 from typing import Any
 
@@ -25,8 +26,10 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 MISSING = frozenset({"", "na", "n/a", "n.a.", "#n/a", "nan", "<na>", "null", "none", "?"})
+_GAPS = [*{"".join(case) for word in MISSING for case in product(*zip(word, word.upper(), strict=True))}]
 EXACT = 2**53  # from here on, float64 skips whole numbers
 _WHOLE = {kind.lower(): pandas.array([], kind).dtype for n in (8, 16, 32, 64) for kind in (f"Int{n}", f"UInt{n}")}
+_FEW = 20  # texts that are looked at before all of them
 _SHOWN = 30  # characters of a long cell in a message
 
 
@@ -41,7 +44,7 @@ class Table:
         unread: {name: type} of the columns whose types cannot be read; they are not in ``columns``.
         notes: what was noticed about the file, in words.
         separator: between the columns of a CSV file.
-        parsed: numbers that were read from the texts of columns.
+        kept: what was computed from columns, so that it is computed once.
 
     Example:
         >>> import pyro_dropout as pdrop
@@ -56,7 +59,7 @@ class Table:
     unread: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     separator: str = ","
-    parsed: dict[object, Floats] = field(default_factory=dict, repr=False, compare=False)
+    kept: dict[object, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         columns = {k: each if isinstance(each, pandas.Series) else cells_of(each) for k, each in self.columns.items()}
@@ -96,11 +99,33 @@ class Table:
             raise PyroDropoutError(f"{self.file} has no column {name!r}; {known}")
         return self.columns[name]
 
+    def numbers(self, name: str) -> Floats | None:
+        """Return the numbers of a column, NaN where missing; None unless all its texts are plain numbers."""
+        if name not in self.kept:
+            numbers = cast(self.column(name))
+            if numbers is None:
+                rows, different = self.different(name)
+                numbers = plain_numbers(different)
+                numbers = None if numbers is None else np.append(numbers, np.nan)[rows]
+            self.kept[name] = numbers
+        found: Floats | None = self.kept[name]
+        return found
+
+    def different(self, name: str) -> tuple[Ints, Series]:
+        """Return for each row the place of its cell among the different ones, -1 where it is missing, and these."""
+        key = name, "different"
+        if key not in self.kept:
+            places, cells = self.column(name).factorize()
+            self.kept[key] = places, pandas.Series(cells)
+        found: tuple[Ints, Series] = self.kept[key]
+        return found
+
     def only(self, kept: Sequence[int] | Ints) -> "Table":
         """Return the table with only these rows, counted from 0."""
         places = np.asarray(kept, np.int64)
         columns = {name: cells.iloc[places].reset_index(drop=True) for name, cells in self.columns.items()}
-        return replace(self, columns=columns, rows=np.asarray(self.rows)[places], parsed={})
+        some = {key: each[places] for key, each in self.kept.items() if isinstance(each, np.ndarray)}
+        return replace(self, columns=columns, rows=np.asarray(self.rows)[places], kept=some)
 
 
 def named(file: str, names: Iterable[object]) -> list[str]:
@@ -180,8 +205,44 @@ def cells_of(values: Any) -> Series:
 
 def texts_of(texts: Any) -> Series:
     """Return texts without the spaces around them; those that mean a missing value are missing."""
-    series = pandas.Series(texts).astype("str").str.strip()
-    return series.mask(series.str.lower().isin(MISSING))
+    series = pandas.Series(texts).astype("str")
+    series = series.str.strip()
+    gaps = series.isin(_GAPS)
+    return series.mask(gaps) if gaps.any() else series
+
+
+def cast(texts: Any) -> Floats | None:
+    """Return texts as Arrow casts them to float64; None if one is no number, or has spaces around it.
+
+    Python knows more numbers, such as "１２".
+    """
+    try:
+        import pyarrow
+
+        given = pyarrow.array(texts)
+        for text in given[:_FEW].to_pylist():
+            float(text or 0)  # a cast that fails takes long
+        numbers = given.cast("float64")
+    except (ImportError, ValueError):
+        return None
+    found = np.asarray(numbers.to_numpy(zero_copy_only=False))
+    # It takes nan(x) for a number.
+    return found if np.count_nonzero(np.isnan(found)) == numbers.null_count else None
+
+
+def plain_numbers(cells: Series) -> Floats | None:
+    """Return texts as the nearest float64, NaN where missing; None unless all are plain numbers, such as -2.5e3."""
+    if cells.dtype == np.float64:
+        return np.asarray(cells.to_numpy())
+    found = cast(cells)
+    if found is not None:
+        return found
+    texts = cells.to_numpy(object, na_value=np.nan)
+    try:
+        found = texts.astype(np.float64)
+    except ValueError:
+        return None
+    return None if "_" in "".join(map(str, texts)) else found  # 1_000 is a number only in Python
 
 
 def from_arrow(found: Any) -> Any:
