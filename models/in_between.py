@@ -139,7 +139,8 @@ def judge(experiment, rows):
     claim("an anchored ensemble is within 45 % of the posterior's ratio", ["ensemble"], held)
     for name in ("low rank", "row mixture"):
         held = [is_better(row, other) for row, other in zip(by_guide[name], by_guide["mean field"], strict=False)]
-        claim(f"{name} is better than mean field in between", [name, "mean field"], held)
+        words = f"{name} is better than mean field in between, by more than 0.05 and two standard errors"
+        claim(words, [name, "mean field"], held)
     held = [row["ratio ÷ NUTS"] >= 0.30 for row in by_guide[LAPLACE]]
     claim("linearised Laplace has at least 0.30 of the posterior's ratio", [LAPLACE], held)
     held = [abs(row["at data ÷ NUTS"] - 1) <= 0.15 for row in by_guide[LAPLACE]]
