@@ -115,6 +115,7 @@ def test_a_part_of_a_plate_counts_for_the_whole() -> None:
 
 
 @pytest.mark.deep
+@pytest.mark.filterwarnings("ignore:AutoDropout finds no weight")
 @pytest.mark.parametrize("make", [pd.AutoMeanField, lambda m: pd.AutoDropout(m, keep=0.8, scale=0.1, bias="gaussian")])
 def test_guides_of_this_package_in_plates(make: Any) -> None:
     """Real-valued and constrained sites in plates, and a matrix for each group."""
