@@ -10,7 +10,7 @@ in about a second: "plain" is to try that, and to record the step otherwise.
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Literal
 
@@ -90,7 +90,6 @@ def chosen(
     compile: HowCompiled,
     step: Step,
     *,
-    before: Sequence[Engine] = (),
     fatal: type[Exception] | tuple[type[Exception], ...] = (),
     around: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
     warn: Callable[[Exception, str], None],
@@ -100,7 +99,6 @@ def chosen(
     Args:
         compile: as ``decided`` returns it.
         step: the step.
-        before: engines of others that are tried first, if steps are to be compiled.
         fatal: errors that are raised, whichever engine meets them.
         around: makes a context in which an engine prepares itself.
         warn: tells the user why steps are not compiled, and the engine that takes them.
@@ -110,8 +108,7 @@ def chosen(
     """
     why: list[str] = []
     failed: list[tuple[str, Exception]] = []
-    first = before if compile is True or compile == "auto" else ()
-    for engine in (*first, *engines_for(compile, step.t.device)):
+    for engine in engines_for(compile, step.t.device):
         try:
             with around():
                 loop = engine.loop(step)

@@ -51,7 +51,7 @@ class History:
         best_step: the step whose parameters were kept, where a validation set was given.
         member_losses: the losses of each trained member of an ensemble, (steps, members).
         engine: what took the steps: "eager"; "recorded", the tensor operations of one step, replayed; "C", the same
-            as a program in C; "inductor", torch's compiler, "inductor with CUDA graphs", or "kernels", some of our own.
+            as a program in C, or "CUDA C"; "inductor", torch's compiler, or "inductor with CUDA graphs".
         why: why faster engines did not, where they were tried.
         learned: what the posterior of a network has learned from its inputs: its log-likelihood on training data beside
             that of the best constant, and how much each layer passes on; None where that is not known.

@@ -5,7 +5,7 @@ belong to the run, and ``publish`` puts them back.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ from pyro_dropout.engines.engine import (
     CHAIN,
     Direct,
     Eager,
-    Engine,
     Gradient,
     Loop,
     Row,
@@ -50,7 +49,6 @@ class TrainingRun:
         write: puts parameters into their owners; None if the step changes the owners' own tensors.
         batches: where mini-batches come from; None for all data at every step.
         compile: "auto", "traced", "plain", True or False, as ``decided`` returns it.
-        before: engines that are tried before those for any step.
         fatal: errors that are raised, and not a reason for another engine.
 
     Attributes:
@@ -67,7 +65,6 @@ class TrainingRun:
         write: Callable[[list[Tensor]], None] | None = None,
         batches: Source | None = None,
         compile: HowCompiled = "auto",
-        before: Sequence[Engine] = (),
         fatal: tuple[type[Exception], ...] = (),
     ) -> None:
         self._step, self._write, self._batches, self._precision = step, write, batches, precision_now()
@@ -76,7 +73,7 @@ class TrainingRun:
         self.failed: Exception | None = None
         self.break_off: Callable[[], bool] = lambda: False
         start = time.perf_counter()
-        how: Any = {"before": before, "fatal": fatal, "around": forked, "warn": warn_uncompiled}
+        how: Any = {"fatal": fatal, "around": forked, "warn": warn_uncompiled}
         self._loop, self.why = chosen(compile, step, **how)
         if self.engine != Eager.name:
             self.compile_seconds = time.perf_counter() - start
@@ -158,8 +155,6 @@ class TrainingRun:
         """Put copies of the current parameters back into their owners, unless these have them."""
         if self._write is not None:
             self._write(self.snapshot())
-        elif self.values and self.values[0] is not self._step.values[0]:  # a kernel with parameters of its own
-            copy_into(self._step.values, self.values)
 
     def state(self) -> tuple[dict[str, Tensor], Record]:
         """Return everything that later steps depend on, except the random generators: tensors by name, and the rest."""
@@ -201,7 +196,7 @@ def make_run(
         inputs: the other inputs of every step: trees of tensors.
         guarded: whether steps of a large network are left out if their loss or gradient is not finite; others are taken
             back, by a copy of the parameters.
-        how: batches, compile, before and fatal, as in ``TrainingRun``.
+        how: batches, compile and fatal, as in ``TrainingRun``.
     """
     if update.optimiser is not None:
         return TorchOptimiserRun(gradients_of, parameters, update, inputs, **how)

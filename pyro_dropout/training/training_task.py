@@ -40,7 +40,6 @@ from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.optimisers import Update
 from pyro_dropout.training.preflight import check_data, check_parallel, check_trained, outputs_at
 from pyro_dropout.training.runner import Source, TrainingRun, make_run
-from pyro_dropout.training.wide_kernels.kernels import kernels_for
 
 
 @dataclass
@@ -80,7 +79,6 @@ class TrainingTask:
         parameters = self._parameters(batch)
         batches, gradients_of = self._batches(batch), self._gradients(parameters)
         how: Any = {"batches": batches, "compile": compile, "fatal": self.fatal, "guarded": self.guarded}
-        how["before"] = kernels_for(self.parts, update, self.call, parameters, batch, batches)
         if group is not None:
             start_alike(group, self.parts[:2], parameters)
             gradients_of = SharedGradients(group, self, parameters, batch)
