@@ -16,6 +16,7 @@ from pyro_dropout.guides.base import SiteGuide, State, matching, trained
 from pyro_dropout.guides.sites import GuideSite, Options, check_unless_by_site, per_row
 from pyro_dropout.mathematics.checks import check_keep, check_positive
 from pyro_dropout.mathematics.distributions import BernoulliMixture
+from pyro_dropout.mathematics.row_mixture_distribution import drawn
 from pyro_dropout.protocols import Distribution, PyroModel, SiteDistribution
 from pyro_dropout.registry import guide
 
@@ -23,18 +24,19 @@ from pyro_dropout.registry import guide
 class ConcreteMixture(BernoulliMixture):
     """Dropout at σ = 0 with relaxed coin flips; its KL is that of the Bernoulli mixture, with the flips' entropy."""
 
-    relaxed = True
     temperature: float = 0.1
     logit: Tensor  # of keep; keep itself may round to 1
 
     def sample_masks(self, sample_shape: Sequence[int] = ()) -> list[Tensor]:
         """Draw relaxed flips s of all rows, and 1 - s."""
-        shape = (*sample_shape, *self.batch_shape, self.rows)
-        u = torch.rand(shape, dtype=self.like.dtype, device=self.like.device)
+        u = drawn(torch.rand, (*sample_shape, *self.batch_shape, self.rows), self.like)
         tiny = torch.finfo(u.dtype).eps
         noise = torch.log(u + tiny) - torch.log1p(tiny - u)
         soft = torch.sigmoid((self.logit + noise) / self.temperature)
         return [soft, 1 - soft]
+
+    def check_labels(self) -> None:
+        """Do nothing: a gradient reaches the probabilities of relaxed flips."""
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Draw weights with relaxed flips, differentiable in ``keep`` too."""

@@ -17,7 +17,7 @@ from pyro_dropout.guides.sites import GuideSite, Options
 from pyro_dropout.mathematics.checks import check_choice, check_count
 from pyro_dropout.mathematics.distributions import LowRankNormal
 from pyro_dropout.mathematics.full_rank_normal import SharedNoise
-from pyro_dropout.mathematics.gaussian_rows import Factor, joint_factor, joint_log_det
+from pyro_dropout.mathematics.gaussian_rows import factorised, joint_log_det, mahalanobis
 from pyro_dropout.mathematics.row_mixture_distribution import LOG_2PI
 from pyro_dropout.mathematics.stand_ins import is_placeholder
 from pyro_dropout.protocols import Distribution, HasMoments, PyroModel, SiteDistribution
@@ -25,18 +25,13 @@ from pyro_dropout.registry import guide
 
 
 class SharedFactor(SharedNoise):
-    """State that the sites of a network-wide low-rank Gaussian share in one draw: η, and one R×R factorisation."""
+    """What the sites of a network-wide low-rank Gaussian share in one draw: η, each other's ε, and one log det."""
 
     def __init__(self, directions: list[Tensor]) -> None:
         super().__init__(directions[0].shape[-1] if directions else 0)
         self._directions = directions
         self.noise: dict[int, Tensor] = {}
         self.total = sum(len(a) for a in directions)
-
-    @cached_property
-    def factors(self) -> list[Factor]:
-        """The factorisation, computed on first use."""
-        return joint_factor([a[None, None] for a in self._directions])
 
     @cached_property
     def log_det(self) -> Tensor:
@@ -49,15 +44,12 @@ class SharedFactor(SharedNoise):
         self.noise = self.noise if found is before else {}
         return found
 
-    def correction(self) -> Tensor:
-        """Return the part of the joint quadratic form beyond Σ‖ε‖²: ‖η‖² - bᵀG⁻¹b, with b = Σ Bᵀε - C⁻¹η."""
-        if self.drawn is None or len(self.noise) != len(self.factors):
+    def quadratic(self) -> Tensor:
+        """Return (ε + Aη)ᵀ(I + AAᵀ)⁻¹(ε + Aη), with the ε and A of all sites."""
+        if self.drawn is None or len(self.noise) != len(self._directions):
             raise PyroDropoutError("the joint density of a network-wide low-rank guide needs a draw of all its sites.")
-        eta, shared = self.drawn, self.factors[0]
-        b = -shared.inverse_sizes * eta
-        for index, factor in enumerate(self.factors):
-            b = b + (factor.directions.mT @ self.noise[index].unsqueeze(-1)).squeeze(-1)
-        return (eta.square().sum(-1) - (b * shared.solve(b)).sum(-1)).squeeze(-1)
+        noise = torch.cat([self.noise[index] for index in range(len(self.noise))], -1)
+        return mahalanobis(noise, factorised(torch.cat(self._directions)), self.drawn).squeeze(-1)
 
 
 class NetBlock(LowRankNormal):
@@ -74,7 +66,6 @@ class NetBlock(LowRankNormal):
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Draw this site's block of the weights."""
         value = super().rsample(sample_shape)
-        assert self._draw is not None
         self.shared.noise[self.index] = self._draw.noise
         return value
 
@@ -91,11 +82,8 @@ class NetBlock(LowRankNormal):
                 "a network-wide low-rank guide has a density for whole draws only; guide.posterior(name) has one for"
                 " each site."
             )
-        noise = self._draw.noise
         log_det = 2 * self.log_scale().sum() + self.low_rank_log_det().squeeze()
-        form = noise.square().sum((-2, -1))
-        if self.index == 0:
-            form = form + self.shared.correction()
+        form = self.shared.quadratic() if self.index == 0 else self._draw.noise.new_zeros(self._draw.noise.shape[:-2])
         return -0.5 * (form + log_det + self.rest * LOG_2PI)
 
 

@@ -11,35 +11,12 @@ GONE_IN = "0.2"
 
 
 def also(**names: str) -> Callable[[Called], Called]:
-    """Let arguments be given by other names too, as in ``also(num_samples="samples")``.
-
-    A call with both names raises a ``TypeError``.
-
-    Example:
-        >>> from pyro_dropout.mathematics.argument_names import also
-        >>> @also(num_samples="samples")
-        ... def draw(samples=10):
-        ...     return samples
-        >>> draw(num_samples=3), draw(4)
-        (3, 4)
-    """
+    """Let arguments be given by other names too, as in ``also(num_samples="samples")``; both is a ``TypeError``."""
     return functools.partial(_renamed, names, False)
 
 
 def formerly(**names: str) -> Callable[[Called], Called]:
-    """Do the same for names that will be removed, as in ``formerly(old="new")``: each use warns.
-
-    Example:
-        >>> import warnings
-        >>> from pyro_dropout.mathematics.argument_names import formerly
-        >>> @formerly(keep="keep_last")
-        ... def tidy(keep_last=3):
-        ...     return keep_last
-        >>> with warnings.catch_warnings(record=True) as said:
-        ...     warnings.simplefilter("always")
-        ...     print(tidy(keep=2), said[0].message)
-        2 the argument 'keep' of tidy() will be removed in version 0.2; use 'keep_last'.
-    """
+    """Do the same for names that will be removed, as in ``formerly(old="new")``: each use warns."""
     return functools.partial(_renamed, names, True)
 
 

@@ -39,44 +39,30 @@ def check_number(name: str, value: object) -> float | Tensor:
     return float(value)
 
 
-def _check_all(name: str, value: object, allowed: str, inside: Callable[[float | Tensor], bool | Tensor]) -> None:
-    """Raise unless every element of ``value`` is a number ``inside`` a range; ``allowed`` is the range in words."""
-    holds = inside(check_number(name, value))
-    if not (bool(holds.all()) if isinstance(holds, Tensor) else holds):
-        raise RangeError(f"{name} must {allowed}; got {describe(value)}.")
+def _in_range(allowed: str, inside: Callable[[float | Tensor], bool | Tensor]) -> Callable[[str, object], None]:
+    """Return a check that every element of a value is a number ``inside`` a range; ``allowed`` is it in words."""
+
+    def check(name: str, value: object) -> None:
+        holds = inside(check_number(name, value))
+        if not (bool(holds.all()) if isinstance(holds, Tensor) else holds):
+            raise RangeError(f"{name} must {allowed}; got {describe(value)}.")
+
+    return check
 
 
-def check_positive(name: str, value: object) -> None:
-    """Raise unless every element of ``value`` is positive and finite."""
-    _check_all(name, value, "be positive and finite", lambda v: (v > 0) & (v < math.inf))
-
-
-def check_non_negative(name: str, value: object) -> None:
-    """Raise unless every element of ``value`` is zero or positive, and finite."""
-    _check_all(name, value, "be zero or positive, and finite", lambda v: (v >= 0) & (v < math.inf))
-
-
-def check_keep(name: str, value: object) -> None:
-    """Raise unless every element of ``value`` is a probability of keeping a row: in (0, 1]."""
-    _check_all(name, value, "lie in (0, 1]", lambda v: (v > 0) & (v <= 1))
-
-
-def check_rate(name: str, value: object) -> None:
-    """Raise unless every element of ``value`` is a probability: in [0, 1]."""
-    _check_all(name, value, "lie in [0, 1]", lambda v: (v >= 0) & (v <= 1))
-
-
-def check_whole(name: str, value: object) -> None:
-    """Raise unless every element of ``value`` is at least 1 and whole, of any type: ``455.0`` is whole."""
-    allowed = "be a whole number of at least 1"
-    _check_all(name, value, allowed, lambda v: (v >= 1) & (v < math.inf) & (v // 1 == v))
+check_positive = _in_range("be positive and finite", lambda v: (v > 0) & (v < math.inf))
+check_non_negative = _in_range("be zero or positive, and finite", lambda v: (v >= 0) & (v < math.inf))
+check_keep = _in_range("lie in (0, 1]", lambda v: (v > 0) & (v <= 1))
+check_rate = _in_range("lie in [0, 1]", lambda v: (v >= 0) & (v <= 1))
+# Of any type: 455.0 is whole.
+check_whole = _in_range("be a whole number of at least 1", lambda v: (v >= 1) & (v < math.inf) & (v // 1 == v))
 
 
 def check_dense(name: str, value: object) -> None:
     """Raise if a tensor has a sparse or other non-strided layout, which few operations support."""
     if isinstance(value, Tensor) and value.layout is not torch.strided:
-        advice = f"Write {name.split()[-1]}.to_dense()."
-        raise ShapeError(f"{name} must be a dense tensor; got one of layout {value.layout}. {advice}")
+        got = f"one of layout {value.layout}. Write {name.split()[-1]}.to_dense()."
+        raise ShapeError(f"{name} must be a dense tensor; got {got}")
 
 
 def check_finite(name: str, value: object) -> None:
@@ -127,12 +113,7 @@ def check_level(name: str, value: object) -> None:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a question for the end of a message, if a misspelt name is close to a known one; else "".
-
-    Example:
-        >>> did_you_mean("prce", ["area", "price"]), did_you_mean("town", ["area", "price"])
-        (" Did you mean 'price'?", '')
-    """
+    """Return a question for the end of a message, if a misspelt name is close to a known one; else ""."""
     close = difflib.get_close_matches(name, list(known), 1)
     return f" Did you mean {close[0]!r}?" if close else ""
 

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from pyro_dropout.errors import ShapeError
 from pyro_dropout.mathematics.checks import check_finite, check_keep, check_non_negative, check_positive
-from pyro_dropout.mathematics.gaussian_rows import Factor, joint_factor, joint_log_det
-from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
+from pyro_dropout.mathematics.gaussian_rows import Factor, factorised, joint_log_det
+from pyro_dropout.mathematics.row_mixture_distribution import RowMixture, as_like, drawn
 from pyro_dropout.mathematics.shapes import Float, RowDim, RowLayout
 
 __all__ = ["BernoulliMixture", "LowRankNormal", "MultiplicativeNormal", "RowMixture"]
@@ -51,14 +51,14 @@ class BernoulliMixture(RowMixture):
         if validate_args is not False:
             check_finite("loc", loc)
             check_keep("keep", keep)
-        kept = keep.to(loc) if isinstance(keep, Tensor) else loc.new_full((), keep)
+        kept = as_like(keep, loc)
         RowLayout(loc.shape, row_dim).check_per_row("keep", kept)
         self._build([loc, None], scale, torch.stack([kept, 1 - kept], -1), row_dim, None, validate_args is not False)
 
     def sample_masks(self, sample_shape: Sequence[int] = ()) -> list[Tensor]:
         """Draw which rows are kept, and which are not."""
-        shape = (*sample_shape, *self.batch_shape, self.rows)
-        kept = (torch.rand(shape, dtype=self.like.dtype, device=self.like.device) < self.keep).to(self.like.dtype)
+        u = drawn(torch.rand, (*sample_shape, *self.batch_shape, self.rows), self.like)
+        kept = (u < self.keep).to(self.like.dtype)
         return [kept, 1 - kept]
 
     @property
@@ -109,12 +109,11 @@ class MultiplicativeNormal(RowMixture):
             check_finite("loc", loc)
             check_positive("alpha", alpha)
             check_non_negative("scale", scale)
-        self.alpha = alpha = alpha.to(loc) if isinstance(alpha, Tensor) else loc.new_full((), alpha)
-        one = torch.ones(1, dtype=loc.dtype, device=loc.device)
+        self.alpha = alpha = as_like(alpha, loc)
+        one = loc.new_ones(1)
         if row_dim is None:
             try:
-                added = scale.to(loc) if isinstance(scale, Tensor) else loc.new_full((), scale)
-                spread = torch.hypot(loc * alpha.sqrt(), added).expand(loc.shape)
+                spread = torch.hypot(loc * alpha.sqrt(), as_like(scale, loc)).expand(loc.shape)
             except RuntimeError:
                 got = f"{tuple(alpha.shape)} and {tuple(torch.as_tensor(scale).shape)}"
                 raise ShapeError(
@@ -147,7 +146,7 @@ class LowRankNormal(RowMixture):
         self, loc: Float[Tensor, "*shape"], scale: Float[Tensor, "*shape"], directions: Float[Tensor, "K R"]
     ) -> None:
         self.directions = directions
-        self._build([loc], scale, torch.ones(1, dtype=loc.dtype, device=loc.device), "all", None, False)
+        self._build([loc], scale, loc.new_ones(1), "all", None, False)
 
     @property
     def cov_factor(self) -> Tensor:
@@ -160,16 +159,16 @@ class LowRankNormal(RowMixture):
 
     def sample_coefficients(self, shape: Sequence[int]) -> Tensor:
         """Draw η, (*shape, R)."""
-        return torch.randn((*shape, self.directions.shape[-1]), dtype=self.like.dtype, device=self.like.device)
+        return drawn(torch.randn, (*shape, self.directions.shape[-1]), self.like)
 
     def _assemble(self, labels: Tensor, noise: Tensor, coefficients: Tensor | None) -> Tensor:
         assert coefficients is not None
         standard = noise + coefficients @ self.directions.mT
         return self.to_rows(self.like) + self.to_rows(self.scale[0]) * standard
 
-    def factor(self, log_scale: Tensor | None = None) -> Factor:
+    def factor(self) -> Factor:
         """Return the factorised low-rank part, in units of σ."""
-        return joint_factor([self.directions[None, None]])[0]
+        return factorised(self.directions[None, None])
 
     def low_rank_log_det(self) -> Tensor:
         """Return log det(I + AAᵀ), (1, 1)."""

@@ -14,7 +14,7 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_dropout.errors import RangeError, ShapeError
+from pyro_dropout.errors import RangeError
 from pyro_dropout.mathematics.checks import check_choice, check_count, check_finite, check_positive, check_seed
 from pyro_dropout.mathematics.covariance import Covariance, Number, check_shape, check_values, own_parameters
 from pyro_dropout.mathematics.shapes import Float, broadcast_shape
@@ -32,13 +32,11 @@ def nonlinearity_of(given: Nonlinearity) -> Callable[[Tensor], Tensor]:
     raise RangeError(f"nonlinearity must be one of {', '.join(_NAMED)} or a callable; got {given!r}.")
 
 
-def _check_bias(bias: Tensor, width: int, *others: Tensor) -> None:
-    check_shape(bias.dim() >= 1 and bias.size(-1) == width, "bias", f"(..., {width})", bias)
-    batches = [tuple(bias.shape[:-1]), *(tuple(other.shape[:-2]) for other in others)]
-    try:
-        broadcast_shape(*batches)
-    except RuntimeError:
-        raise ShapeError(f"leading dimensions must broadcast; got {', '.join(map(str, batches))}.") from None
+def _activated(pre: Tensor, bias: Tensor, nonlinearity: Nonlinearity) -> Tensor:
+    """Return √(1/K) σ(pre + b) for K pre-activations."""
+    width = pre.size(-1)
+    check_shape(bias.dim() >= 1 and bias.size(-1) == width, "bias", f"(..., {width})", bias)  # one would broadcast
+    return nonlinearity_of(nonlinearity)(pre + bias.unsqueeze(-2)) / math.sqrt(width)
 
 
 def finite_rank_features(
@@ -63,51 +61,48 @@ def finite_rank_features(
         tensor([[0.5000, 0.0000, 1.0000, 0.0000],
                 [1.0000, 0.0000, 2.0000, 0.0000]])
     """
-    act = nonlinearity_of(nonlinearity)
     check_values(check_finite, x=x, weight=weight, bias=bias)
     check_shape(x.dim() >= 2, "x", "(..., N, Q)", x)
     q = x.size(-1)
     check_shape(weight.dim() >= 2 and weight.size(-1) == q, "weight", f"(..., K, {q})", weight)
-    _check_bias(bias, weight.size(-2), x, weight)
-    return act(x @ weight.mT + bias.unsqueeze(-2)) / math.sqrt(weight.size(-2))
+    return _activated(x @ weight.mT, bias, nonlinearity)
 
 
 def second_layer_features(h: Tensor, bias: Tensor, nonlinearity: Nonlinearity) -> Float[Tensor, "... n k"]:
     """Features Φ₂, (..., N, K₂), of a deep Gaussian process's second layer, given the outputs of its first.
 
-    Φ₂ = √(1/K₂) σ₂(h + b): no weights are drawn, because the first layer's outputs are the K₂ pre-activations. Leading
-    dimensions broadcast.
+    Φ₂ = √(1/K₂) σ₂(h + b): the first layer's outputs are the K₂ pre-activations. Leading dimensions broadcast.
 
     Equation: sec4.5-features.
 
     Args:
         h: Outputs of the first layer, (..., N, K₂).
         bias: One draw of the biases, (..., K₂).
-        nonlinearity: σ₂, one of "relu", "tanh", "erf", "cos", or an elementwise callable.
+        nonlinearity: σ₂, as in `finite_rank_features`.
 
     Example:
         >>> import torch, pyro_dropout as pdrop
         >>> pdrop.paper.second_layer_features(torch.tensor([[1.0, -2.0, 3.0, 0.0]]), torch.ones(4), "relu")
         tensor([[1.0000, 0.0000, 2.0000, 0.5000]])
     """
-    act = nonlinearity_of(nonlinearity)
     check_values(check_finite, h=h, bias=bias)
     check_shape(h.dim() >= 2, "h", "(..., N, K₂)", h)
-    _check_bias(bias, h.size(-1), h)
-    return act(h + bias.unsqueeze(-2)) / math.sqrt(h.size(-1))
+    return _activated(h, bias, nonlinearity)
 
 
 class _Featured(Covariance):
     """Base class of the two covariances below, each given by its features."""
 
-    nonlinearity: Nonlinearity
     standard_weight: Tensor
     standard_bias: Tensor
 
-    def _draw(self, seed: int | None, *shape: int) -> Tensor:
+    def _draw(self, nonlinearity: Nonlinearity, seed: int | None, rows: int, columns: int) -> Tensor:
+        nonlinearity_of(nonlinearity)
+        check_seed(seed)
+        self.nonlinearity = nonlinearity
         # In float64 and then rounded, so that a seed means the same draws in either precision.
         generator = None if seed is None else torch.Generator().manual_seed(seed)
-        drawn = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
+        drawn = torch.randn((rows, columns), generator=generator, dtype=torch.float64, device="cpu")
         return drawn.to(torch.get_default_device(), torch.get_default_dtype())
 
     def features(self, X: Tensor) -> Float[Tensor, "n k"]:
@@ -159,16 +154,14 @@ class FiniteRank(_Featured):
         seed: int | None = None,
         bias_prior: str = "normal",
     ) -> None:
-        nonlinearity_of(nonlinearity)
         check_count("width", width)
-        check_seed(seed)
         check_choice("bias_prior", bias_prior, ("normal", "uniform"))
         if bias_prior == "uniform" and bias_length_scale is not None:
             raise RangeError(f"bias_length_scale must be absent for a uniform prior; got {bias_length_scale}.")
         of_bias = {"bias_length_scale": bias_length_scale} if bias_prior == "normal" else {}
         super().__init__(input_dim, None, variance=variance, length_scale=length_scale, **of_bias)
-        self.nonlinearity, self.width, self.bias_prior = nonlinearity, width, bias_prior
-        draws = self._draw(seed, width, input_dim + 1)
+        self.width, self.bias_prior = width, bias_prior
+        draws = self._draw(nonlinearity, seed, width, input_dim + 1)
         self.register_buffer("standard_weight", draws[:, :-1].contiguous())
         self.register_buffer("standard_bias", draws[:, -1].contiguous())
 
@@ -191,7 +184,7 @@ class SecondLayer(_Featured):
     Equation: sec4.5-covariance.
 
     Args:
-        nonlinearity: σ₂, one of "relu", "tanh", "erf", "cos", or an elementwise callable.
+        nonlinearity: σ₂, as in `FiniteRank`.
         width: Number K₂ of hidden units, the columns of the inputs.
         bias_length_scale: l'; 1 by default.
         terms: Number of draws of b₂ that are averaged.
@@ -215,13 +208,11 @@ class SecondLayer(_Featured):
         seed: int | None = None,
         variance: Number | None = None,
     ) -> None:
-        nonlinearity_of(nonlinearity)
         check_count("width", width)
         check_count("terms", terms)
-        check_seed(seed)
         super().__init__(width, None, variance=variance, bias_length_scale=bias_length_scale)
-        self.nonlinearity, self.width, self.terms = nonlinearity, width, terms
-        self.register_buffer("standard_bias", self._draw(seed, terms, width))
+        self.width, self.terms = width, terms
+        self.register_buffer("standard_bias", self._draw(nonlinearity, seed, terms, width))
 
     def _stacked(self, X: Tensor, standard_bias: Tensor, mass: Tensor) -> Float[Tensor, "n k"]:
         bias = standard_bias.to(X.dtype) / self.bias_length_scale
@@ -295,9 +286,8 @@ class FiniteRankNormal(TorchDistribution):
     Args:
         features: Φ, (..., N, K).
         columns: Number D of columns.
-        jitter: ε as a fraction of the mean of ΦΦᵀ's diagonal. Where that is smaller than ``jitter`` itself (rectifiers
-            that are all off), as a fraction of ``jitter``.
-        validate_args: Whether arguments and values are checked, as in any torch distribution.
+        jitter: ε as a fraction of the mean of ΦΦᵀ's diagonal, or of ``jitter`` where that is larger (rectifiers that
+            are all off).
     """
 
     arg_constraints = {"features": constraints.independent(constraints.real, 2)}  # noqa: RUF012 - torch reads it so
@@ -334,18 +324,11 @@ class FiniteRankNormal(TorchDistribution):
         return diagonal.unsqueeze(-1).expand(self.batch_shape + self.event_shape)
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Draw in weight space when that is the smaller one, else by a root of the covariance."""
-        shape = self._extended_shape(torch.Size(sample_shape))
-        phi, noise = self.features, self.noise[..., None, None]
-        n, k = phi.shape[-2:]
+        """Draw Φ times standard normal weights, and noise of variance ε."""
+        shape, phi = self._extended_shape(torch.Size(sample_shape)), self.features
         white = torch.randn(shape, dtype=phi.dtype, device=phi.device)
-        if k < n:
-            weights = torch.randn((*shape[:-2], k, shape[-1]), dtype=phi.dtype, device=phi.device)
-            return phi @ weights + noise.sqrt() * white
-        gram = phi.double() @ phi.double().mT  # float32 would lose an ε of 10⁻⁶ to rounding
-        eye = torch.eye(n, dtype=gram.dtype, device=gram.device)
-        root: Tensor = torch.linalg.cholesky(gram + noise * eye)
-        return root.to(phi) @ white
+        weights = torch.randn((*shape[:-2], phi.shape[-1], shape[-1]), dtype=phi.dtype, device=phi.device)
+        return phi @ weights + self.noise.sqrt()[..., None, None] * white
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log density of each event."""

@@ -12,49 +12,31 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
 
 import torch
-from pyro.distributions import TorchDistribution
 from pyro.distributions.util import sum_rightmost
 from torch import Size, Tensor
-from torch.distributions import Distribution, Independent, Normal, constraints, register_kl
+from torch.distributions import Distribution, Independent, Normal, register_kl
 
 from pyro_dropout.errors import PyroDropoutError, ShapeError
 from pyro_dropout.mathematics.curvature import Kronecker
-from pyro_dropout.mathematics.row_mixture_distribution import LOG_2PI
+from pyro_dropout.mathematics.row_mixture_distribution import LOG_2PI, WeightDistribution
 from pyro_dropout.mathematics.shapes import Float, base_distribution, broadcast_shape
 
 
-class FullRankNormal(TorchDistribution):
+class FullRankNormal(WeightDistribution):
     """One Gaussian over all numbers of a tensor, w = m + Rε: its covariance is R Rᵀ.
 
     Args:
         loc: the mean, (*shape).
         root: R, (K, columns) for K numbers in the tensor, laid out in its order; of rank K.
-
-    Example:
-        >>> import torch
-        >>> from pyro_dropout.mathematics.full_rank_normal import FullRankNormal
-        >>> q = FullRankNormal(torch.zeros(2, 1), torch.tensor([[1.0, 0.0], [3.0, 4.0]]))
-        >>> q.variance.tolist(), q.sample((5,)).shape, q.covariance_matrix.tolist()
-        ([[1.0], [25.0]], torch.Size([5, 2, 1]), [[1.0, 3.0], [3.0, 25.0]])
     """
 
-    arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012 - torch reads a class attribute
     has_rsample = True
-    joint = False  # whether a draw shares noise with the draws of other sites
 
     def __init__(self, loc: Float[Tensor, "*shape"], root: Float[Tensor, "K columns"]) -> None:
-        if root.dim() != 2 or len(root) != loc.numel():
-            raise ShapeError(f"root must have a row for each of {loc.numel()} numbers; got {tuple(root.shape)}.")
         self.loc, self.root = loc, root
         super().__init__(Size(), loc.shape, validate_args=False)
-
-    @constraints.dependent_property(is_discrete=False)
-    def support(self) -> constraints.Constraint:
-        """Every real tensor of the event's shape."""
-        return constraints.independent(constraints.real, len(self.event_shape))
 
     @cached_property
     def _cholesky(self) -> Tensor:
@@ -64,7 +46,7 @@ class FullRankNormal(TorchDistribution):
 
     def half_log_det(self) -> Tensor:
         """Return half the log-determinant of the covariance."""
-        return self._cholesky.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1)
+        return self._cholesky.diagonal().abs().log().sum()
 
     @property
     def covariance_matrix(self) -> Tensor:
@@ -86,51 +68,33 @@ class FullRankNormal(TorchDistribution):
         found: Tensor = Normal(self.mean, self.variance.sqrt(), validate_args=False).icdf(value)
         return found
 
-    def _noise(self, shape: Sequence[int]) -> Tensor:
-        return torch.randn((*shape, self.root.shape[-1]), dtype=self.loc.dtype, device=self.loc.device)
-
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Draw with gradients, (*sample_shape, *batch_shape, *shape)."""
         lead = (*sample_shape, *self.batch_shape)
-        return self.loc + (self._noise(lead) @ self.root.mT).reshape((*lead, *self.loc.shape))
+        noise = torch.randn((*lead, self.root.shape[-1]), dtype=self.loc.dtype, device=self.loc.device)
+        return self.loc + (noise @ self.root.mT).reshape((*lead, *self.loc.shape))
 
-    def _from_mean(self, value: Tensor) -> Tensor:
-        """Return w - m with one dimension for all numbers, (..., K)."""
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return the log density of ``value``, (*sample_shape, *batch_shape)."""
         lead = value.dim() - self.loc.dim()
         if lead < 0 or value.shape[lead:] != self.event_shape:
             raise ShapeError(
                 f"value must end in the event's shape {tuple(self.event_shape)}; got {tuple(value.shape)}."
             )
-        return (value - self.loc).reshape((*value.shape[:lead], -1))
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log density of ``value``, (*sample_shape, *batch_shape)."""
-        off = self._from_mean(value)
-        noise = torch.linalg.solve_triangular(self._cholesky, off.unsqueeze(-1), upper=False).squeeze(-1)
-        return self._log_density(noise)
+        off = (value - self.loc).reshape((*value.shape[:lead], -1, 1))
+        return self._log_density(torch.linalg.solve_triangular(self._cholesky, off, upper=False).squeeze(-1))
 
     def _log_density(self, noise: Tensor) -> Tensor:
         """Return log q of draws made from independent noise, (..., K)."""
         found = -0.5 * (noise.square().sum(-1) + len(self.root) * LOG_2PI) - self.half_log_det()
         return found.expand(broadcast_shape(found.shape, self.batch_shape))
 
-    def expand(self, batch_shape: Sequence[int], _instance: Self | None = None) -> Self:
-        """Return the same distribution with a larger batch; the parameters are shared, not copied."""
-        new = type(self).__new__(type(self)) if _instance is None else _instance
-        new.__dict__.update(self.__dict__)
-        new._batch_shape = Size(batch_shape)
-        return new
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}(event_shape={tuple(self.event_shape)}, columns={self.root.shape[-1]})"
 
 
 class SharedNoise:
-    """The ε of one draw of a block: each tensor of the block takes the part that it needs.
-
-    Args:
-        size: how many numbers the block has.
-    """
+    """The ε of one draw of a block of ``size`` numbers: each tensor of the block takes the part that it needs."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -145,35 +109,24 @@ class SharedNoise:
 
 
 class OfWholeDraws(FullRankNormal):
-    """One of several tensors that are drawn together: it has its share of the density of whole draws only.
-
-    Attributes:
-        shared: the noise of all of them.
-    """
+    """One of several tensors that are drawn together: it has its share of the density of whole draws only."""
 
     joint = True
-    shared: SharedNoise
-    _last: tuple[weakref.ref[Tensor], Tensor] | None = None
+    shared: SharedNoise  # of all of them
 
     def _noted(self, value: Tensor, noise: Tensor) -> Tensor:
         """Return a draw, and keep the part of its noise, (..., n), that its density needs."""
-        self._last = weakref.ref(value), noise
+        self._draw = weakref.ref(value), noise
         return value
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return this tensor's share of log q of the last draw; the sum over all tensors is the joint density."""
-        if self._last is None or self._last[0]() is not value:
+        if self._draw is None or self._draw[0]() is not value:
             raise PyroDropoutError(
                 "tensors that are drawn together have a density for whole draws only; guide.posterior(name) has one for"
                 " each site."
             )
-        return self._log_density(self._last[1])
-
-    def expand(self, batch_shape: Sequence[int], _instance: Self | None = None) -> Self:
-        """Return the same distribution with a larger batch; the parameters are shared, not copied."""
-        new = super().expand(batch_shape, _instance)
-        new._last = None
-        return new
+        return self._log_density(self._draw[1])
 
 
 class FullRankBlock(OfWholeDraws):
@@ -191,8 +144,7 @@ class FullRankBlock(OfWholeDraws):
 
     def half_log_det(self) -> Tensor:
         """Return this tensor's share of half the log-determinant: the sum of its part of log diag L."""
-        size, end = self.root.shape
-        return self.root.diagonal(end - size, dim1=-2, dim2=-1).log().sum(-1)
+        return self.root.diagonal(self.root.shape[1] - len(self.root)).log().sum()
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Draw this tensor's part of the block."""
@@ -247,13 +199,7 @@ class Rotated:
 
 
 class KroneckerNormal(FullRankNormal):
-    """The weight of a layer or its bias, whatever the other is; its matrices are of the size of the layer.
-
-    Args:
-        loc: the mean of the weight, (outputs, ...), or of the bias, (outputs,).
-        layer: the factors of the layer's covariance.
-        is_bias: whether it is the bias, the last column of (W, b).
-    """
+    """The weight of a layer, (outputs, ...), or its bias, the last column of (W, b), whatever the other is."""
 
     def __init__(self, loc: Tensor, layer: Rotated, is_bias: bool = False) -> None:
         self.layer, self.is_bias = layer, is_bias
@@ -291,14 +237,7 @@ class KroneckerNormal(FullRankNormal):
 
 
 class KroneckerBlock(KroneckerNormal, OfWholeDraws):
-    """The weight of a layer or its bias, drawn together; the density of both is counted at the weight.
-
-    Args:
-        loc: the mean.
-        layer: the factors of the layer's covariance.
-        is_bias: whether it is the bias.
-        shared: the noise of the layer.
-    """
+    """The weight of a layer or its bias, drawn together; the density of both is counted at the weight."""
 
     log_prob = OfWholeDraws.log_prob
 

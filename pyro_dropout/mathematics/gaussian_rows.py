@@ -81,15 +81,7 @@ def log_det(matrix: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch"]:
 
 
 def semidefinite_root(matrix: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n n"]:
-    """Return L with L Lᵀ equal to a covariance matrix, which may be singular, or zero.
-
-    Example:
-        >>> import torch
-        >>> matrix = torch.ones(2, 2)
-        >>> root = semidefinite_root(matrix)
-        >>> torch.allclose(root @ root.T, matrix)
-        True
-    """
+    """Return L with L Lᵀ equal to a covariance matrix, which may be singular, or zero."""
     root: Tensor
     root, failed = torch.linalg.cholesky_ex(matrix)
     bad = failed > 0
@@ -125,21 +117,12 @@ class Factor:
     cholesky: Tensor
     log_det: Tensor
 
-    def solve(self, b: Float[Tensor, "*batch R"]) -> Float[Tensor, "*out R"]:
-        """Return G⁻¹ b."""
-        return torch.cholesky_solve(b.unsqueeze(-1), self.cholesky).squeeze(-1)
-
 
 def low_rank_factor(cov_factor: Float[Tensor, "*batch rest R"], log_scale: Float[Tensor, "*#batch rest"]) -> Factor:
     """Factorise diag(σ²) + V Vᵀ through R×R matrices only."""
     with torch.no_grad():  # any C gives the same determinant, so none of its slope is needed
         sizes = (cov_factor.abs().log() - log_scale.unsqueeze(-1)).amax(-2, keepdim=True).clamp_min(0)
-    return _factorised([cov_factor * torch.exp(-log_scale.unsqueeze(-1) - sizes)], sizes.squeeze(-2))[0]
-
-
-def joint_factor(directions: list[Tensor]) -> list[Factor]:
-    """Factorise I + AAᵀ for A in blocks, (..., rest, R) each; each block keeps its own, and all share the rest."""
-    return _factorised(directions, torch.zeros_like(directions[0][..., 0, :]))
+    return factorised(cov_factor * torch.exp(-log_scale.unsqueeze(-1) - sizes), sizes.squeeze(-2))
 
 
 def joint_log_det(directions: list[Tensor]) -> Tensor:
@@ -148,15 +131,16 @@ def joint_log_det(directions: list[Tensor]) -> Tensor:
     return log_det(gram + torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device))
 
 
-def _factorised(blocks: list[Tensor], sizes: Tensor) -> list[Factor]:
-    """Factorise I + AAᵀ for A = B·C given as blocks of B, with the logarithms of C, (..., R)."""
+def factorised(directions: Tensor, sizes: Tensor | None = None) -> Factor:
+    """Factorise I + AAᵀ for A = B·C, given B, (..., rest, R), and the logarithms of C, (..., R); 0 by default."""
+    sizes = torch.zeros_like(directions[..., 0, :]) if sizes is None else sizes
     inverse_sizes = torch.exp(-sizes)
-    gram = functools.reduce(torch.add, [b.mT @ b for b in blocks])
+    gram = directions.mT @ directions
     # A zero or repeated column leaves BᵀB singular, and C⁻² may have underflowed: one rounding error keeps it regular.
     jitter = 4 * torch.finfo(gram.dtype).eps * gram.diagonal(dim1=-2, dim2=-1).amax(-1, keepdim=True).detach()
     cholesky = cholesky_or_nan(gram + torch.diag_embed(inverse_sizes**2 + jitter))
     half = sizes.sum(-1) + cholesky.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    return [Factor(directions, inverse_sizes, cholesky, 2 * half) for directions in blocks]
+    return Factor(directions, inverse_sizes, cholesky, 2 * half)
 
 
 def mahalanobis(
@@ -170,11 +154,9 @@ def mahalanobis(
     if factor is None:
         return residual.square().sum(-1)
     b = (factor.directions.mT @ residual.unsqueeze(-1)).squeeze(-1)
-    if coefficients is not None:
-        b = b - factor.inverse_sizes * coefficients
-    c = factor.solve(b)
+    eta = torch.zeros_like(b) if coefficients is None else coefficients
+    b = b - factor.inverse_sizes * eta
+    c = torch.cholesky_solve(b.unsqueeze(-1), factor.cholesky).squeeze(-1)
     left = residual - (factor.directions @ c.unsqueeze(-1)).squeeze(-1)
-    right = factor.inverse_sizes * c
-    if coefficients is not None:
-        right = right + coefficients
+    right = factor.inverse_sizes * c + eta
     return left.square().sum(-1) + right.square().sum(-1)

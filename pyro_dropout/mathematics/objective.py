@@ -2,8 +2,7 @@
 
 Dropout training minimises (1/2N) Σ‖y − ŷ‖² + Σ λ_i ‖W_i‖². Minus the ELBO of the paper's model, divided by
 Nτ, is the same function of the weights when λ_i = l² p_i / (2Nτ): p_i is ``keep``, and 1 for a bias that is
-not dropped. All converters take numbers or tensors: numbers give a ``float``, and a tensor anywhere among them gives a
-``Tensor`` in the broadcast shape of the arguments.
+not dropped. Numbers give a ``float``; a tensor among the arguments gives a ``Tensor`` in their broadcast shape.
 """
 
 import math
@@ -64,10 +63,10 @@ def implied_tau(
     Equation: sec4.2-precision.
 
     Args:
-        keep: probability in (0, 1] that a row of the layer is kept.
+        keep: as in `weight_decay`, as are all others.
         weight_decay: the λ in (1/2N) Σ‖y − ŷ‖² + λ‖W‖², positive: λ = 0 would mean data without noise.
-        num_data: number of data points, whole and at least 1.
-        length_scale: the l of the prior N(0, l⁻² I), positive.
+        num_data: N.
+        length_scale: l.
 
     Example:
         >>> import pyro_dropout as pdrop
@@ -86,10 +85,10 @@ def implied_length_scale(
     Equation: sec4.2-length-scale.
 
     Args:
-        keep: probability in (0, 1] that a row of the layer is kept.
-        tau: observation precision, positive.
-        weight_decay: the λ in (1/2N) Σ‖y − ŷ‖² + λ‖W‖², positive.
-        num_data: number of data points, whole and at least 1.
+        keep: as in `implied_tau`, as are all others.
+        tau: τ.
+        weight_decay: λ.
+        num_data: N.
 
     Example:
         >>> import pyro_dropout as pdrop
@@ -112,17 +111,16 @@ def optimizer_weight_decay(
     """The ``weight_decay`` to pass to ``torch.optim``, for the loss that you train with.
 
     ``SGD`` and ``Adam`` add c·w to the gradient, and the gradient of λ‖w‖² is 2λ·w: for the loss that λ belongs to,
-    c = 2λ, and for a multiple of that loss, the same multiple of c. (``AdamW`` shrinks weights separately from the
-    gradient; no c makes it minimise this objective.) Weights and biases need separate parameter groups, because a bias
-    that is not dropped has ``keep=1``.
+    c = 2λ, and for a multiple of that loss, the same multiple of c. (No c makes ``AdamW`` minimise this objective.)
+    Weights and biases need separate parameter groups: a bias that is not dropped has ``keep=1``.
 
     Equation: sec4.2-optimizer-weight-decay.
 
     Args:
-        keep: probability in (0, 1] that a row of the layer is kept.
+        keep: as in `weight_decay`, as are ``num_data`` (of all points, not of a batch) and ``length_scale``.
         tau: observation precision, positive; 1 for ``"cross_entropy"``, since labels have no such noise.
-        num_data: number of data points (not of a batch), whole and at least 1.
-        length_scale: the l of the prior N(0, l⁻² I), positive.
+        num_data: N.
+        length_scale: l.
         loss: the data term beside λ‖W‖², a mean over points in each case. ``"half_mse"``: (1/2N) Σ‖y − ŷ‖², a sum
             over the D outputs; c = 2λ. ``"mse"``: torch's ``MSELoss``, (1/ND) Σ‖y − ŷ‖², a mean over the
             outputs and so 2/D times the former; c = 4λ/D. ``"cross_entropy"``: −(1/N) Σ log p̂(y); c = 2λ.
@@ -148,8 +146,7 @@ def optimizer_weight_decay(
 def standardised_tau(tau: Result | float, target_std: Result | float) -> Result:
     """The precision τ·σ_y² of targets standardised to (y − mean)/σ_y, when the raw targets have precision τ.
 
-    Dividing y by σ_y divides the noise's variance τ⁻¹ by σ_y². Wherever the network is trained on the
-    standardised targets, this is the τ of all formulas.
+    Dividing y by σ_y divides the noise's variance τ⁻¹ by σ_y². For standardised targets, this is the τ of all formulas.
 
     Equation: sec4.2-standardised-precision.
 
@@ -205,25 +202,21 @@ def dropout_objective(
 def _pairs(weights: object, weight_decays: object) -> list[tuple[Tensor, Number]]:
     """Pair each weight with its decay, for any of the accepted forms."""
     if isinstance(weights, Tensor) or not isinstance(weights, Iterable):
-        got = "one tensor; write [w]" if isinstance(weights, Tensor) else type(weights).__name__
-        raise ShapeError(f"weights must be a dict or a list of tensors; got {got}.")
+        raise ShapeError(f"weights must be a dict or a list of tensors; got {type(weights).__name__}; write [w].")
     named = dict(weights) if isinstance(weights, Mapping) else dict(enumerate(weights))
+    decays: dict[object, Number] = dict.fromkeys(named, weight_decays)  # type: ignore[arg-type]  # a number for all
     if isinstance(weight_decays, Mapping):
         decays = dict(weight_decays)
     elif isinstance(weight_decays, Iterable) and getattr(weight_decays, "shape", None) != ():
-        listed = list(weight_decays)
+        decays = dict(zip(named, listed := list(weight_decays), strict=False))
         if len(listed) != len(named):
             raise ShapeError(f"weight_decays must hold one per weight; got {len(listed)} for {len(named)} weights.")
-        decays = dict(zip(named, listed, strict=True))
-    else:
-        decays = dict.fromkeys(named, weight_decays)
     if decays.keys() != named.keys():
         raise ShapeError(f"weight_decays must have the keys of weights, {list(named)}; got {list(decays)}.")
     for key, decay in decays.items():
-        if not isinstance(named[key], Tensor):
-            raise ShapeError(f"weights[{key!r}] must be a tensor; got {type(named[key]).__name__}.")
-        if isinstance(decay, Tensor) and decay.dim() > 0:
-            raise ShapeError(f"weight_decays[{key!r}] must be one number; got shape {tuple(decay.shape)}.")
+        if not isinstance(named[key], Tensor) or (isinstance(decay, Tensor) and decay.dim() > 0):
+            got = f"{type(named[key]).__name__} and {describe(decay)}"
+            raise ShapeError(f"weights[{key!r}] must be a tensor and its weight decay one number; got {got}.")
         check_non_negative(f"weight_decays[{key!r}]", decay)
     return [(weight, decays[key]) for key, weight in named.items()]
 

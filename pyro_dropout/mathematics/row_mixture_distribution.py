@@ -5,8 +5,8 @@ input channel of a convolution, which is why ``row_dim`` is 1 by default. All we
 """
 
 import weakref
-from collections.abc import Sequence
-from typing import Self
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 import torch
 from pyro.distributions import TorchDistribution
@@ -22,7 +22,27 @@ from pyro_dropout.mathematics.stand_ins import Draw, is_placeholder, no_density
 LOG_2PI = 1.8378770664093453
 
 
-class RowMixture(TorchDistribution):
+class WeightDistribution(TorchDistribution):
+    """A distribution over a weight tensor. Copies with a larger batch share its parameters."""
+
+    arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012 - torch reads a class attribute
+    joint = False  # whether a draw shares noise with the draws of other sites
+    _draw: Any = None  # the last draw, and what it was made from
+
+    @constraints.dependent_property(is_discrete=False)
+    def support(self) -> constraints.Constraint:
+        """Every real tensor of the event's shape."""
+        return constraints.independent(constraints.real, len(self.event_shape))
+
+    def expand(self, batch_shape: Sequence[int], _instance: Self | None = None) -> Self:
+        """Return the same distribution with a larger batch; the parameters are shared, not copied."""
+        new = type(self).__new__(type(self)) if _instance is None else _instance
+        new.__dict__.update(self.__dict__)
+        new._batch_shape, new._draw = Size(batch_shape), None
+        return new
+
+
+class RowMixture(WeightDistribution):
     """A weight tensor whose rows are drawn independently, each from a mixture of L Gaussians.
 
     With one component it is a Gaussian, with a component at zero it is dropout, with ``cov_factor`` its rows have a
@@ -48,14 +68,10 @@ class RowMixture(TorchDistribution):
         (torch.Size([2, 3]), [0.5, 0.5, 0.5], torch.Size([5, 2, 3]))
     """
 
-    arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012 - torch reads a class attribute
     has_rsample = True  # in means and widths; the probabilities of labels have no path
-    relaxed = False  # whether labels are relaxed, so that a gradient reaches their probabilities
     # In a guide, a missing density is an error when a loss uses it, not when a trace computes it.
     lenient = False
     site = ""  # for that error: the site that is drawn
-    joint = False  # whether a draw shares noise with the draws of other sites
-
     relative: Tensor | None = None  # √α of each row, where the factor of the only component is √α times its mean
 
     def __init__(
@@ -98,10 +114,7 @@ class RowMixture(TorchDistribution):
         zero = scale == 0 if self._validate or not isinstance(scale, Tensor) else False
         self.singular = bool(zero.any()) if isinstance(zero, Tensor) else zero
         self.noiseless = bool(zero.all()) if isinstance(zero, Tensor) else zero
-        self._draw: Draw | None = None
         super().__init__(Size(), shape, validate_args=False)
-
-    # --- what was given -------------------------------------------------------------------------------------------
 
     def _check_probs(self, probs: Tensor) -> Tensor:
         each = self.components
@@ -120,7 +133,7 @@ class RowMixture(TorchDistribution):
     def _check_scale(self, scale: float | Tensor) -> Tensor:
         if self._validate:
             check_non_negative("scale", scale)
-        given = scale.to(self.like) if isinstance(scale, Tensor) else self.like.new_full((), scale)
+        given = as_like(scale, self.like)
         if given.shape == (shape := self.like.shape):
             return given.unsqueeze(0)
         shared = given.dim() <= len(shape) or given.shape[0] == 1
@@ -131,11 +144,10 @@ class RowMixture(TorchDistribution):
             raise ShapeError(f"scale must broadcast {allowed}; got {tuple(given.shape)}.") from None
 
     def _check_cov_factor(self, cov_factor: Tensor | None) -> Tensor | None:
-        if cov_factor is None:
-            return None
-        if self._validate:
+        if cov_factor is not None and self._validate:
             check_finite("cov_factor", cov_factor)
-        if tuple(cov_factor.shape[:-1]) not in {(n, self.rows, self.rest) for n in (1, self.components)}:
+        fits = {(n, self.rows, self.rest) for n in (1, self.components)}
+        if cov_factor is not None and tuple(cov_factor.shape[:-1]) not in fits:
             allowed = f"(L, rows, rest, R) = ({self.components}, {self.rows}, {self.rest}, R), or 1 for L"
             raise ShapeError(f"cov_factor must have shape {allowed}; got {tuple(cov_factor.shape)}.")
         return cov_factor
@@ -158,10 +170,6 @@ class RowMixture(TorchDistribution):
     def cov_factor(self) -> Tensor | None:
         """V, (1 or L, rows, rest, R), which adds V Vᵀ to each row's covariance; None where it is diagonal."""
         return self._cov_factor
-
-    def factor_columns(self) -> list[tuple[Tensor, ...]]:
-        """Return the R columns of V, each as one or L tensors of shape (rows, rest); none where there is no V."""
-        return [] if self.cov_factor is None else [apart(column) for column in self.cov_factor.unbind(-1)]
 
     def factor_variance(self) -> Tensor | None:
         """Return what V adds to the variance of each weight, (1 or L, rows, rest); None where there is no V."""
@@ -195,11 +203,9 @@ class RowMixture(TorchDistribution):
         """Return log σ by rows, (1 or L, rows, rest)."""
         return self.to_rows(self.scale).log()
 
-    def factor(self, log_scale: Tensor | None = None) -> Factor | None:
+    def factor(self) -> Factor | None:
         """Return the factorised low-rank part of the rows' covariances, or None where there is none."""
-        if self.cov_factor is None:
-            return None
-        return low_rank_factor(self.cov_factor, self.log_scale() if log_scale is None else log_scale)
+        return None if self.cov_factor is None else low_rank_factor(self.cov_factor, self.log_scale())
 
     def low_rank_log_det(self) -> Tensor | None:
         """Return log det(I + AAᵀ) of every component and row, A = V/σ; None without a low-rank part."""
@@ -209,16 +215,12 @@ class RowMixture(TorchDistribution):
     def separation_sq(self) -> Float[Tensor, "rows"]:
         """Return d² for each row: the squared distance of two components in units of their shared covariance."""
         if self.components != 2 or not self.shared_covariance:
-            raise ShapeError(
-                "the separation of a row is defined for two components with a shared covariance; this mixture has"
-                f" {self.components} component(s) and {self.scale.shape[0]} covariance(s)."
-            )
+            raise ShapeError("the separation of a row is defined for two components with a shared covariance.")
         difference = torch.as_tensor(self.mean_rows(0) - self.mean_rows(1))
         if self.singular:  # the limit σ → 0: equal means are at distance 0, all others at infinity
             return torch.where(difference.abs().amax(-1) > 0, torch.inf, 0.0).to(difference)
-        log_scale = self.log_scale()
-        squared = mahalanobis(standardise(difference, log_scale[0]).unsqueeze(0), self.factor(log_scale))
-        return squared.squeeze(0)
+        standard = standardise(difference, self.log_scale()[0]).unsqueeze(0)
+        return mahalanobis(standard, self.factor()).squeeze(0)
 
     # --- samples ----------------------------------------------------------------------------------------------------
 
@@ -227,19 +229,17 @@ class RowMixture(TorchDistribution):
         shape = (*sample_shape, *self.batch_shape, self.rows)
         if self.components == 1:  # nothing to draw
             return torch.zeros(shape, dtype=torch.long, device=self.like.device)
-        u = torch.rand(shape, dtype=self.like.dtype, device=self.like.device)
+        u = drawn(torch.rand, shape, self.like)
         # The last component takes the rest, so that rounding in the sums cannot give an index past the last component.
         return (u.unsqueeze(-1) >= self.probs.cumsum(-1)[..., :-1]).sum(-1)
 
     def sample_coefficients(self, shape: Sequence[int]) -> Tensor | None:
         """Draw η, (*shape, R), for rows of shape ``shape``; None without a low-rank part."""
-        if self.cov_factor is None:
-            return None
-        return torch.randn((*shape, self.cov_factor.shape[-1]), dtype=self.like.dtype, device=self.like.device)
+        return None if self.cov_factor is None else drawn(torch.randn, (*shape, self.cov_factor.shape[-1]), self.like)
 
     def check_labels(self) -> None:
         """Raise if labels are drawn with trained probabilities: no gradient would reach these."""
-        if self.components > 1 and self.probs.requires_grad and not self.relaxed and torch.is_grad_enabled():
+        if self.components > 1 and self.probs.requires_grad and torch.is_grad_enabled():
             raise PyroDropoutError(
                 "the probabilities of a RowMixture's components cannot be trained: a drawn label has no gradient in its"
                 " probability. Detach probs; AutoConcreteDropout learns how much to drop."
@@ -276,8 +276,7 @@ class RowMixture(TorchDistribution):
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Draw weights, (*sample_shape, *batch_shape, *shape); differentiable in everything but ``probs``."""
         labels, like = self.sample_labels(sample_shape), self.like
-        shape = (*labels.shape, self.rest)
-        noise = like.new_zeros(()) if self.noiseless else torch.randn(shape, dtype=like.dtype, device=like.device)
+        noise = like.new_zeros(()) if self.noiseless else drawn(torch.randn, (*labels.shape, self.rest), like)
         coefficients = self.sample_coefficients(labels.shape)
         value = self.from_rows(self._assemble(labels, noise, coefficients))
         self._draw = Draw(weakref.ref(value), labels, noise, coefficients)
@@ -293,8 +292,7 @@ class RowMixture(TorchDistribution):
         Without ``labels``, ``noise`` is w itself by rows. With them, w = m_z + σ_z ε + V_z η is given by its parts, so
         that its density under component z does not suffer from the rounding of the sum.
         """
-        log_scale = self.log_scale()
-        factor = self.factor(log_scale)
+        log_scale, factor = self.log_scale(), self.factor()
         locs = [self.mean_rows(label) for label in range(self.components)]
         log_probs = self.log_probs()
         if labels is not None:
@@ -318,7 +316,6 @@ class RowMixture(TorchDistribution):
 
     def label_log_prob(self) -> Tensor:
         """Return log p(z) of the labels of the last draw, (*sample_shape, *batch_shape)."""
-        assert self._draw is not None, "nothing was drawn yet"
         z = self._draw.labels.unsqueeze(-1)
         return self._pick(z, self.log_probs().mT.unsqueeze(-1)).sum((-2, -1))
 
@@ -335,20 +332,12 @@ class RowMixture(TorchDistribution):
         event = self.event_shape
         if value.shape[value.dim() - len(event) :] != event:
             raise ShapeError(f"value must end in the event's shape {tuple(event)}; got {tuple(value.shape)}.")
-        draw = self._draw
-        if draw is not None and draw.value() is value:
-            joint = self.log_joint(draw.labels, draw.noise, draw.coefficients)
-        else:
-            joint = self.log_joint(None, self.to_rows(value))
+        made = self._draw is not None and self._draw.value() is value
+        joint = self.log_joint(*self._draw[1:]) if made else self.log_joint(None, self.to_rows(value))
         total = torch.logsumexp(joint, 0).sum(-1)
         return total.expand(broadcast_shape(total.shape, self.batch_shape))
 
     # --- moments and the rest of torch's interface ------------------------------------------------------------------
-
-    @constraints.dependent_property(is_discrete=False)
-    def support(self) -> constraints.Constraint:
-        """Every real tensor of the event's shape."""
-        return constraints.independent(constraints.real, len(self.event_shape))
 
     def _center(self) -> Tensor:
         probs = self.per_row(self.probs.mT)
@@ -366,13 +355,6 @@ class RowMixture(TorchDistribution):
         spread = self.component_variance() + (self.locs - self._center()).square()
         return (self.per_row(self.probs.mT) * spread).sum(0).expand(self._extended_shape())
 
-    def expand(self, batch_shape: Sequence[int], _instance: Self | None = None) -> Self:
-        """Return the same distribution with a larger batch; the parameters are shared, not copied."""
-        new = type(self).__new__(type(self)) if _instance is None else _instance
-        new.__dict__.update(self.__dict__)
-        new._batch_shape, new._draw = Size(batch_shape), None
-        return new
-
     def __repr__(self) -> str:
         rank = "" if self.cov_factor is None else f", rank={self.cov_factor.shape[-1]}"
         return (
@@ -384,6 +366,16 @@ class RowMixture(TorchDistribution):
 def apart(stacked: Tensor) -> tuple[Tensor, ...]:
     """Return the tensors along the first dimension; the gradient of a single one is a view, and not a copy."""
     return (stacked.squeeze(0),) if len(stacked) == 1 else stacked.unbind(0)
+
+
+def drawn(random: Callable[..., Tensor], shape: Sequence[int], like: Tensor) -> Tensor:
+    """Return random numbers of a shape in the type of ``like``."""
+    return random(shape, dtype=like.dtype, device=like.device)
+
+
+def as_like(value: float | Tensor, like: Tensor) -> Tensor:
+    """Return a number or a tensor in the type of ``like``."""
+    return value.to(like) if isinstance(value, Tensor) else like.new_full((), value)
 
 
 def _component(factor: Factor | None, label: int) -> Factor | None:

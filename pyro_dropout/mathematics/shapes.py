@@ -1,7 +1,6 @@
 """Shapes: how they are annotated, what tensors broadcast to, the rows of a weight, and distributions inside wrappers.
 
-jaxtyping is a development dependency: the tests install its import hook and check every annotated shape, and a user
-who does not have it loses nothing but the check.
+The tests check annotated shapes with jaxtyping, a development dependency; without it they are comments.
 """
 
 from collections.abc import Sequence
@@ -22,8 +21,6 @@ else:
     except ImportError:
 
         class _Unchecked:
-            """Stands in for a jaxtyping dtype: ``Float[Tensor, "n d"]`` is then just ``Tensor``."""
-
             def __class_getitem__(cls, item: tuple[type, str]) -> type:
                 return item[0]
 
@@ -33,26 +30,14 @@ __all__ = ["Bool", "Float", "Int", "RowDim", "RowLayout", "base_distribution", "
 
 
 def base_distribution(p: Distribution, *wrappers: type) -> Distribution:
-    """Return the distribution inside ``Independent``, and inside the other wrappers given.
-
-    Which ones may be ignored depends on the use: a mask changes a density but not a mean, and an expansion changes the
-    batch shape.
-    """
+    """Return the distribution inside ``Independent``, and inside the other wrappers given."""
     while any(isinstance(p, kind) for kind in (Independent, *wrappers)):
         p = p.base_dist
     return p
 
 
 def broadcast_shape(*shapes: Sequence[int]) -> torch.Size:
-    """Return the shape that tensors of these shapes broadcast to.
-
-    Raises:
-        RuntimeError: there is none.
-
-    Example:
-        >>> broadcast_shape((2,), (3, 1), (1, 1, 1)), broadcast_shape()
-        (torch.Size([1, 3, 2]), torch.Size([]))
-    """
+    """Return the shape that tensors of these shapes broadcast to, or raise a ``RuntimeError``."""
     found = [1] * max(map(len, shapes), default=0)
     for shape in shapes:
         for place in range(-len(shape), 0):

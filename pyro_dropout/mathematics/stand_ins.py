@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -55,8 +55,7 @@ def no_density(like: Tensor, shape: torch.Size, site: str = "") -> Tensor:
     return found
 
 
-@dataclass(frozen=True)
-class Draw:
+class Draw(NamedTuple):
     """The parts that a sample was made from: in float32 m + σε may round to m, and then only ε gives its density."""
 
     value: weakref.ref[Tensor]
