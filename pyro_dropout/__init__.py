@@ -60,7 +60,12 @@ def __getattr__(name: str) -> _Any:
     from importlib import import_module
 
     if name == "__version__":
-        return _version()
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            return version("pyro-dropout")
+        except PackageNotFoundError:  # a source tree that was never installed
+            return "0+source"
     if name in _PLACES:
         return _moved(name)
     if name not in (*__all__, *_SUBMODULES, *_NEED_SKLEARN):
@@ -103,20 +108,10 @@ def _moved(name: str) -> _Any:
     return getattr(import_module(f"{__name__}.{place}"), new)
 
 
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("pyro-dropout")
-    except PackageNotFoundError:  # a source tree that was never installed
-        return "0+source"
-
-
 def _suggestion(name: str) -> str:
     """Return a question with the public name that is spelt most like this one, if there is one."""
     from difflib import get_close_matches
 
-    known = [*__all__, *_SUBMODULES]
-    close = [] if name.startswith("_") else get_close_matches(name, known, n=1)
-    close = close or [each for each in known if each.lower() == name.lower()]
+    known = {each.lower(): each for each in (*__all__, *_SUBMODULES)}
+    close = [known[each] for each in get_close_matches(name.lower(), known, n=1) if not name.startswith("_")]
     return f"; did you mean {close[0]!r}?" if close else ""

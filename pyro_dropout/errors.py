@@ -1,22 +1,5 @@
 """Exception types and warnings. Exceptions are ``ValueError`` too, so code that catches the usual one keeps working."""
 
-__all__ = [
-    "DamagedFileError",
-    "DifferentModelError",
-    "DivergedError",
-    "EmptyModelError",
-    "IgnoredInputsWarning",
-    "NoWeightWarning",
-    "NotAvailableError",
-    "NotFollowedError",
-    "OutOfMemoryError",
-    "PyroDropoutError",
-    "RangeError",
-    "ShapeError",
-    "SingularError",
-    "UnfinishedTrainingWarning",
-]
-
 
 class PyroDropoutError(ValueError):
     """Base class of all errors that pyro_dropout raises.
@@ -156,9 +139,8 @@ class IgnoredInputsWarning(UserWarning):
 
     Example:
         >>> import warnings, pyro_dropout as pdrop
-        >>> warnings.filterwarnings("error", category=pdrop.errors.IgnoredInputsWarning)  # stop where it happens
-        >>> warnings.filters.pop(0)[0]
-        'error'
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("error", pdrop.errors.IgnoredInputsWarning)  # stop where it happens
     """
 
 
@@ -166,11 +148,9 @@ class UnfinishedTrainingWarning(UserWarning):
     """The loss was still falling when the steps of ``fit`` were over; the message says how many more it would take.
 
     Example:
-        >>> import warnings
-        >>> from pyro_dropout.errors import UnfinishedTrainingWarning
-        >>> warnings.filterwarnings("ignore", category=UnfinishedTrainingWarning)  # for trials
-        >>> warnings.filters.pop(0)[0]
-        'ignore'
+        >>> import warnings, pyro_dropout as pdrop
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("ignore", pdrop.errors.UnfinishedTrainingWarning)  # for trials
     """
 
 
@@ -193,14 +173,12 @@ class DamagedFileError(PyroDropoutError):
     """A file that is not whole, or not one of ours; nothing of it was used.
 
     Example:
-        >>> import pathlib, tempfile
-        >>> from pyro_dropout.errors import DamagedFileError
-        >>> from pyro_dropout.training.checkpoints.tensor_file import read_tensors
+        >>> import pathlib, tempfile, torch, pyro_dropout as pdrop
         >>> path = pathlib.Path(tempfile.mkdtemp()) / "posterior.safetensors"
-        >>> _ = path.write_bytes(b"not a file of tensors")
+        >>> _, model = path.write_bytes(b"not a file of tensors"), pdrop.BayesianNet(torch.nn.Linear(1, 1))
         >>> try:
-        ...     read_tensors(path)
-        ... except DamagedFileError as refused:
+        ...     pdrop.load(path, model, pdrop.AutoDropout(model))
+        ... except pdrop.errors.DamagedFileError as refused:
         ...     print(str(refused).split(": ")[0])
         posterior.safetensors cannot be used
     """
@@ -236,3 +214,6 @@ class OutOfMemoryError(PyroDropoutError):
         ...     print(str(told).split(". ")[0])
         memory runs out in a step of 512 points: CUDA out of memory
     """
+
+
+__all__ = sorted(name for name in globals() if name.endswith(("Error", "Warning")))

@@ -24,26 +24,25 @@ if TYPE_CHECKING:  # importing torch takes seconds
     from torch import Tensor
 
 # The subpackages, in the order in which they may import: each from itself and from those before it.
-FLOORS = (
-    "mathematics",
-    "engines",
-    "generative",
-    "guides",
-    "training",
-    "prediction",
-    "judging",
-    "references",
-    "tables",
-    "datasets",
-    "comparison",
-    "tabular",
-    "sklearn",
-    "cli",
-)
+_ORDER = """
+    mathematics engines generative guides training prediction judging references
+    tables datasets comparison tabular sklearn cli
+"""
+FLOORS = tuple(_ORDER.split())
 
 Make = Callable[..., Any]  # a guide or an ensemble, of a model, keep by site, and the options of the entry
 Made = TypeVar("Made", bound=type)
 Computed = TypeVar("Computed", bound=Callable[..., "float | Tensor"])
+_HERE = Path(__file__).parent
+
+
+def _check_new(kind: str, name: str, known: Any, new: Any) -> None:
+    """Raise if other code has the name; the same code has it when its module is reloaded."""
+    if known is not None and (known.__module__, known.__qualname__) != (new.__module__, new.__qualname__):
+        raise ValueError(f"a {kind} named {name!r} is registered already: {known.__qualname__}.")
+
+
+# --- guides -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,28 +63,15 @@ class GuideEntry(Listed):
 
     guide: type
     make: Make
-    density: bool
-    learns_keep: bool
-    per_site: bool
+    density: bool = True
+    learns_keep: bool = False
+    per_site: bool = True
 
 
 _GUIDES: dict[str, GuideEntry] = {}
-_HERE = Path(__file__).parent
 
 
-def guide(
-    name: str,
-    *,
-    make: Make | None = None,
-    density: bool = True,
-    learns_keep: bool = False,
-    compared: bool = False,
-    order: int = 100,
-    alias: str = "",
-    options: tuple[str, ...] = (),
-    method: str = "mc",
-    per_site: bool = True,
-) -> Callable[[Made], Made]:
+def guide(name: str, *, make: Make | None = None, **settings: Any) -> Callable[[Made], Made]:
     """Register a guide; a decorator of its class.
 
     Args:
@@ -93,14 +79,12 @@ def guide(
             too.
         make: builds the guide with settings for data that nobody has looked at yet, from a model and ``keep``, the
             probability of keeping a row by site; by default ``cls(model)``.
-        density: whether draws of weights have a density with these settings.
-        learns_keep: whether it learns what to keep; others never drop a layer's only input.
-        compared: whether ``pyro-dropout compare`` takes it by default.
-        order: its place in lists; new ones come last.
-        alias: another name for it.
-        options: settings that ``make`` takes by keyword as well, such as "members".
-        method: how the command line and the estimators predict with it, by default: "mc" or "linearised".
-        per_site: whether it is a ``SiteGuide``, with one distribution per site, which any SVI can train.
+        settings: ``density=False`` if draws of weights have no density with these settings; ``learns_keep=True`` if it
+            learns what to keep (others never drop a layer's only input); ``compared=True`` if ``pyro-dropout compare``
+            takes it by default; ``order``, its place in lists (new ones come last); ``alias``, another name;
+            ``options``, what ``make`` takes by keyword as well, such as "members"; ``method``, how the command line
+            and the estimators predict with it, "mc" or "linearised"; ``per_site=False`` if it is no ``SiteGuide``,
+            with one distribution per site, which any SVI can train.
 
     Example:
         >>> import pyro_dropout as pdrop
@@ -115,20 +99,13 @@ def guide(
     """
 
     def register(cls: Made) -> Made:
-        if name in _GUIDES:
-            _check_same("guide", name, _GUIDES[name].guide, cls)
-        listed: dict[str, Any] = {"alias": alias, "order": order, "compared": compared, "options": options}
-        own: dict[str, Any] = {"make": make or (lambda model, keep: cls(model)), "method": method, "density": density}
-        _GUIDES[name] = GuideEntry(name=name, guide=cls, learns_keep=learns_keep, per_site=per_site, **listed, **own)
+        known = _GUIDES.get(name)
+        _check_new("guide", name, known and known.guide, cls)
+        build = make or (lambda model, keep: cls(model))
+        _GUIDES[name] = GuideEntry(name=name, guide=cls, make=build, **settings)
         return cls
 
     return register
-
-
-def _check_same(kind: str, name: str, known: Callable[..., object], new: Callable[..., object]) -> None:
-    """Raise unless a name is registered again by the same code, as when its module is reloaded."""
-    if (known.__module__, known.__qualname__) != (new.__module__, new.__qualname__):
-        raise ValueError(f"a {kind} named {name!r} is registered already: {known.__qualname__}.")
 
 
 def _import_all(folder: str) -> None:
@@ -174,8 +151,7 @@ def listed_guides() -> tuple[Listed, ...]:
     files = sorted((_HERE / "guides").glob("*.py"))
     specs = [find_spec(point.module) for point in _other_packages("guides")]
     files += [Path(spec.origin) for spec in specs if spec is not None and spec.origin]
-    found = [entry for path in files for entry in _registrations(path)]
-    return tuple(sorted(found, key=lambda entry: entry.order))
+    return tuple(sorted((each for path in files for each in _registrations(path)), key=lambda entry: entry.order))
 
 
 def _registrations(path: Path) -> Iterator[Listed]:
@@ -223,8 +199,8 @@ def likelihood(name: str, *, make: Callable[[], Any] | None = None, outputs: int
     """
 
     def register(cls: Made) -> Made:
-        if name in _LIKELIHOODS:
-            _check_same("likelihood", name, _LIKELIHOODS[name].likelihood, cls)
+        known = _LIKELIHOODS.get(name)
+        _check_new("likelihood", name, known and known.likelihood, cls)
         _LIKELIHOODS[name] = LikelihoodEntry(name, cls, make or cls, outputs)
         return cls
 
@@ -240,23 +216,47 @@ def likelihoods() -> Mapping[str, LikelihoodEntry]:
 # --- scores -----------------------------------------------------------------------------------------------------------
 
 
+_BETTER = {
+    "more": "more is better",
+    "less": "less is better",
+    "one": "the nearer to 1 the better",
+    "level": "the nearer to 0.95 the better",
+    "": "",
+}
+_KINDS = ("any", "numbers", "normal", "classes")
+
+
 @dataclass(frozen=True)
-class ScoreEntry:
-    """A score of predictions on held-out data: its function, and the arguments of ``score``."""
+class Column:
+    """One column of a comparison; the attributes are arguments of ``score``."""
 
     name: str
-    compute: Callable[..., "float | Tensor"]
     heading: str
     meaning: str
-    better: str
-    digits: int
+    better: str = ""
+    digits: int = 2
+
+    @property
+    def direction(self) -> str:
+        """Which values are better, in words; "" if neither direction is."""
+        return _BETTER[self.better]
+
+    def badness(self, value: float) -> float:
+        """Return a number that is smaller the better the value is."""
+        goal = {"one": 1.0, "level": 0.95}.get(self.better)
+        return abs(value - goal) if goal is not None else -value if self.better == "more" else value
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreEntry(Column):
+    """A score of predictions on held-out data: its column, its function, and the other arguments of ``score``."""
+
+    compute: Callable[..., "float | Tensor"]
     of: tuple[str, ...]
     order: int
 
 
 _SCORES: dict[str, ScoreEntry] = {}
-_BETTER = ("more", "less", "one", "level", "")
-_KINDS = ("any", "numbers", "normal", "classes")
 
 
 def score(
@@ -290,14 +290,13 @@ def score(
         >>> _ = registry._SCORES.pop("bias")
     """
     if better not in _BETTER or not set(of) <= set(_KINDS):
-        raise ValueError(
-            f"better must be one of {_BETTER} and of must hold some of {_KINDS}; got {better!r} and {of!r}."
-        )
+        allowed = f"better must be one of {tuple(_BETTER)} and of must hold some of {_KINDS}"
+        raise ValueError(f"{allowed}; got {better!r} and {of!r}.")
 
     def register(function: Computed) -> Computed:
-        if name in _SCORES:
-            _check_same("score", name, _SCORES[name].compute, function)
-        _SCORES[name] = ScoreEntry(name, function, heading, meaning, better, digits, of, order)
+        known = _SCORES.get(name)
+        _check_new("score", name, known and known.compute, function)
+        _SCORES[name] = ScoreEntry(name, heading, meaning, better, digits, compute=function, of=of, order=order)
         return function
 
     return register

@@ -40,7 +40,6 @@ from pyro_dropout.registry import guide_names
 from pyro_dropout.training.optimisers import Schedule
 from pyro_dropout.training.svi import check_compile
 
-Data = tuple[AnyInputs, Tensor]
 MakeGuide = Callable[..., PyroModel]  # a function of the model
 
 
@@ -117,44 +116,51 @@ def compare(
     """
     start = time.perf_counter()
     named = _named(guides)
-    numbers = _numbers(seeds)
-    check_count("steps", steps)
-    check_count("samples", samples)
+    counts = {"seeds": len(seeds) if isinstance(seeds, Sequence) else seeds, "steps": steps, "samples": samples}
+    for name, count in (counts | ({} if batch_size is None else {"batch_size": batch_size})).items():
+        check_count(name, count)
+    numbers = list(seeds) if isinstance(seeds, Sequence) else list(range(seeds))
+    for number in numbers:
+        check_seed(number)
     check_positive("lr", lr)
     check_compile(compile)
-    if batch_size is not None:
-        check_count("batch_size", batch_size)
     if labels is not None and not isinstance(labels, Mapping):
         raise PyroDropoutError(f"labels must be a dict such as {{'title': ...}}; got {describe(labels)}.")
-    methods = _methods(method, list(named))
+    methods = dict(method) if isinstance(method, Mapping) else dict.fromkeys(named, method)
+    for name, each in methods.items():
+        check_choice("a name in method", name, list(named))
+        check_choice("method", each, ("mc", "linearised"))
     source, first = source_of(model, numbers[0], train)
-    exam = _exam(first, train, test, samples)
-    if isinstance(exam, SiteExam) and "linearised" in methods.values():
+    network = is_network(first)
+    exam: Exam | SiteExam
+    if network:
+        exam = Exam(_pair("train", first, train), _pair("test", first, test), samples)
+    elif "linearised" in methods.values():
         raise PyroDropoutError("method='linearised' is for networks; other Pyro models predict with draws.")
+    else:
+        exam = SiteExam(_arguments("train", first, train), _arguments("test", first, test), samples)
     options: Record = {"steps": steps, "lr": lr, "batch_size": batch_size, "loss": loss, "compile": compile}
     training = options | {"schedule": schedule}
-    builds = {name: partial(_built, source, make) for name, make in named.items()}
     rows: list[Row] = []
     if reference is not None:
         rows.append(reference_row(reference, first, exam, progress))
         exam = replace(exam, reference=rows[0].answer)
-    runs = len(numbers) if isinstance(exam, SiteExam) else 1  # the seeds of a fleet are one
-    train_all = one_by_one if isinstance(exam, SiteExam) else as_a_fleet
-    with closing(WholeBar(len(builds), runs * steps, progress)) as bar:
-        for name, build in builds.items():
-            own = replace(exam, method=methods[name]) if isinstance(exam, Exam) else exam
+    train_all, runs = (as_a_fleet, 1) if network else (one_by_one, len(numbers))  # the seeds of a fleet are one
+    with closing(WholeBar(len(named), runs * steps, progress)) as bar:
+        for name, make in named.items():
+            own = replace(exam, method=methods.get(name, "mc")) if isinstance(exam, Exam) else exam
             with bar.part(name):
+                build = partial(_built, source, make)
                 rows.append(examined(name, partial(train_all, build, numbers, own.call, training), own))
-    data = (exam.train, exam.test)
+    said = "none" if reference is None else reference if isinstance(reference, str) else type(reference).__name__
     settings = {
-        "seeds": len(numbers), **options, "schedule": getattr(schedule, "__name__", None),
-        "samples": samples, "reference": _described(reference),
-        "method": {name: how for name, how in methods.items() if how != "mc"},
-        "which_seeds": numbers, "device": str(data[0][0].device), "when": time.strftime("%Y-%m-%d %H:%M %z"),
-        "model": str(first), **(labels or {}),
+        "seeds": len(numbers), **options, "schedule": getattr(schedule, "__name__", None), "samples": samples,
+        "reference": said, "method": {name: how for name, how in methods.items() if how != "mc"},
+        "which_seeds": numbers, "device": str(exam.train[0].device),
+        "when": time.strftime("%Y-%m-%d %H:%M %z"), "model": str(first), **(labels or {}),
     }  # fmt: skip
     call = exam.call if isinstance(exam, SiteExam) else None
-    return Comparison(rows, *data, settings, time.perf_counter() - start, call)
+    return Comparison(rows, exam.train, exam.test, settings, time.perf_counter() - start, call)
 
 
 # --- one row ------------------------------------------------------------------------------------------------------
@@ -170,15 +176,16 @@ def examined(name: str, train: Callable[[], Trained], exam: Exam | SiteExam) -> 
         row.note = f"diverged: {cause}" if isinstance(cause, DivergedError) else f"failed: {_told(cause)}"
         return row
     spent = time.perf_counter() - started
+    notes = []
     if lost:
-        row.note = f"diverged with {lost} of {lost + len(row.trained)} seeds" + (
-            "; the others are scored." if row.trained else "."
-        )
-    if not row.trained:
-        return row
+        others = "; the others are scored." if row.trained else "."
+        notes.append(f"diverged with {lost} of {lost + len(row.trained)} seeds{others}")
     ignoring = [told for _, guide in row.trained if (told := ignored_inputs(guide))]
     if ignoring:
-        row.note = f"{row.note} with {len(ignoring)} of {len(row.trained)} seeds, {ignoring[0]}".lstrip()
+        notes.append(f"with {len(ignoring)} of {len(row.trained)} seeds, {ignoring[0]}")
+    row.note = " ".join(notes)
+    if not row.trained:
+        return row
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", category=IgnoredInputsWarning)  # the note says it
@@ -250,18 +257,8 @@ def _warn_of_another_model(model: PyroModel) -> None:
 # --- what is given --------------------------------------------------------------------------------------------------
 
 
-def _numbers(seeds: int | Sequence[int]) -> list[int]:
-    """Return the list of seeds; a number n stands for 0 to n - 1."""
-    if isinstance(seeds, Sequence):
-        check_count("seeds", len(seeds))
-        for seed in seeds:
-            check_seed(seed)
-        return list(seeds)
-    check_count("seeds", seeds)
-    return list(range(seeds))
-
-
 def _named(guides: object) -> dict[str, MakeGuide]:
+    """Return what makes each guide, by the name of its row."""
     if not isinstance(guides, Mapping):
         if not isinstance(guides, Sequence) or isinstance(guides, str):
             raise PyroDropoutError(
@@ -271,7 +268,11 @@ def _named(guides: object) -> dict[str, MakeGuide]:
         given = [make if isinstance(make, str) else getattr(make, "__name__", "") for make in guides]
         names = distinct(name or f"guide {k + 1}" for k, name in enumerate(given))
         guides = dict(zip(names, guides, strict=True))
-    makes = {name: _by_registry(make) if isinstance(make, str) else make for name, make in guides.items()}
+    makes = {}
+    for name, make in guides.items():
+        if isinstance(make, str):
+            check_choice("a name in guides", make, guide_names())
+        makes[name] = standard_guide(make) if isinstance(make, str) else make
     wrong = [name for name, make in makes.items() if not callable(make) or isinstance(make, nn.Module)]
     if wrong or not makes:
         what = f"{wrong[0]!r} is {type(makes[wrong[0]]).__name__}" if wrong else "there is none"
@@ -284,31 +285,8 @@ def _named(guides: object) -> dict[str, MakeGuide]:
     return makes
 
 
-def _by_registry(name: str) -> MakeGuide:
-    """Return what builds the guide of this name for a network, with the settings of the command line."""
-    check_choice("a name in guides", name, guide_names())
-    return standard_guide(name)
-
-
-def _methods(method: str | Mapping[str, str], names: list[str]) -> dict[str, str]:
-    """Return how each guide predicts, from one method for all of them or a dict by name."""
-    given = dict(method) if isinstance(method, Mapping) else dict.fromkeys(names, method)
-    for name, each in given.items():
-        check_choice("a name in method", name, names)
-        check_choice("method", each, ("mc", "linearised"))
-    return {name: given.get(name, "mc") for name in names}
-
-
-def _exam(model: PyroModel, train: object, test: object, samples: int) -> Exam | SiteExam:
-    """Return the exam for every posterior; raise before training if the data do not fit the model."""
-    if is_network(model):
-        return Exam(_pair("train", model, train), _pair("test", model, test), samples)
-    exam = SiteExam(_arguments("train", model, train), _arguments("test", model, test), samples)
-    exam.check()
-    return exam
-
-
 def _arguments(name: str, model: PyroModel, data: object) -> ModelCall:
+    """Return the call of a model that is no network."""
     if not isinstance(data, tuple | list | Mapping):
         raise ShapeError(
             f"{name} must be a tuple of the model's arguments, or a dict of its keyword arguments; got"
@@ -318,25 +296,17 @@ def _arguments(name: str, model: PyroModel, data: object) -> ModelCall:
     return call.with_num_data(only_if_needed=True)
 
 
-def _pair(name: str, model: Any, data: object) -> Data:
+def _pair(name: str, model: Any, data: object) -> tuple[AnyInputs, Tensor]:
     """Return (x, y); raise before training if they are no such pair, or do not fit the network."""
     if not isinstance(data, tuple | list) or len(data) != 2:
         raise ShapeError(f"{name} must be a pair of tensors (x, y); got {type(data).__name__}.")
     x, y = inputs_of(data[0], f"{name}: x", takes_all(model)), data[1]
     check_pairs(name, x, y)
     check_inputs(x, f"{name}: x")
-    with torch.no_grad(), poutine.block(), forked():
-        try:
-            f = model(x)
-            targets = model.likelihood.checked(f, y)
-        except ShapeError as cause:
-            raise ShapeError(f"{name}: {str(cause).splitlines()[0]}") from None
     try:
-        model.likelihood.check_values(f, targets)
-    except RangeError as cause:
-        raise RangeError(f"{name}: {cause}") from None
+        with torch.no_grad(), poutine.block(), forked():
+            f = model(x)
+            model.likelihood.check_values(f, model.likelihood.checked(f, y))
+    except (ShapeError, RangeError) as cause:
+        raise type(cause)(f"{name}: {str(cause).splitlines()[0]}") from None
     return x, y
-
-
-def _described(reference: object) -> str:
-    return "none" if reference is None else reference if isinstance(reference, str) else type(reference).__name__

@@ -80,16 +80,7 @@ _UNDEFINED = "undefined, σ = 0"  # for the whole guide, or for a point-mass sit
 
 @dataclass(frozen=True)
 class Exam:
-    """The predictions and scores that are computed for every posterior.
-
-    Attributes:
-        train: (x, y).
-        test: (x, y).
-        samples: draws of the weights for each prediction.
-        reference: the reference's prediction at the test points, if there is one.
-        seed: of the draws.
-        method: of ``predict``.
-    """
+    """The predictions and scores of networks; ``reference`` is the prediction of the reference at the test points."""
 
     train: tuple[AnyInputs, Tensor]
     test: tuple[AnyInputs, Tensor]
@@ -111,14 +102,12 @@ class Exam:
 
     def answers(self, model: PyroModel, posterior: object) -> tuple[Scores, Prediction]:
         """Return the scores that need predictions only, and the prediction at the test points."""
-        x, y = self.test
-        answer = self.predict(model, posterior, x)
-        scores = held_out_scores(answer, y)
-        given = self.train[0]
+        answer, x = self.predict(model, posterior, self.test[0]), self.train[0]
+        scores = held_out_scores(answer, self.test[1])
         # Token ids, several inputs and graphs have no points between them.
-        if isinstance(given, Tensor) and given.is_floating_point() and not takes_all(model):
-            here, unit = self._doubt(model, posterior, given)
-            for name, points in (("between", between(given)), ("outside", outside(given))):
+        if isinstance(x, Tensor) and x.is_floating_point() and not takes_all(model):
+            here, unit = self._doubt(model, posterior, x)
+            for name, points in (("between", between(x)), ("outside", outside(x))):
                 scores[name] = over(self._doubt(model, posterior, points)[0], here, unit)
         if is_normal(answer.target_distribution) or is_class(answer.target_distribution):
             scores |= distances(answer, self.reference)
@@ -131,8 +120,7 @@ class Exam:
             return None
         if x.dim() != 2 or not x.shape[1] == answer.mean.shape[1] == 1 or not is_normal(answer.target_distribution):
             return None
-        everything = torch.cat([x, test])
-        low, high = float(everything.min()), float(everything.max())
+        low, high = (float(end) for end in torch.cat([x, test]).aminmax())
         margin = 0.12 * (high - low)
         grid = torch.linspace(low - margin, high + margin, _GRID, dtype=x.dtype).unsqueeze(-1)
         found = self.predict(model, posterior, grid)
@@ -147,18 +135,17 @@ class Exam:
 
 def bounds_of(call: ModelCall, guide: object, samples: int, seed: int) -> tuple[dict[str, float], dict[str, str]]:
     """Return the scores of a guide that need its density, and why some of them do not exist."""
-    report = elbo_report(call.model, guide, *call.args, samples=min(100, samples), seed=seed, **call.kwargs)
+    how: Record = {"seed": seed, **call.kwargs}
+    report = elbo_report(call.model, guide, *call.args, samples=min(100, samples), **how)
     scores = {"objective": report.objective}
-    notes = {}
     if report.elbo is None or report.kl_gap is None:
-        notes = dict.fromkeys(("elbo", "gap", "khat"), _UNDEFINED)
-    else:
-        scores |= {"elbo": report.elbo, "gap": report.kl_gap}
-        try:
-            scores["khat"] = khat(call.model, guide, *call.args, samples=max(_TAIL, samples), seed=seed, **call.kwargs)
-        except SingularError:
-            notes["khat"] = _UNDEFINED
-    return scores, notes
+        return scores, dict.fromkeys(("elbo", "gap", "khat"), _UNDEFINED)
+    scores |= {"elbo": report.elbo, "gap": report.kl_gap}
+    try:
+        scores["khat"] = khat(call.model, guide, *call.args, samples=max(_TAIL, samples), **how)
+    except SingularError:
+        return scores, {"khat": _UNDEFINED}
+    return scores, {}
 
 
 def distances(answer: Prediction, reference: Prediction | None) -> dict[str, float]:
@@ -173,9 +160,8 @@ def held_out_scores(prediction: Prediction, y: Tensor) -> Scores:
     """Return every registered score that targets of this kind have: a number, or one for each held-back point."""
     kinds = {"any", "classes" if is_class(prediction.target_distribution) else "numbers"}
     kinds |= {"normal"} if is_normal(prediction.target_distribution) else set()
-    asked = [entry for entry in registry.scores().values() if kinds & set(entry.of)]
     found: Scores = {}
-    for entry in asked:
+    for entry in (each for each in registry.scores().values() if kinds & set(each.of)):
         with contextlib.suppress(PyroDropoutError):  # this noise has no such score
             found[entry.name] = entry.compute(prediction, y)
     return found
@@ -197,21 +183,27 @@ def off_level(held: float, count: int, level: float = 0.95) -> str:
 
 @dataclass(frozen=True)
 class SiteExam:
-    """The predictions and scores that are computed for every posterior.
-
-    Attributes:
-        call: the model's arguments with the training data; its model is that of the first seed.
-        asked: the arguments with the test data.
-        samples: draws of the latent sites for each prediction.
-        reference: the reference's prediction at the test data, if there is one.
-        seed: of the draws.
-    """
+    """The predictions and scores of other Pyro models: ``call`` has the training data, ``asked`` the test data."""
 
     call: ModelCall
     asked: ModelCall
     samples: int
     reference: Prediction | None = None
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Raise before training if the model does not accept the data, or observes nothing with them."""
+        names = []
+        for name, call in (("train", self.call), ("test", self.asked)):
+            try:
+                call.check_bound()
+                names.append(sorted(_data(call)))
+            except PyroDropoutError as cause:
+                raise type(cause)(f"{name}: {str(cause).splitlines()[0]}") from None
+            if not names[-1]:
+                raise PyroDropoutError(f"{name}: the model observes nothing with these arguments. Give it its data.")
+        if names[0] != names[1]:
+            raise PyroDropoutError(f"train and test must be data of the same sites; got {names[0]} and {names[1]}.")
 
     @property
     def train(self) -> tuple[Tensor, Tensor]:
@@ -223,28 +215,11 @@ class SiteExam:
         """The indices of the test points, and their data."""
         return _numbered(self.asked)
 
-    def check(self) -> None:
-        """Raise before training if the model does not accept the data, or observes nothing with them."""
-        names = []
-        for name, call in (("train", self.call), ("test", self.asked)):
-            try:
-                call.check_bound()
-                names.append(set(_data(call)))
-            except PyroDropoutError as cause:
-                raise type(cause)(f"{name}: {str(cause).splitlines()[0]}") from None
-            if not names[-1]:
-                raise PyroDropoutError(f"{name}: the model observes nothing with these arguments. Give it its data.")
-        if names[0] != names[1]:
-            raise PyroDropoutError(
-                f"train and test must be data of the same sites; got {sorted(names[0])} and {sorted(names[1])}."
-            )
-
     def answers(self, model: PyroModel, posterior: object) -> tuple[Scores, SitePrediction | None]:
         """Return the scores that need predictions only and, if one site is observed, its prediction."""
         call = replace(self.asked, model=model)
-        predicted = predict(
-            model, posterior, *call.args, samples=self.samples, seed=self.seed, keep_samples=True, **call.kwargs
-        )
+        how: Record = {"samples": self.samples, "seed": self.seed, "keep_samples": True, **call.kwargs}
+        predicted = predict(model, posterior, *call.args, **how)
         found = predicted if isinstance(predicted, dict) else {predicted.site: predicted}
         data = _data(call)
         each = {name: found[name].log_prob(value_of(site)) for name, site in data.items()}

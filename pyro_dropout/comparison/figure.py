@@ -1,4 +1,4 @@
-"""The figures of a comparison: bands along one input, calibration, rejection, and scores with their errors."""
+"""The figures of a comparison: bands along one input, calibration, and scores with their errors."""
 
 from typing import cast
 
@@ -8,7 +8,6 @@ from torch import Tensor
 from pyro_dropout.comparison.findings import REFERENCE, Findings, columns
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.likelihoods.moments import is_class
-from pyro_dropout.judging.decisions import RejectionCurve, rejection_curve
 from pyro_dropout.judging.scores.calibration import draw_band as draw_coverage_band
 from pyro_dropout.judging.scores.calibration import least_level
 from pyro_dropout.judging.scores.class_calibration import reliability
@@ -22,17 +21,14 @@ GREY = "#6b6b6b"  # of the reference
 _STYLES = ("-", "--", ":", "-.")
 _LEVELS = torch.linspace(0.05, 0.95, 19, dtype=torch.float64)
 _MANY = 500  # points beyond which they are drawn as one image
-_CURVE = 200  # points of a curve at most
 _LONG = 24  # letters of a name in a legend
 
 
 def looks(comparison: Findings) -> dict[str, tuple[str, str]]:
     """Return {name: (colour, line style)} for all figures: by position, and grey for the reference."""
     guides = [row.name for row in comparison.rows if row.name != REFERENCE]
-    found: dict[str, tuple[str, str]] = {REFERENCE: (GREY, "-")}
-    for k, name in enumerate(guides):
-        found[name] = (COLOURS[k % len(COLOURS)], _STYLES[k // len(COLOURS) % len(_STYLES)])
-    return found
+    of = {name: (COLOURS[k % len(COLOURS)], _STYLES[k // len(COLOURS) % 4]) for k, name in enumerate(guides)}
+    return {REFERENCE: (GREY, "-")} | of
 
 
 def short(name: str) -> str:
@@ -121,48 +117,6 @@ def draw_calibration(ax: Axes, comparison: Findings) -> None:
     ax.set_ylabel("share of targets inside" if regression else "accuracy")
 
 
-# --- rejection --------------------------------------------------------------------------------------------------------
-
-
-def rejection_of(answer: Prediction, y: Tensor) -> RejectionCurve:
-    """Return how a posterior's score improves as its most uncertain points are rejected.
-
-    For classes the score is accuracy, and points are ordered by entropy; otherwise it is the absolute error of the
-    mean, and points are ordered by the predictive standard deviation. Several targets of a point count together.
-    """
-
-    def together(each: Tensor) -> Tensor:
-        return answer.per_point(each).reshape(-1)
-
-    if is_class(answer.target_distribution):
-        sure = answer.probs.argmax(-1) if answer.one_of_several else answer.probs > 0.5
-        hits, unsure = (sure == y.to(sure.device, sure.dtype)).double(), answer.entropy
-        if answer.one_of_several:
-            counted = answer.counted(y.to(sure.device))
-            hits, unsure = hits[counted], unsure[counted]
-        right = together(hits)
-        return rejection_curve(together(unsure), right * len(right) / hits.numel())
-    error = together((answer.mean - y.to(answer.mean).reshape(answer.mean.shape)).abs())
-    return rejection_curve(together(answer.variance).sqrt(), error, higher_is_better=False)
-
-
-def draw_rejection(ax: Axes, comparison: Findings) -> None:
-    """Draw the error, or the accuracy, of the points that are kept, for every posterior."""
-    answers = comparison.answers
-    classes = any(is_class(answer.target_distribution) for answer in answers.values())
-    for name, answer in answers.items():
-        curve = rejection_of(answer, comparison.test[1])
-        few = len(curve.kept) // 20  # the mean of one or two points is mere noise and would set the scale
-        at = torch.linspace(few, len(curve.kept) - 1, min(_CURVE, len(curve.kept) - few)).round().long()
-        colour, style = looks(comparison)[name]
-        kept, score, *band = (part.cpu()[at] for part in (curve.kept, curve.score, *curve.band(1)))
-        ax.fill_between(kept, *band, color=colour, alpha=0.12, linewidth=0)
-        ax.plot(kept, score, color=colour, linestyle=style, label=short(name))
-    ax.set_xlim(0, 1)
-    ax.set_xlabel("share of points kept, most certain first")
-    ax.set_ylabel("accuracy of those kept" if classes else "mean absolute error of those kept")
-
-
 # --- scores -----------------------------------------------------------------------------------------------------------
 
 
@@ -173,32 +127,28 @@ def draw_scores(comparison: Findings) -> Figure:
 
     rows = [row for row in comparison.rows if row.answer is not None]
     keys = [key for key in ("log_lik", "rmse", "accuracy", "crps", "d_w1") if key in comparison.columns][:3]
-    wide = [1.5, *[1.0] * len(keys)]
-    figure, axes = plt.subplots(
-        1, 1 + len(keys), figsize=(4 + 2.3 * len(keys), 2.3 + 0.35 * len(rows)), width_ratios=wide, squeeze=False,
-        layout="constrained",
-    )  # fmt: skip
-    draw_calibration(axes[0, 0], comparison)
+    size = (4 + 2.3 * len(keys), 2.3 + 0.35 * len(rows))
+    figure = plt.figure(figsize=size, layout="constrained")
+    first, *others = figure.subplots(1, 1 + len(keys), width_ratios=[1.5, *[1.0] * len(keys)], squeeze=False)[0]
+    draw_calibration(first, comparison)
     # Below the axes: inside them it would cover the band or a curve.
-    handles, labels = axes[0, 0].get_legend_handles_labels()
+    handles, labels = first.get_legend_handles_labels()
     sizes = [0.6 + 0.08 * len(label) for label in labels]  # inches, slightly generous
-    across = len(labels) if sum(sizes) < figure.get_figwidth() else max(1, int(figure.get_figwidth() / max(sizes)))
+    across = len(labels) if sum(sizes) < size[0] else max(1, int(size[0] / max(sizes)))
     figure.legend(handles, labels, loc="outside lower center", ncols=across, frameon=False, fontsize=8)
-    for place, key in enumerate(keys, 1):
-        ax = axes[0, place]
+    for ax, key in zip(others, keys, strict=True):
         for k, row in enumerate(rows):
             if key in row.scores and row.scores[key].values:
-                colour, _ = looks(comparison)[row.name]
-                score = row.scores[key]
+                score, colour = row.scores[key], looks(comparison)[row.name][0]
                 ax.errorbar(score.mean, k, xerr=score.error or 0, fmt="o", color=colour, capsize=3)
         ax.set_ylim(len(rows) - 0.5, -0.5)
-        ax.set_yticks(range(len(rows)), [short(row.name) for row in rows] if place == 1 else [""] * len(rows))
+        ax.set_yticks(range(len(rows)), [short(row.name) for row in rows] if ax is others[0] else [""] * len(rows))
         column = columns()[key]
         ax.set_xlabel(f"{column.heading} ({column.direction})" if column.direction else column.heading)
         ax.grid(axis="x", alpha=0.25)
-    for ax in axes.flat:
+    for ax in figure.axes:
         ax.tick_params(labelsize=8)
-        ax.xaxis.label.set_size(8)
-        ax.yaxis.label.set_size(8)
+        ax.xaxis.label.set_fontsize(8)
+        ax.yaxis.label.set_fontsize(8)
         ax.spines[["top", "right"]].set_visible(False)
     return figure

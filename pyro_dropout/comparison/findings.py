@@ -13,7 +13,7 @@ from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.guides.summary import table
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.protocols import PyroModel, Record
-from pyro_dropout.registry import scores
+from pyro_dropout.registry import Column, scores
 
 
 def distinct(names: Iterable[str], separator: str = " ") -> list[str]:
@@ -32,71 +32,32 @@ def distinct(names: Iterable[str], separator: str = " ") -> list[str]:
 
 
 REFERENCE = "reference"  # name of the row that the others are compared with
-_DIRECTIONS = {
-    "more": "more is better",
-    "less": "less is better",
-    "one": "the nearer to 1 the better",
-    "level": "the nearer to 0.95 the better",
-    "": "",
-}
-
-
-@dataclass(frozen=True)
-class Column:
-    """One column of the table.
-
-    Attributes:
-        heading: its title.
-        meaning: a description in one or two sentences.
-        better: "more", "less", "one" (closer to 1), "level" (closer to 0.95), or "" if neither direction is better.
-        digits: after the decimal point.
-    """
-
-    heading: str
-    meaning: str
-    better: str = ""
-    digits: int = 2
-
-    @property
-    def direction(self) -> str:
-        """Which values are better, in words; "" if neither direction is."""
-        return _DIRECTIONS[self.better]
-
-    def badness(self, value: float) -> float:
-        """Return a number that is smaller the better the value is."""
-        goal = {"one": 1.0, "level": 0.95}.get(self.better)
-        return abs(value - goal) if goal is not None else -value if self.better == "more" else value
-
-
-_BETWEEN = "Epistemic standard deviation in the widest gaps of the data, divided by that at the data."
-_OBJECTIVE = "nll + KL in the paper's form, at T = 1. Not a bound, and at σ = 0 defined only up to a constant."
-_AT_ONE = " At T = 1: the default prior trains guides with the KL times a T of at most 1."
-_MEAN = "Distance of the predictive mean from the reference's, in the reference's standard deviations."
-_STD = "Distance of the logarithm of the predictive standard deviation from the reference's."
-_W1 = "1-Wasserstein distance of the predictive distribution from the reference's, in the units of y."
-_OTHERS: dict[str, Column] = {
-    "between": Column("in-between", _BETWEEN),
-    "outside": Column("outside", "The same at three times the data's distance from their centre."),
-    "d_mean": Column("mean off", _MEAN, "less", 3),
-    "d_std": Column("std. off", _STD, "less", 3),
-    "d_w1": Column("W₁", _W1, "less", 3),
-    "parameters": Column("parameters", "Number of trained parameters.", digits=0),
-    "us": Column("µs a step", "Time of one training step of one network, without compilation.", "less", 0),
-    "seconds": Column("seconds", "Time of all training and compilation, all seeds together.", "less", 1),
-    "elbo": Column(
-        "ELBO", f"Evidence lower bound with the exact KL, in nats over the training data.{_AT_ONE}", "more", 1
-    ),
-    "objective": Column("large-K objective", _OBJECTIVE, digits=1),
-    "gap": Column("gap", "What the large-K form leaves out of the KL, E[H(z|w)], in nats."),
-    "khat": Column("k̂", f"Pareto shape of the importance ratios to the true posterior: usable below 0.7.{_AT_ONE}"),
-}
 PAPER = ("elbo", "objective", "gap", "khat")  # for those who compare q(w) with p(w|y); predictions do not need them
+_AT_ONE = "At T = 1: the default prior trains guides with the KL times a T of at most 1."
+# Those beside the registered scores: name, heading, which values are better, digits, meaning.
+_OTHERS = f"""
+between | in-between | | 2 | Epistemic standard deviation in the widest gaps of the data, divided by that at the data.
+outside | outside | | 2 | The same at three times the data's distance from their centre.
+d_mean | mean off | less | 3 | Distance of the predictive mean from the reference's, in its standard deviations.
+d_std | std. off | less | 3 | Distance of the logarithm of the predictive standard deviation from the reference's.
+d_w1 | W₁ | less | 3 | 1-Wasserstein distance of the predictive distribution from the reference's, in the units of y.
+parameters | parameters | | 0 | Number of trained parameters.
+us | µs a step | less | 0 | Time of one training step of one network, without compilation.
+seconds | seconds | less | 1 | Time of all training and compilation, all seeds together.
+elbo | ELBO | more | 1 | Evidence lower bound with the exact KL, in nats over the training data. {_AT_ONE}
+objective | large-K objective | | 1 | nll + KL in the paper's form, at T = 1. No bound; at σ = 0 up to a constant.
+gap | gap | | 2 | What the large-K form leaves out of the KL, E[H(z|w)], in nats.
+khat | k̂ | | 2 | Pareto shape of the importance ratios to the true posterior: usable below 0.7. {_AT_ONE}
+"""
 
 
 def columns() -> dict[str, Column]:
     """Return every column by name: the registered scores, those registered since included, and then the others."""
-    scored = scores().values()
-    return {entry.name: Column(entry.heading, entry.meaning, entry.better, entry.digits) for entry in scored} | _OTHERS
+    found: dict[str, Column] = dict(scores())
+    for line in _OTHERS.strip().splitlines():
+        name, heading, better, digits, meaning = (part.strip() for part in line.split("|", 4))
+        found[name] = Column(name, heading, meaning, better, int(digits))
+    return found
 
 
 _SHOWN = 6  # digits of a number
@@ -134,8 +95,8 @@ class Score:
         """The standard error of that mean; None for fewer than two seeds."""
         if len(self.values) < 2:
             return None
-        mean = self.mean
-        return math.sqrt(sum((v - mean) ** 2 for v in self.values) / (len(self.values) - 1) / len(self.values))
+        mean, count = self.mean, len(self.values)
+        return math.sqrt(sum((v - mean) ** 2 for v in self.values) / (count - 1) / count)
 
     def within_error(self, other: "Score", column: Column) -> bool:
         """Whether two means differ by less than two standard errors of their difference.
@@ -150,11 +111,6 @@ class Score:
             variance.append(apart.var().item() / len(apart))
         lead = abs(column.badness(self.mean) - column.badness(other.mean))
         return bool(variance) and lead <= 2 * math.sqrt(math.fsum(variance))
-
-    @property
-    def has_error(self) -> bool:
-        """Whether it can be said if another score is within error of this one."""
-        return self.error is not None or bool(self.points)
 
     def text(self, digits: int, tiny: bool = False) -> str:
         """Return the cell as it is printed; ``tiny`` says whether a small number is more than none."""
@@ -217,8 +173,17 @@ class Findings:
 
     def _repr_html_(self) -> str:
         """Return the scores, one in a line, for notebooks."""
-        rows = [[column.heading, *(self.cell(row, key) for row in self.rows)] for key, column in self.columns.items()]
-        return table(["", *(row.name for row in self.rows)], rows)
+        return table(["", *(row.name for row in self.rows)], self._lines())
+
+    def __str__(self) -> str:
+        """The table, transposed: one line per score, because screens are narrow."""
+        lines = [["", *(row.name for row in self.rows)], *self._lines()]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        text = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+        return "\n".join([*text, *(f"{row.name}: {row.note}" for row in self.rows if row.note)])
+
+    def _lines(self) -> list[list[str]]:
+        return [[column.heading, *(self.cell(row, key) for row in self.rows)] for key, column in self.columns.items()]
 
     @property
     def answers(self) -> dict[str, Prediction]:
@@ -238,10 +203,9 @@ class Findings:
     @property
     def table(self) -> list[dict[str, str]]:
         """The table as text, one dict for each row: {heading: cell}."""
-        return [
-            {"posterior": row.name, **{c.heading: self.cell(row, key) for key, c in self.columns.items()}}
-            for row in self.rows
-        ]
+        headings = ["posterior", *(column.heading for column in self.columns.values())]
+        cells = ([row.name, *(self.cell(row, key) for key in self.columns)] for row in self.rows)
+        return [dict(zip(headings, each, strict=True)) for each in cells]
 
     def cell(self, row: Row, key: str) -> str:
         """Return one cell as text."""
@@ -264,7 +228,7 @@ class Findings:
         A score that is no mean over held-back points has no error with one seed, and so no leader.
         """
         name, cells, column = self.best(key), self._cells(key), columns()[key]
-        if name is None or not cells[name].has_error:
+        if name is None or (cells[name].error is None and not cells[name].points):
             return []
         first = cells.pop(name)
         return [name, *(other for other, cell in cells.items() if first.within_error(cell, column))]
@@ -280,13 +244,3 @@ class Findings:
         key, sign = ("d_w1", 1) if any("d_w1" in row.scores for row in self.rows) else ("log_lik", -1)
         scored = [row for row in self.rows if row.name != REFERENCE and key in row.scores]
         return [row.name for row in sorted(scored, key=lambda row: sign * row.scores[key].mean)]
-
-    def __str__(self) -> str:
-        """The table, transposed: one line per score, because screens are narrow."""
-        names = [row.name for row in self.rows]
-        lines = [["", *names]]
-        lines += [[c.heading, *(self.cell(row, key) for row in self.rows)] for key, c in self.columns.items()]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(names) + 1)]
-        text = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
-        notes = [f"{row.name}: {row.note}" for row in self.rows if row.note]
-        return "\n".join([*text, *notes])

@@ -1,12 +1,13 @@
 """A comparison as a folder: the HTML report, the scores, the figures, and every guide's draws for ArviZ."""
 
 import contextlib
-import csv
 import json
 import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+
+import pandas
 
 from pyro_dropout.comparison.comparison import Comparison
 from pyro_dropout.comparison.findings import Score, distinct
@@ -71,7 +72,8 @@ def write_folder(comparison: Comparison, folder: Path, samples: int, seed: int) 
     beside = folder / _UNFINISHED
     try:
         with naming(folder):
-            beside.mkdir()
+            for each in (beside, beside / FIGURES, beside / POSTERIORS):
+                each.mkdir()
             comparison.to_html(beside / PAGE)
             _write_table(comparison, beside / TABLE)
             _write_figures(comparison, beside / FIGURES)
@@ -89,14 +91,11 @@ def _put(folder: Path, files: list[str], record: Record) -> None:
     """Move complete files into place; the record comes last, and until then one says that the rest is unfinished."""
     older = _older(folder)
     _write_record(folder, {"unfinished": True, "files": sorted({*older, *files})})
-    for name in older:
-        if name not in files:
-            (folder / name).unlink()  # from an older comparison with other guides
-    for name in files:
-        if name != MARK:
-            place = folder / name
-            place.parent.mkdir(exist_ok=True)
-            (folder / _UNFINISHED / name).replace(place)
+    for name in set(older) - set(files):
+        (folder / name).unlink()  # from an older comparison with other guides
+    for name in set(files) - {MARK}:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / _UNFINISHED / name).replace(folder / name)
     _write_record(folder, {**record, "files": files})
 
 
@@ -117,47 +116,40 @@ def _older(folder: Path) -> list[str]:
 
 
 def _write_table(comparison: Comparison, path: Path) -> None:
-    keys = list(comparison.columns)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["posterior", *(name for key in keys for name in (key, f"{key}_error")), "note"])
-        for row in comparison.rows:
-            scores = [row.scores.get(key, Score()) for key in keys]
-            numbers = [part for score in scores for part in (score.mean if score.values else None, score.error)]
-            writer.writerow([row.name, *("" if part is None else f"{part:.8g}" for part in numbers), row.note])
+    rows = []
+    for row in comparison.rows:
+        cells: dict[str, object] = {"posterior": row.name}
+        for key in comparison.columns:
+            score = row.scores.get(key, Score())
+            cells |= {key: score.mean if score.values else None, f"{key}_error": score.error}
+        rows.append(cells | {"note": row.note})
+    pandas.DataFrame(rows).to_csv(path, index=False, float_format="%.8g")
 
 
 def _write_figures(comparison: Comparison, folder: Path) -> None:
     import matplotlib.pyplot as plt
 
-    folder.mkdir()
-    drawn = {}
-    if comparison.curves:
-        drawn["bands"] = comparison.plot()
-    if comparison.answers:
-        drawn["scores"] = comparison.plot_scores()
-    for name, figure in drawn.items():
+    drawn = {"bands": comparison.plot} if comparison.curves else {}
+    drawn |= {"scores": comparison.plot_scores} if comparison.answers else {}
+    for name, draw in drawn.items():
+        figure = draw()
         figure.savefig(folder / f"{name}.png", dpi=150)
         plt.close(figure)
 
 
 def _write_posteriors(comparison: Comparison, folder: Path, samples: int, seed: int) -> list[str]:
-    folder.mkdir()
     complaints = []
     names = distinct((re.sub(r"[^\w.-]+", "-", row.name) for row in comparison.rows), "-")
     for name, row in zip(names, comparison.rows, strict=True):
-        if not row.trained:
-            continue
-        model, posterior = row.trained[0]
-        if hasattr(posterior, "sample_functions"):
+        if not row.trained or hasattr(row.trained[0][1], "sample_functions"):
             continue  # a process has no weights to draw
+        model, posterior = row.trained[0]
         try:
             call = comparison.call or ModelCall(model, comparison.train)
             draws = to_arviz(model, posterior, *call.args, samples=samples, seed=seed, **call.kwargs)
+            draws.to_netcdf(folder / f"{name}.nc", engine="h5netcdf")
         except PyroDropoutError as cause:
             complaints.append(f"{row.name}: no draws for ArviZ: {cause}")
-            continue
-        draws.to_netcdf(folder / f"{name}.nc", engine="h5netcdf")
     return complaints
 
 
@@ -165,12 +157,8 @@ def scores_of(comparison: Comparison) -> Record:
     """Return the scores as plain numbers, {posterior: {score: {mean, error, values}}}, and any notes."""
     found: Record = {}
     for row in comparison.rows:
-        found[row.name] = {
-            key: {"mean": score.mean, "error": score.error, "values": score.values}
-            if score.values
-            else {"mean": None, "error": None, "values": [], "note": score.note}
-            for key, score in row.scores.items()
-        }
-        if row.note:
-            found[row.name]["note"] = row.note
+        found[row.name] = {"note": row.note} if row.note else {}
+        for key, score in row.scores.items():
+            mean, note = (score.mean, {}) if score.values else (None, {"note": score.note})
+            found[row.name][key] = {"mean": mean, "error": score.error, "values": score.values, **note}
     return found

@@ -76,13 +76,6 @@ class WaveKernel(Kernel):
 class WaveProcess:
     """The exact posterior of the Gaussian process that ``wave_model`` becomes with many waves; ``predict`` takes it.
 
-    Args:
-        model: the network, for the units of its data and its precision.
-        train: its data.
-
-    Attributes:
-        whole_functions: True, because each draw is one function at all points.
-
     Example:
         >>> import torch, pyro_dropout as pdrop
         >>> x = torch.linspace(1960, 1980, 30).unsqueeze(-1)
@@ -92,7 +85,7 @@ class WaveProcess:
         True
     """
 
-    whole_functions = True
+    whole_functions = True  # each draw is one function at all points
 
     def __init__(self, model: Standardised, train: Data) -> None:
         x, y = train

@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from inspect import Parameter
 from typing import Any
 
 import pyro
@@ -60,7 +59,7 @@ def source_of(model: object, seed: int, train: object) -> tuple[Callable[[int], 
     try:
         with warnings.catch_warnings(), pyro.get_param_store().scope(), poutine.block():
             warnings.simplefilter("ignore")
-            first: PyroModel | None = made(seed)
+            first: object = made(seed)
         failure = f"it returns {type(first).__name__}, which is not a model"
     except Exception as cause:  # a model that was called with a number instead of its data
         first, failure = None, f"it raises {type(cause).__name__}: {cause}"
@@ -79,17 +78,14 @@ def _takes(model: PyroModel, train: object) -> bool:
     known = signature_of(model)
     if known is None or not isinstance(train, tuple | list | Mapping):
         return True  # data of another kind are refused elsewhere
-    try:
-        bound = known.bind_partial(**train) if isinstance(train, Mapping) else known.bind_partial(*train)
-    except TypeError:
-        return False
-    missing = [name for name, each in known.parameters.items() if name not in bound.arguments and _needed(each)]
-    return set(missing) <= {"num_data"}
-
-
-def _needed(parameter: Parameter) -> bool:
-    starred = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    return parameter.default is parameter.empty and not starred
+    args, kwargs = ((), dict(train)) if isinstance(train, Mapping) else (tuple(train), {})
+    for more in ({}, {"num_data": 1}):
+        try:
+            known.bind(*args, **kwargs, **more)
+            return True
+        except TypeError:
+            continue
+    return False
 
 
 def _copied(model: nn.Module, seed: int) -> nn.Module:
@@ -97,24 +93,18 @@ def _copied(model: nn.Module, seed: int) -> nn.Module:
     torch.manual_seed(seed)
     own = copy.deepcopy(model)
     for part in own.modules():
-        reset = getattr(part, "reset_parameters", None)
-        if callable(reset):
+        if callable(reset := getattr(part, "reset_parameters", None)):
             reset()
     return own
 
 
 Build = Callable[[int], tuple[PyroModel, PyroModel]]
 Pairs = list[tuple[PyroModel, object]]  # models, each with its guide
-Trained = tuple[Pairs, float, int]
+Trained = tuple[Pairs, float, int]  # without those that diverged; µs a step of one network; how many diverged
 
 
 def as_a_fleet(build: Build, seeds: list[int], call: ModelCall, options: Record) -> Trained:
-    """Train networks side by side, with the training data as arguments and the options of ``fit``.
-
-    Returns:
-        The (model, guide) pairs that did not diverge, the microseconds per step of one network, and the number of
-        seeds that diverged.
-    """
+    """Train networks side by side, with the training data as arguments and the options of ``fit``."""
     try:
         with warnings.catch_warnings(), pyro.get_param_store().scope():
             fleet = Fleet(build, {"seed": seeds})
@@ -177,12 +167,7 @@ def _has_parameters(call: ModelCall) -> bool:
 
 
 class WholeBar:
-    """One progress bar for several trainings: each guide is as long as any other.
-
-    Args:
-        guides: how many.
-        steps: of all trainings of a guide.
-        shown: whether there is a bar at all.
+    """One progress bar for several trainings: each guide is as long as any other, however many ``steps`` it has.
 
     Example:
         >>> whole = WholeBar(guides=2, steps=100, shown=False)
@@ -197,9 +182,8 @@ class WholeBar:
         self.total = steps  # what a choice of recipes counts as its own
         self.disable = not shown
         form = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
-        self._bar: Any = tqdm(
-            total=guides, desc="compare", disable=not shown, leave=False, smoothing=0.0, bar_format=form
-        )
+        how: Record = {"desc": "compare", "leave": False, "smoothing": 0.0, "bar_format": form}
+        self._bar: Any = tqdm(total=guides, disable=not shown, **how)
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:

@@ -3,52 +3,37 @@
 Every value in the templates of the page is escaped, except what another template made.
 """
 
-import base64
-import hashlib
+import io
 import math
 import platform
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+import warnings
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
+from hashlib import sha256
 from importlib import resources
 from importlib.metadata import version
+from itertools import product
 
 import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from pyro_dropout.comparison.exams import off_level
-from pyro_dropout.comparison.figure import COLOURS, GREY
-from pyro_dropout.comparison.findings import PAPER, REFERENCE, Findings, Row, Score
-from pyro_dropout.comparison.report.figures import (
-    band_pictures,
-    calibration_picture,
-    minus,
-    rejection_picture,
-)
+from pyro_dropout.comparison.figure import COLOURS, GREY, draw_bands, draw_scores
+from pyro_dropout.comparison.findings import PAPER, REFERENCE, Findings, Score
 from pyro_dropout.prediction.tails import is_whole
-from pyro_dropout.protocols import Record
+from pyro_dropout.protocols import Figure
 from pyro_dropout.registry import scores
-
-_PACKAGE = "pyro_dropout.comparison.report"
-
-
-def _sha256(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 @cache
 def _environment() -> Environment:
-    environment = Environment(loader=PackageLoader(_PACKAGE), autoescape=True, undefined=StrictUndefined)
+    environment = Environment(loader=PackageLoader(__package__), autoescape=True, undefined=StrictUndefined)
     environment.trim_blocks = environment.lstrip_blocks = environment.keep_trailing_newline = True
-    environment.filters["sha256"] = _sha256
+    environment.filters["sha256"] = lambda text: b64encode(sha256(text.encode()).digest()).decode()
     return environment
-
-
-def render(template: str, **values: object) -> Markup:
-    """Return a template with these values filled in; another template may include the result as it is."""
-    return Markup(_environment().get_template(template).render(values))
 
 
 def sentence(kind: str, **values: object) -> Markup:
@@ -56,9 +41,31 @@ def sentence(kind: str, **values: object) -> Markup:
     return Markup(getattr(_environment().get_template("sentences.html.jinja").module, kind)(**values))
 
 
-def verbatim(name: str) -> Markup:
-    """Return a file of the templates as it is, such as the style sheet."""
-    return Markup(resources.files(_PACKAGE).joinpath("templates", name).read_text("utf-8"))
+def minus(number: str) -> str:
+    """Return a number with a typographic minus sign, which is as wide as a plus."""
+    return f"−{number[1:]}" if number.startswith("-") else number
+
+
+_FONT = "system-ui, -apple-system, 'Segoe UI', 'Noto Sans', 'DejaVu Sans', sans-serif"  # inside a quoted attribute
+
+
+def _picture(draw: Callable[[Findings], Figure], comparison: Findings) -> str:
+    """Return a drawing as a small SVG in base64: fonts are the reader's, coordinates hundredths of a point."""
+    import matplotlib.pyplot as plt
+
+    # Text stays text, and the same comparison gives the same page.
+    look = {"svg.fonttype": "none", "svg.hashsalt": "pyro_dropout", "savefig.dpi": 160}
+    buffer = io.StringIO()
+    with plt.style.context(["default", look]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*missing from font.*")  # the reader's font may have them
+        figure = draw(comparison)
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+        plt.close(figure)
+    text = buffer.getvalue()
+    text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    text = re.sub(r"<text\b[^>]*>", lambda tag: re.sub(r"(font: [\d.]+px) [^;\"]*", rf"\1 {_FONT}", tag[0]), text)
+    text = re.sub(r"<(?:path|use)\b[^>]*>", lambda tag: re.sub(r"(-?\d+\.\d\d)\d+", r"\1", tag[0]), text)
+    return b64encode(text.encode()).decode()
 
 
 _GROUPS: dict[str, tuple[str, ...]] = {
@@ -69,58 +76,19 @@ _GROUPS: dict[str, tuple[str, ...]] = {
 _CALIBRATION = ("coverage", "interval", "crps", "ece", "brier")
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One cell: its text, standard error, and what it is: "first" of its group, "none", "best"."""
-
-    text: str
-    kinds: list[str]
-    error: str = ""
-
-
-def score_table(comparison: Findings, groups: list[tuple[str, list[str]]]) -> dict[str, object]:
+def _table(comparison: Findings, groups: Mapping[str, Iterable[str]]) -> dict[str, object]:
     """Return what the template of a table needs: the columns by group, and the cells by posterior."""
-    groups = [(title, keys) for title, keys in groups if keys]
-    return {
-        "seeds": comparison.settings.get("seeds", 1),
-        "groups": [(title, [comparison.columns[key] for key in keys]) for title, keys in groups],
-        "rows": {
-            row.name: [_cell(comparison, row, key, key == keys[0]) for _, keys in groups for key in keys]
-            for row in comparison.rows
-        },
-    }
-
-
-def swatches(comparison: Findings) -> dict[str, str]:
-    """Return the class of the dot in front of every posterior's name, which has its figure colour."""
-    guides = [row.name for row in comparison.rows if row.name != REFERENCE]
-    return {REFERENCE: "reference"} | {name: f"c{k % len(COLOURS)}" for k, name in enumerate(guides)}
-
-
-def _grouped(comparison: Findings) -> list[tuple[str, list[str]]]:
-    """Return the columns by group, but for those of the paper; columns without a group come last."""
-    left = [key for key in comparison.columns if key not in PAPER]
-    found = []
-    for title, keys in {"Predictions of held-back data": tuple(scores()), **_GROUPS}.items():
-        found.append((title, [key for key in keys if key in left]))
-        left = [key for key in left if key not in keys]
-    return [*found, ("Other", left)]
-
-
-def _some(comparison: Findings, title: str, keys: Sequence[str]) -> dict[str, object]:
-    """Return what the template needs for a table of some columns."""
-    return score_table(comparison, [(title, [key for key in comparison.columns if key in keys])])
-
-
-def _cell(comparison: Findings, row: Row, key: str, first: bool) -> Cell:
-    score = row.scores.get(key)
-    kinds = ["first"] if first else []
-    if score is None or not score.values:
-        return Cell(comparison.cell(row, key), [*kinds, "none"])
-    if row.name in comparison.leaders(key):
-        kinds.append("best")
-    value, _, error = comparison.cell(row, key).partition(" ± ")
-    return Cell(minus(value), kinds, error)
+    known = {title: [key for key in comparison.columns if key in keys] for title, keys in groups.items()}
+    known = {title: keys for title, keys in known.items() if keys}
+    best = {key: comparison.leaders(key) for keys in known.values() for key in keys}
+    rows: dict[str, list[dict[str, object]]] = {row.name: [] for row in comparison.rows}
+    for row, (key, first) in product(comparison.rows, [(k, k == keys[0]) for keys in known.values() for k in keys]):
+        score, (value, _, error) = row.scores.get(key, Score()), comparison.cell(row, key).partition(" ± ")
+        kinds = {"first": first, "none": not score.values, "best": row.name in best[key]}
+        text = minus(value) if score.values else value
+        rows[row.name].append({"text": text, "error": error, "kinds": [kind for kind, is_so in kinds.items() if is_so]})
+    columns = [(title, [comparison.columns[key] for key in keys]) for title, keys in known.items()]
+    return {"seeds": comparison.settings.get("seeds", 1), "groups": columns, "rows": rows}
 
 
 _PRAISE = {"log_lik": "best test log-likelihood", "rmse": "smallest error of the mean", "accuracy": "highest accuracy"}
@@ -185,10 +153,8 @@ def gap_lines(comparison: Findings) -> list[Markup]:
         if row.name == REFERENCE or score is None or not (score.values or _undefined(score)):
             continue
         gap = score.mean
-        verdict = (
-            "singular" if math.isnan(gap) else "exact" if gap == 0 else "yes" if gap <= _NEGLIGIBLE else "training"
-        )
-        verdict = "no" if gap > _MUCH else verdict
+        verdict = "exact" if gap == 0 else "yes" if gap <= _NEGLIGIBLE else "training" if gap <= _MUCH else "no"
+        verdict = "singular" if math.isnan(gap) else verdict
         found.append(sentence("gap", name=row.name, value=minus(score.text(2)), verdict=verdict))
     return found
 
@@ -209,7 +175,7 @@ def khat_lines(comparison: Findings) -> list[Markup]:
     return found
 
 
-# --- how it was made --------------------------------------------------------------------------------------------------
+# --- the page ---------------------------------------------------------------------------------------------------------
 
 
 def facts(comparison: Findings) -> dict[str, str]:
@@ -220,81 +186,60 @@ def facts(comparison: Findings) -> dict[str, str]:
     if "steps" in s:
         falling = f" with the schedule {s['schedule']}" if s.get("schedule") else ""
         batch = "all points" if s["batch_size"] is None else f"{s['batch_size']} points"
-        found |= {
-            "training": f"Adam, learning rate {s['lr']:g}{falling}, {s['steps']} steps of {batch} for each guide",
-            "objective": "ELBO(), with the large-K form and the temperature of the prior"
-            if s["loss"] is None
-            else repr(s["loss"]),
-        }
+        usual = "ELBO(), with the large-K form and the temperature of the prior"
+        found["training"] = f"Adam, learning rate {s['lr']:g}{falling}, {s['steps']} steps of {batch} for each guide"
+        found["objective"] = usual if s["loss"] is None else repr(s["loss"])
     if "samples" in s:
-        found |= {
-            "seeds": ", ".join(str(seed) for seed in s.get("which_seeds", range(s["seeds"]))),
-            "predictions": f"{s['samples']} draws of the weights for each"
-            + (f"; linearised: {', '.join(s['method'])}" if s.get("method") else ""),
-            "reference": str(s["reference"]),
-        }
+        found["seeds"] = ", ".join(str(seed) for seed in s.get("which_seeds", range(s["seeds"])))
+        linearised = f"; linearised: {', '.join(s['method'])}" if s.get("method") else ""
+        found["predictions"] = f"{s['samples']} draws of the weights for each{linearised}"
+        found["reference"] = str(s["reference"])
     kinds = {
         row.name: type(row.trained[0][1]).__name__ if row.trained else "nothing trained" for row in comparison.rows
     }
     found["guides"] = "; ".join(f"{name} ({kind})" for name, kind in kinds.items() if name != REFERENCE)
     if "device" in s:
-        found["device"] = _device(str(s["device"]))
+        found["device"] = str(s["device"])
+        if found["device"].startswith("cuda") and torch.cuda.is_available():
+            found["device"] += f", {torch.cuda.get_device_name(found['device'])}"
+        elif found["device"] == "cpu":
+            found["device"] += f", {torch.get_num_threads()} thread(s)"
     found["time"] = f"{comparison.seconds:.0f} s in total" + (f", finished {s['when']}" if "when" in s else "")
     versions = [f"{name} {version(name)}" for name in ("pyro-dropout", "torch", "pyro-ppl", "arviz", "numpy")]
     found["versions"] = ", ".join([*versions, f"Python {platform.python_version()}", platform.system()])
     return found
 
 
-def again(comparison: Findings) -> str:
-    """Return how to reproduce the comparison: the command line if there was one, else the call in Python."""
-    s = comparison.settings
-    if s.get("command"):
-        return str(s["command"])
-    options: Record = {"seeds": list(s.get("which_seeds", range(s.get("seeds", 1))))}
-    options |= {key: s[key] for key in ("steps", "lr", "batch_size", "samples", "loss", "compile") if key in s}
-    options["method"] = s.get("method") or None
-    given = ", ".join(f"{key}={value!r}" for key, value in options.items() if value is not None)
-    reference = "" if s.get("reference", "none") == "none" else f", reference={s['reference']!r}"
-    guides = ", ".join(f"{row.name!r}: ..." for row in comparison.rows if row.name != REFERENCE)
-    return (
-        "import pyro_dropout as pdrop\n\n# model, guides, train and test as in the script that made this page\n"
-        f"guides = {{{guides}}}\n"
-        f"found = pdrop.compare(model, guides, train, test, {given}{reference})\n"
-        'found.to_html("comparison.html")'
-    )
-
-
-def _device(name: str) -> str:
-    if name.startswith("cuda") and torch.cuda.is_available():
-        return f"{name}, {torch.cuda.get_device_name(name)}"
-    return f"{name}, {torch.get_num_threads()} thread(s)" if name == "cpu" else name
-
-
-_TITLE = "Posterior approximations compared"
-
-
 def page(comparison: Findings) -> str:
     """Return the whole page, which is self-contained."""
-    settings = comparison.settings
-    drawn = {"Reliability": calibration_picture(comparison), "Rejection": rejection_picture(comparison)}
-    pictures = {name: picture for name, picture in drawn.items() if picture is not None}
-    keys = _CALIBRATION if "accuracy" not in comparison.columns else ("log_lik", *_CALIBRATION)
-    calibration = _some(comparison, "At the held-back points", keys)
+    settings, keys = comparison.settings, set(comparison.columns) - set(PAPER)
+    groups: dict[str, Iterable[str]] = {"Predictions of held-back data": tuple(scores()), **_GROUPS}
+    groups["Other"] = keys - {key for group in groups.values() for key in group}
+    groups = {title: keys & set(group) for title, group in groups.items()}
+    more = ("log_lik",) if "accuracy" in keys else ()
+    calibration = _table(comparison, {"At the held-back points": (*more, *_CALIBRATION)})
+    picture = _picture(draw_scores, comparison) if comparison.answers else ""
     content = {  # by section; a section without content is left out
         "found": findings(comparison),
-        "scores": score_table(comparison, _grouped(comparison)),
-        "predictions": band_pictures(comparison),
-        "doubt": {"table": calibration, "pictures": pictures} if pictures or calibration["groups"] else {},
+        "scores": _table(comparison, groups),
+        "predictions": _picture(draw_bands, comparison) if comparison.curves else "",
+        "doubt": {"table": calibration, "picture": picture} if picture or calibration["groups"] else {},
         "paper": _paper(comparison),
-        "run": {"facts": facts(comparison), "again": again(comparison), "model": str(settings.get("model", ""))},
+        "run": {"facts": facts(comparison), **{key: str(settings.get(key, "")) for key in ("command", "model")}},
     }
-    return render(
-        "page.html.jinja",
-        title=str(settings.get("title", _TITLE)),
-        note=str(settings.get("note") or ""),
-        style=verbatim("style.css") + render("swatches.css.jinja", colours=COLOURS, grey=GREY),
-        swatches=swatches(comparison),
-        content=content,
+    guides = [row.name for row in comparison.rows if row.name != REFERENCE]
+    return (
+        _environment()
+        .get_template("page.html.jinja")
+        .render(
+            title=str(settings.get("title", "Posterior approximations compared")),
+            note=str(settings.get("note") or ""),
+            style=Markup(resources.files(__package__).joinpath("templates", "style.css").read_text("utf-8"))
+            + Markup(_environment().get_template("swatches.css.jinja").render(colours=COLOURS, grey=GREY)),
+            # The class of the dot in front of every posterior's name, which has its figure colour.
+            swatches={REFERENCE: "reference"} | {name: f"c{k % len(COLOURS)}" for k, name in enumerate(guides)},
+            content=content,
+        )
     )
 
 
@@ -306,7 +251,7 @@ def _paper(comparison: Findings) -> dict[str, object]:
     if not scored and not gaps and not khat:
         return {}
     return {
-        "table": _some(comparison, "As an approximation of p(w|y)", PAPER),
+        "table": _table(comparison, {"As an approximation of p(w|y)": PAPER}),
         "undefined": [sentence("no_density", names=undefined)] if undefined else [],
         "own_models": "recipes" in comparison.settings,
         "gaps": gaps,
