@@ -1,4 +1,4 @@
-"""The commands of ``pyro-dropout`` where no script is installed, as under torchrun: ``python -m pyro_dropout``."""
+"""The commands of ``pyro-dropout`` where no script is installed: ``python -m pyro_dropout``."""
 
 import sys
 

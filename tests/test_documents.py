@@ -249,7 +249,7 @@ def test_links_between_pages_lead_somewhere_on_github_and_on_the_site() -> None:
 
 def test_no_page_shows_raw_directives_on_github() -> None:
     raw = {path.name for path in PAGES if re.search(r"^```\{|\{cite:", path.read_text("utf-8"), re.MULTILINE)}
-    assert raw <= {"api.md", "benchmarks.md", "scaling.md"}  # the first is made from docstrings
+    assert raw <= {"api.md", "benchmarks.md"}  # the first is made from docstrings
 
 
 def table(page: str, title: str) -> list[dict[str, str]]:

@@ -3,9 +3,7 @@
 import contextlib
 import os
 import shutil
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,8 +26,6 @@ FIT_HELP = (
     " intervals are calibrated, and the scores are computed. All of that is printed."
     "\n\nCheckpoints are written into the folder during training;"
     f" after an interruption, continue with [bold]{PROGRAM} resume[/]."
-    "\n\nFor distributed training, launch with torchrun; rank 0 writes the results:"
-    "\n\n\b\n  torchrun --nproc-per-node 2 -m pyro_dropout fit houses.csv --target price --out run"
     + options.examples(
         "fit houses.csv --target price --out run",
         "fit iris.parquet --target species --guide mean-field --out iris-run",
@@ -71,22 +67,15 @@ def fit(
     quiet: options.Quiet = False,
 ) -> None:
     """Fit one guide to a table and save the run in a folder."""
-    from pyro_dropout.training.distributed.process_group import rank_here, started_together
-
     guide = guide if guide == "auto" else options.checked_guide("--guide", guide)
     members = members if guide == "auto" else options.checked_members([guide], members)
     where = options.place(device)
-    if started_together() and (guide == "auto" or guide.endswith("ensemble")):
-        kind = "may choose an ensemble" if guide == "auto" else "is an ensemble"
-        raise options.refusal(
-            "--guide", f"{guide!r} {kind}, which one process trains; under torchrun name another, such as dropout."
-        )
     from pyro_dropout.datasets.bundled import BUNDLED
     from pyro_dropout.tables.files import arrived
     from pyro_dropout.tables.reading import Reading
     from pyro_dropout.tabular.fit_table import plan_table
     from pyro_dropout.tabular.recipe import Wanted
-    from pyro_dropout.tabular.run_folder import Run, sha256_of
+    from pyro_dropout.tabular.run_folder import sha256_of
 
     if data in BUNDLED and not Path(data).exists():
         raise options.refusal("DATA", f"{data!r} is for compare only; fit takes a CSV or Parquet file.")
@@ -97,16 +86,12 @@ def fit(
     wanted = Wanted(guide, scale, noise, width, members)
     training = wanted.training(steps, lr, batch_size=batch_size, seed=seed, compile=False if no_compile else "auto")
     with _claimed(out, make=True), _cleared(out):
-        again = _check_new(out)
+        _check_new(out)
         table = reading.read(path)
-        with heard(), _choosing(out) as before:
+        with plain_warnings(), _choosing(out) as before:
             facts = table, str(path.resolve()), sha256_of(path), reading, training, wanted
-            shown = not quiet and not rank_here()
-            run, said, _ = plan_table(*facts, device=where, progress=shown, checkpoint=before)
-        if again and Run.read(out).identity != run.identity:
-            raise _taken(out)
-        if rank_here() == 0:
-            run.write(out)
+            run, said, _ = plan_table(*facts, device=where, progress=not quiet, checkpoint=before)
+        run.write(out)
         _train(run, table, out, where, checkpoint_every, as_json, quiet, said)
 
 
@@ -120,17 +105,16 @@ def resume(
 ) -> None:
     """Continue an interrupted run."""
     from pyro_dropout.tabular.run_folder import Run
-    from pyro_dropout.training.distributed.process_group import rank_here
 
     where = options.place(device)
     if not folder.is_dir():
         Run.read(folder)  # says so
     with _claimed(folder):
         run = Run.read(folder)
-        with heard():
+        with plain_warnings():
             run.check_checkpoints(folder)
         table = run.data(data)
-        if data is not None and rank_here() == 0:  # before training, so that the next resume knows it
+        if data is not None:  # before training, so that the next resume knows it
             run = replace(run, file=str(data.resolve()))
             run.write(folder)
         _train(run, table, folder, where, checkpoint_every, as_json, quiet)
@@ -151,18 +135,14 @@ def _train(
     from pyro_dropout.tabular.fitted import finished
     from pyro_dropout.tabular.run_folder import CHECKPOINTS, checkpoints_in
     from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint
-    from pyro_dropout.training.distributed.process_group import rank_here, started_together
     from pyro_dropout.training.fit import fit as train
 
     model, guide = run.build(data)
     advice = f"to continue: {PROGRAM} resume {folder}"
     where = Checkpoint(folder / CHECKPOINTS, every=every, run=run.identity)
-    how = run.training.options() | {"device": device, "distributed": started_together()}
-    how |= run.recipe.how(run.training.steps)
-    with heard(), _advised(lambda: advice):
+    how = run.training.options() | {"device": device} | run.recipe.how(run.training.steps)
+    with plain_warnings(), _advised(lambda: advice):
         history = train(model, guide, *run.rows_of(data), **how, checkpoint=where, progress=not quiet)
-        if rank_here():
-            return  # rank 0 saves and reports for all ranks
         fitted = finished(run, model, guide, data, said)
     scores = fitted.scores
     loss = float(history.losses[-1])
@@ -207,37 +187,23 @@ def _told(scores: dict[str, float], rows: int) -> list[str]:
     return [*told, f"Intervals are not calibrated: {before}{verdict}."]
 
 
-def heard() -> AbstractContextManager[object]:
-    """Print warnings as lines on stderr within this context; ranks other than 0 print none."""
-    from pyro_dropout.training.distributed.process_group import rank_here
-
-    return warnings.catch_warnings(action="ignore") if rank_here() else plain_warnings()
-
-
 @contextlib.contextmanager
 def _advised(advice: Callable[[], str]) -> Iterator[None]:
-    """Say how to continue if a signal ends a training; rank 0 says it."""
-    from pyro_dropout.training.distributed.process_group import rank_here
-
+    """Say how to continue if a signal ends a training."""
     try:
         yield
     except KeyboardInterrupt:
-        raise (typer.Exit(130) if rank_here() else KeyboardInterrupt(f"; {advice()}")) from None
+        raise KeyboardInterrupt(f"; {advice()}") from None
     except SystemExit as stop:
-        if rank_here() == 0:
-            complain(f"stopped; {advice()}")
+        complain(f"stopped; {advice()}")
         raise SystemExit(stop.code) from None
 
 
 @contextlib.contextmanager
-def _choosing(folder: Path) -> Iterator[Path | None]:
-    """Yield where the trainings are kept that choose what to train; only an interruption leaves them there.
-
-    Under torchrun, where each rank makes all of them, they are not kept.
-    """
+def _choosing(folder: Path) -> Iterator[Path]:
+    """Yield where the trainings are kept that choose what to train; only an interruption leaves them there."""
     from pyro_dropout.tabular.run_folder import CHOOSING
     from pyro_dropout.training.checkpoints.regular_file import check_no_links
-    from pyro_dropout.training.distributed.process_group import started_together
 
     where, kept = folder / CHOOSING, False
     check_no_links(folder, CHOOSING)
@@ -250,7 +216,7 @@ def _choosing(folder: Path) -> Iterator[Path | None]:
 
     try:
         with _advised(advice):
-            yield None if started_together() else where
+            yield where
     finally:
         if not kept:
             shutil.rmtree(where, ignore_errors=True)
@@ -261,43 +227,29 @@ def _choosing(folder: Path) -> Iterator[Path | None]:
 
 @contextlib.contextmanager
 def _claimed(folder: Path, make: bool = False) -> Iterator[None]:
-    """Hold a folder exclusively, and remove what a killed process left half-written; rank 0 does so for all ranks."""
+    """Hold a folder exclusively, and remove what a killed process left half-written."""
     from pyro_dropout.tabular.run_folder import POSTERIOR, RECORD
     from pyro_dropout.training.checkpoints.atomic_file import clear_unfinished
     from pyro_dropout.training.checkpoints.folder_claim import claimed
-    from pyro_dropout.training.distributed.process_group import rank_here
 
-    if rank_here():
-        yield
-        return
     with contextlib.ExitStack() as held:
-        with heard():
+        with plain_warnings():
             held.enter_context(claimed(folder, make=make))
         clear_unfinished(folder, RECORD)
         clear_unfinished(folder, POSTERIOR)
         yield
 
 
-def _check_new(folder: Path) -> bool:
-    """Raise unless a folder for a run is new or empty; return whether torchrun has restarted a run in it."""
+def _check_new(folder: Path) -> None:
+    """Raise unless a folder for a run is new or empty."""
     from pyro_dropout.tabular.run_folder import CHOOSING, RECORD
     from pyro_dropout.training.checkpoints.folder_claim import LOCK
-    from pyro_dropout.training.distributed.process_group import rank_here, restarted
 
-    if rank_here():
-        return False
     if os.path.lexists(folder / RECORD):
-        if restarted():
-            return True
-        raise _taken(folder)
+        advice = f"continue it ({PROGRAM} resume {folder}) or use another folder"
+        raise options.refusal("--out", f"{str(folder)!r} already holds a run; {advice}.")
     if any(each.name not in (LOCK, CHOOSING) for each in folder.iterdir()):
         raise options.refusal("--out", f"{str(folder)!r} is not empty; use a new folder.")
-    return False
-
-
-def _taken(folder: Path) -> typer.BadParameter:
-    advice = f"continue it ({PROGRAM} resume {folder}) or use another folder"
-    return options.refusal("--out", f"{str(folder)!r} already holds a run; {advice}.")
 
 
 @contextlib.contextmanager
@@ -305,13 +257,10 @@ def _cleared(folder: Path) -> Iterator[None]:
     """If training diverges before its first checkpoint, remove what the run wrote: it would block the next attempt."""
     from pyro_dropout.errors import DivergedError
     from pyro_dropout.tabular.run_folder import CHECKPOINTS, RECORD, checkpoints_in
-    from pyro_dropout.training.distributed.process_group import rank_here
 
     try:
         yield
     except DivergedError as cause:
-        if rank_here():
-            raise
         if checkpoints_in(folder):
             kept = f"The last good checkpoint is kept in {folder}; to try again, use another --out."
             raise DivergedError(f"{cause} {kept}") from None

@@ -51,9 +51,6 @@ class Commands(TyperGroup):
         except (typer.Exit, typer.Abort):  # these are RuntimeErrors
             raise
         except (ValueError, MemoryError, RuntimeError) as mistake:
-            if _rank_lost(mistake):
-                complain(_RANK_LOST)
-                raise typer.Exit(1) from None
             code = _code_of(mistake)
             if code is None:
                 raise
@@ -84,21 +81,6 @@ class Commands(TyperGroup):
         if standalone_mode:
             sys.exit(code or 0)
         return code or 0
-
-
-_RANK_LOST = (
-    "another rank has ended, so this one stops. torchrun starts all ranks again as often as --max-restarts says, and"
-    " training resumes from the last checkpoint; otherwise give the same command again, or resume the run."
-)
-
-
-def _rank_lost(mistake: Exception) -> bool:
-    """Whether ranks were started together, and one that this one waits for is gone."""
-    from pyro_dropout.training.distributed.process_group import started_together
-
-    said = str(mistake)
-    gone = any(f"Connection {how} by peer" in said for how in ("closed", "reset"))
-    return gone and isinstance(mistake, RuntimeError) and started_together()
 
 
 def _code_of(mistake: Exception) -> int | None:

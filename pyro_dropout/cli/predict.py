@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pyro_dropout.cli import options
-from pyro_dropout.cli.fit import heard
 from pyro_dropout.cli.options import output_option, refusal
-from pyro_dropout.cli.terminal import answer, figure, for_spreadsheet, percent
+from pyro_dropout.cli.terminal import answer, figure, for_spreadsheet, percent, plain_warnings
 from pyro_dropout.training.checkpoints.atomic_file import whole_file
 
 if TYPE_CHECKING:
@@ -89,13 +88,13 @@ def predict(
             raise refusal("--quantiles", f"each must lie strictly between 0 and 1, as in 0.1,0.9; got {each:g}.")
     asked.check(bool(run.encoding.classes))
     _check_files({"--out": out, "--plot": plot, "--explain": explain}, data, folder)
-    with heard():
+    with plain_warnings():
         fitted = FittedTable.load(folder)
     size = max(1, _PIECE // (samples * max(1, len(run.encoding.classes))))
     how = {"text_encoding": encoding, "separator": separator}
     fitted.model.to(where), fitted.guide.to(where)
     noticed = Noticed(run.encoding)
-    with heard():
+    with plain_warnings():
         pieces = (
             (noticed.seen(fitted.answers(table, x.to(where), asked), table), table)
             for table, x in read_input_pieces(data, run.encoding, size, **how)

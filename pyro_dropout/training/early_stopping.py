@@ -3,6 +3,7 @@
 An ensemble stops by the density of held-out data under the mixture of all members.
 """
 
+import hashlib
 import math
 
 import torch
@@ -20,12 +21,13 @@ from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.protocols import PyroModel, Record
 from pyro_dropout.training.checkpoints.tensor_file import digest
-from pyro_dropout.training.distributed.process_group import ALONE, Group
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.runner import TrainingRun
 
 _PARTICLES = 8  # draws of a network's weights, for each check
 _DRAWS = 16  # of the guide of any other model
+_AT_ONCE = 2**24  # outputs of an ensemble that are computed at once
+_MEMBER_DRAWS = 8  # the fewest, of members that are no points
 
 
 class Watch:
@@ -35,19 +37,11 @@ class Watch:
     """
 
     def __init__(
-        self,
-        call: ModelCall,
-        guide: PyroModel,
-        run: TrainingRun,
-        patience: int,
-        every: int,
-        seed: int | None = None,
-        group: Group = ALONE,
+        self, call: ModelCall, guide: PyroModel, run: TrainingRun, patience: int, every: int, seed: int | None = None
     ) -> None:
-        self.guide, self.run, self.patience, self.every, self.group = guide, run, patience, every, group
+        self.guide, self.run, self.patience, self.every = guide, run, patience, every
         self.call = call.to(run.t.device)
-        base = torch.initial_seed() % 2**62 if seed is None else seed
-        self.seed = int(group.copied(torch.tensor(base)))
+        self.seed = torch.initial_seed() % 2**62 if seed is None else seed
         self.best, self.best_step, self.waited = float("inf"), 0, 0
         self.kept: list[Tensor] = []
         self.seen: list[tuple[int, float]] = []
@@ -56,10 +50,9 @@ class Watch:
         """Evaluate the held-out data at ``step``, and return whether to stop; the training's draws do not change."""
         self.run.publish()
         surprise = self._of_network if is_network(self.call.model) else self._of_sites
-        with evaluating(self.call.model), seeded(self.group.seed(self.seed + step), self.run.t.device):
-            sums = surprise()
-        nll, points = self.group.mean(sums).tolist()
-        value = nll / points
+        seed = int.from_bytes(hashlib.sha256(f"{self.seed + step}:0".encode()).digest()[:8]) % 2**32
+        with evaluating(self.call.model), seeded(seed, self.run.t.device):
+            value = float(surprise())
         self.seen.append((step, value))
         if value < self.best:
             self.best, self.best_step, self.waited = value, step, 0
@@ -69,19 +62,14 @@ class Watch:
         return self.waited >= self.patience
 
     def _of_network(self) -> Tensor:
-        """Return E[-log p(y|w)] summed over the points, and their number, (2,)."""
+        """Return E[-log p(y|w)] per point."""
         x, y = self.call.args
-        # Ranks share the points; if there are too few, every rank has all of them.
-        share = self.group.share(len(x)) if len(x) >= self.group.world else slice(None)
         loss = ELBO(per_example=not takes_all(self.call.model), num_particles=_PARTICLES)
-        nll = loss.parts(self.call.model, self.guide, x[share], y[share])["nll"]
-        return torch.stack([nll.double(), nll.new_tensor(len(x[share])).double()])
+        return loss.parts(self.call.model, self.guide, x, y)["nll"].double() / len(x)
 
     def _of_sites(self) -> Tensor:
-        """Return minus the log predictive density of the observed sites, and the number of points, (2,)."""
-        each = torch.stack([self._log_densities(self.guide) for _ in range(_DRAWS)])
-        density = torch.logsumexp(each, 0) - math.log(_DRAWS)
-        return torch.stack([-density.sum(), density.new_tensor(len(density))])
+        """Return minus the log predictive density of the observed sites, per point."""
+        return _mixture(torch.stack([self._log_densities(self.guide) for _ in range(_DRAWS)]))
 
     def _log_densities(self, guide: PyroModel) -> Tensor:
         """Return the log density of every point of the observed sites at one draw of a guide."""
@@ -105,8 +93,8 @@ class Watch:
 
     def state(self) -> tuple[dict[str, Tensor], Record]:
         """Return its state: tensors, and the rest."""
-        rest = {"best": self.best, "best_step": self.best_step, "waited": self.waited, "seen": self.seen}
-        return {f"kept.{k:04d}": value for k, value in enumerate(self.kept)}, {**rest, "seed": self.seed}
+        rest = {name: getattr(self, name) for name in ("best", "best_step", "waited", "seen", "seed")}
+        return {f"kept.{k:04d}": value for k, value in enumerate(self.kept)}, rest
 
     def set_state(self, tensors: dict[str, Tensor], rest: Record) -> None:
         """Restore a state."""
@@ -116,39 +104,29 @@ class Watch:
         self.kept = [tensors[name].to(self.run.t.device) for name in sorted(tensors) if name.startswith("kept.")]
 
 
-# --- ensembles --------------------------------------------------------------------------------------------------------
-
-_AT_ONCE = 2**24  # outputs that are computed at once
-_MEMBER_DRAWS = 8  # the fewest, of members that are no points
-_NOBODY = torch.tensor([math.inf, 1.0])  # where all members have diverged
-
-
 class EnsembleWatch(Watch):
     """Early stopping by the log density of held-out targets under the mixture of all members."""
 
     guide: Ensemble
 
     def _of_network(self) -> Tensor:
-        """Return minus the log density of the targets under the mixture, and their number, (2,)."""
-        model, (inputs, targets) = self.call.model, self.call.args
-        likelihood, numbers = likelihood_of(model), self._numbers()
-        if not len(numbers):
-            return _NOBODY
-        weights = self.guide.draws_at(numbers)
-        rows = max(1, _AT_ONCE // (len(numbers) * 64))
-        found = []
-        for x, y in zip(inputs.split(rows), targets.split(rows), strict=True):
+        """Return minus the log density of the targets under the mixture, per point."""
+        model, (inputs, targets), numbers = self.call.model, self.call.args, self._numbers()
+        likelihood, found = likelihood_of(model), []
+        weights = self.guide.draws_at(numbers) if len(numbers) else {}
+        rows = max(1, _AT_ONCE // (max(1, len(numbers)) * 64))
+        for x, y in zip(inputs.split(rows), targets.split(rows), strict=True) if len(numbers) else ():
             f = model.evaluate(weights, x).reshape(len(numbers), len(x), -1)
             found.append(likelihood.distribution(f).log_prob(likelihood.checked(f, y)))
-        return _mixture(torch.cat(found, 1))
+        return _mixture(_good(torch.cat(found, 1))) if found else torch.tensor(math.inf)
 
     def _of_sites(self) -> Tensor:
-        """Return minus the log density of the observed sites under the mixture, and the number of points, (2,)."""
+        """Return minus the log density of the observed sites under the mixture, per point."""
         found = []
         for number in self._numbers().tolist():
             with self.guide.as_member(number) as guide:
                 found.append(self._log_densities(guide))
-        return _mixture(torch.stack(found)) if found else _NOBODY
+        return _mixture(_good(torch.stack(found))) if found else torch.tensor(math.inf)
 
     def _numbers(self) -> Tensor:
         """Return the member of each draw: each the same number of times, without those that have diverged."""
@@ -157,11 +135,11 @@ class EnsembleWatch(Watch):
         return torch.arange(self.guide.members).repeat(times)
 
 
-def _mixture(each: Tensor) -> Tensor:
-    """Return minus the log density of a mixture, summed over points, and their number, from that of each draw.
+def _good(each: Tensor) -> Tensor:
+    """Return the draws without those of members that diverge, which have no density at any point."""
+    return each[each.isfinite().any(1) & ~each.isnan().any(1)].double()
 
-    Draws of members that diverge, without a density at any point, are left out.
-    """
-    good = each[each.isfinite().any(1) & ~each.isnan().any(1)].double()
-    total = torch.logsumexp(good, 0) - math.log(max(1, len(good)))
-    return torch.stack([-total.sum(), total.new_tensor(len(total))])
+
+def _mixture(each: Tensor) -> Tensor:
+    """Return minus the log density of a mixture, per point, from that of each draw, (draws, points)."""
+    return math.log(max(1, len(each))) - torch.logsumexp(each, 0).mean()

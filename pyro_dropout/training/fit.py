@@ -28,12 +28,10 @@ from pyro_dropout.guides.summary import note_training
 from pyro_dropout.mathematics.checks import check_seed
 from pyro_dropout.protocols import PyroModel, Record
 from pyro_dropout.training.checkpoints.fingerprint import told_update
-from pyro_dropout.training.checkpoints.tensor_file import digest
 from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint, Keeper
 from pyro_dropout.training.collapse import note_learned
 from pyro_dropout.training.compile.captured_state import is_known
 from pyro_dropout.training.compile.functional import Loss
-from pyro_dropout.training.distributed.process_group import ALONE, join, local_device
 from pyro_dropout.training.ensemble.ensemble_training import check_members, train_ensemble
 from pyro_dropout.training.history import History
 from pyro_dropout.training.laplace.after_training import as_points, finish_on
@@ -50,12 +48,12 @@ from pyro_dropout.training.preflight import (
     check_duration,
     check_gradients,
     check_how,
-    check_parallel,
     check_programs,
     check_validation,
     held_out_share,
 )
-from pyro_dropout.training.training_task import LoaderTask, TrainingTask, check_loader, open_loader
+from pyro_dropout.training.stream import open_loader
+from pyro_dropout.training.training_task import TrainingTask
 from pyro_dropout.training.unfinished import still_falling
 
 
@@ -82,7 +80,6 @@ def fit(
     patience: int = 10,
     check_every: int | None = None,
     checkpoint: str | Path | Checkpoint | None = None,
-    distributed: bool = False,
     target: str | int | None = None,
     num_data: int | None = None,
     **kwargs: object,
@@ -136,10 +133,6 @@ def fit(
             numbers, so that training does not depend on how many there are.
         checkpoint: a folder for checkpoints, or a ``Checkpoint`` that says how often to write them. If the folder holds
             one of the same run, training resumes from it and ends bitwise as if it had never stopped.
-        distributed: whether this is one of several processes that torchrun has started for one run, on one machine
-            or many. Each makes the same call with all of the data, and computes its share of every batch;
-            ``batch_size`` counts over all. All end with the same parameters, the first shows progress and writes
-            the checkpoints, and steps run eagerly.
         target: the key of the targets in a ``DataLoader``'s batches that are dicts; the rest of them is x. Or their
             index in batches that are tuples; 1 in pairs.
         num_data: the number N of data that the batches of a ``DataLoader`` come from; by default the length of its
@@ -160,76 +153,62 @@ def fit(
         >>> history.steps, bool(history.losses[-20:].mean() < history.losses[:20].mean())
         (100, True)
     """
+    if "distributed" in kwargs:
+        raise PyroDropoutError("distributed= is gone: fit trains in one process. Take ELBO into a LightningModule.")
     check_programs(model, guide)
     check_gradients(model, guide)
     check_how_compiled(compile)
     check_precision(precision, model, trains=True, device=device)
     check_duration(steps, epochs, batch_size)
+    check_seed(seed, 0, LARGEST_SEED)
     loader, stream = loader_of(args), None
     if isinstance(validation, float):
         args, validation = held_out_share(model, args, validation, seed)
     if loader is not None:
-        check_loader(guide, batch_size, distributed)
         check_keywords(fit, model, kwargs)
-        check_seed(seed, 0, LARGEST_SEED)
-        stream, call = open_loader(loader, model, kwargs, target=target, num_data=num_data, seed=seed)
+        own: Any = {"guide": guide, "batch_size": batch_size, "target": target, "num_data": num_data, "seed": seed}
+        stream, call = open_loader(loader, model, kwargs, **own)
     else:
         if target is not None and not isinstance(validation, DataLoader):
             raise PyroDropoutError(f"target is for the batches of a DataLoader; got {target!r} with x and y.")
         named = kwargs if num_data is None else {**kwargs, "num_data": num_data}
         call = check_data(call_of(fit, model, args, named), batch_size)
     held_out = None if validation is None else check_validation(model, validation, patience, check_every, target)
-    check_how(clip_norm, seed, device, lr=lr, schedule=schedule, loss=loss, optim=optim)
+    check_how(clip_norm, device, lr=lr, schedule=schedule, loss=loss, optim=optim)
     if loss is not None and not isinstance(loss, ELBO) and learned_sites(model):
         raise PyroDropoutError(f"Prior(learn=...) needs the loss pyro_dropout.ELBO; got {type(loss).__name__}.")
     largest = None if isinstance(guide, Ensemble) else clip_norm  # each member's gradient is clipped by itself
     update = chosen(optim, lr, schedule, largest)
     if isinstance(guide, Ensemble):
-        update, clip_norm = check_members(guide, update, clip_norm, distributed)
-    group = ALONE
-    if distributed:
-        check_parallel(call)
-        device = local_device(device, place_of([model, guide]))
-        group = join(device)
+        update, clip_norm = check_members(guide, update, clip_norm)
     place = place_of([model, guide], call) if device is None else torch.device(device)
     call = call.trainable().to(place)
-    if device is not None:
-        for module in holders_of(model, guide):
-            module.to(place)
+    for module in [] if device is None else holders_of(model, guide):
+        module.to(place)
     _likelihood_beside(model, place)
     count = call.count or 1
     batch = count if batch_size is None else min(batch_size, count)
     per_epoch = max(1, count // batch) if stream is None or epochs is None else stream.length
     total = steps if steps is not None else int(epochs or 0) * per_epoch
     how = decided(compile, total, _training_size(model, guide, batch), place)
-    facts: Record = {"batch": batch, "seed": seed}
-    if precision != "float32":
-        facts["precision"] = precision
-    if distributed or checkpoint is not None:
-        facts["update"] = told_update(update)
-    if distributed:
-        facts["world"] = group.world
-    every = check_every or max(1, total // 50)
-
-    ranks = group if distributed else None
     where = Checkpoint(checkpoint) if isinstance(checkpoint, str | Path) else checkpoint
 
     def train(task: TrainingTask) -> History:
-        if ranks is not None:
-            seen = None if held_out is None else [*map(digest, held_out.leaves()), patience, check_every]
-            ranks.check_same(task.facts() | facts | {"steps": total, "validation": seen, "checkpoint": str(where)})
         with recording(once=is_known(model, guide, loss, update)):
-            run = task.start(update, batch, how, seed, ranks)
-        watch = None if held_out is None else task.watch(held_out, run, patience, every, seed, group)
-        keeper = None
+            run = task.start(update, batch, how)
+        watch = keeper = None
+        if held_out is not None:
+            every = check_every or max(1, total // 50)
+            watch = task.watched_by(held_out, task.guide, run, patience, every, seed)
         if where is not None:
-            same = facts | task.facts() | ({} if watch is None else {"validation": watch.facts()})
-            keeper = Keeper(where, run, model, task.guide, same, watch, group)
-        around: Any = {"watch": watch, "keeper": keeper, "group": group, "blame": task.blame}
-        return loop(run, total, progress, **around)
+            facts: Record = {"batch": batch, "seed": seed, "update": told_update(update)} | task.facts()
+            facts |= {} if precision == "float32" else {"precision": precision}
+            facts |= {} if watch is None else {"validation": watch.facts()}
+            keeper = Keeper(where, run, model, task.guide, facts, watch)
+        return loop(run, total, progress, watch=watch, keeper=keeper, blame=task.blame)
 
     def attempt(task: TrainingTask) -> History:
-        counts = place.type == "cpu" and not distributed and not isinstance(guide, Ensemble)
+        counts = place.type == "cpu" and not isinstance(guide, Ensemble)
         with products_in(precision), enough_threads(functools.partial(task.trial, batch) if counts else None):
             return explained(lambda: train(task), batch, task.less)
 
@@ -245,22 +224,16 @@ def fit(
         if isinstance(guide, Ensemble):
             history = train_ensemble(guide, call, batch, attempt, loss=loss, clip_norm=clip_norm, checkpoint=where)
         else:
-            own = ELBO(per_example=False if takes_all(model) else "auto") if loss is None else loss
-            task = TrainingTask(guide, own, call)
+            chosen_loss = ELBO(per_example=False if takes_all(model) else "auto") if loss is None else loss
             if stream is not None:
                 stream.device = place
-                task = LoaderTask(guide, own, call, stream)
             with as_points(model, guide, loss):
-                history = attempt(task)
+                history = attempt(TrainingTask(guide, chosen_loss, call, stream))
                 finish_on(guide, call, loader, target, batch_size, held_out)
         if not callable(getattr(loss, "temperature", None)) and history.best_step in (None, history.steps):
-            history.unfinished = still_falling(history.losses, _number_of_data(call))
+            number = call.args[2] if len(call.args) > 2 else call.kwargs.get("num_data")
+            history.unfinished = still_falling(history.losses, number if isinstance(number, int) else count)
         return _noted(model, guide, call, history)
-
-
-def _number_of_data(call: ModelCall) -> int:
-    number = call.args[2] if len(call.args) > 2 else call.kwargs.get("num_data")
-    return number if isinstance(number, int) else call.count or 1
 
 
 def _noted(model: PyroModel, guide: PyroModel, call: ModelCall, history: History) -> History:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import replace
-from types import FrameType
 from typing import Any
 
 import torch
@@ -18,7 +17,6 @@ from tqdm.auto import tqdm
 
 from pyro_dropout.errors import DivergedError
 from pyro_dropout.training.checkpoints.training_checkpoint import Keeper
-from pyro_dropout.training.distributed.process_group import ALONE, Group
 from pyro_dropout.training.early_stopping import Watch
 from pyro_dropout.training.history import REMEDY, History, all_finite
 from pyro_dropout.training.runner import TrainingRun
@@ -32,84 +30,62 @@ def loop(
     watch: Watch | None = None,
     blame: Callable[[], str] = str,
     keeper: Keeper | None = None,
-    group: Group = ALONE,
 ) -> History:
     """Take ``total`` steps of a run, with a progress bar.
 
     ``blame`` names a site whose term is not finite at the parameters that were published last; "" if there is none.
-    The ranks of a group agree on whatever depends on a clock or a signal, because the others would wait for a rank that
-    left alone.
     """
-    ledger = _Ledger(total)
-    if keeper is not None:
-        for part in keeper.resume(total):
-            ledger.enter(part)
-    done = ledger.steps
-    good = [] if run.guarded else run.snapshot()
-    seen, shown, started = done, time.perf_counter(), time.perf_counter()
+    ledger = _Ledger(run, total, blame)
+    for part in [] if keeper is None else keeper.resume(total):
+        ledger.enter(part)
+    ledger.settle()
+    done, shown, started = ledger.steps, time.perf_counter(), time.perf_counter()
     stopped = watch is not None and watch.waited >= watch.patience
-    shown_bar = progress_bar(total, progress and group.first, done)
-    with _Interruption(run, keeper, group is ALONE, total, progress) as interruption, shown_bar as bar:
+    with _Interruption(run, keeper, total, progress) as interruption, progress_bar(total, progress, done) as bar:
         while done < total and not stopped:
-            losses = run.advance(min(total - done, run.together if watch is None else watch.ahead(done)))
-            if run.failed is not None:  # ranks that wait for this one are ended by torchrun
-                if group is ALONE:
-                    ledger.enter(losses)
-                _stop_if_diverged(run, ledger.losses, seen, good, blame)
-            ledger.enter(group.mean(losses))
+            ledger.enter(run.advance(min(total - done, run.together if watch is None else watch.ahead(done))))
             taken, done = ledger.steps - done, ledger.steps
-            now = time.perf_counter()
+            number = interruption.number  # a later signal is for the next round
+            watched = watch is not None and done // watch.every != (done - taken) // watch.every
+            writes = keeper is not None and (keeper.due(done) or bool(number) or done >= total)
             # Reading a loss waits for the device, so it is done twice a second and not at every step.
-            late = keeper is not None and keeper.due(done)
-            looks, due, number = group.any(now - shown > 0.5, late, interruption.number)
-            if looks or done >= total or run.refused:
-                _stop_if_diverged(run, ledger.losses, seen, good, blame)
-                good, seen, shown = [] if run.guarded else run.snapshot(good), done, now
+            looks = time.perf_counter() - shown > 0.5 or done >= total or run.refused or run.failed is not None
+            if looks or watched or writes:  # parameters that are not finite are neither validated nor saved
+                ledger.check()
+            if looks:
+                shown = time.perf_counter()
                 bar.set_postfix(loss=f"{ledger.losses[-1].nanmean().item():.4g}", refresh=False)
             bar.update(taken)
-            watched = watch is not None and done // watch.every != (done - taken) // watch.every
-            writes = keeper is not None and (bool(due or number) or done >= total)
-            if (watched or writes) and seen < done:  # parameters that are not finite are neither validated nor saved
-                _stop_if_diverged(run, ledger.losses, seen, good, blame)
-                good, seen = [] if run.guarded else run.snapshot(good), done
-            if watched:
-                assert watch is not None
+            if watch is not None and watched:
                 stopped = watch.stop(done)
             if keeper is not None and (writes or stopped):
                 keeper.write(done, ledger.losses)
-            interruption.leave(number, done, group.first)
+            interruption.leave(number, done)
         # Not in the checkpoint: a longer run that resumes from it would not have made this check.
         if watch is not None and not stopped and (not watch.seen or watch.seen[-1][0] != done):
             watch.stop(done)
-        interruption.leave(interruption.number, done, group.first)  # a signal after the last step
+        interruption.leave(interruption.number, done)  # a signal after the last step
     seconds = time.perf_counter() - started
     if watch is not None and watch.kept:
         run.restore(watch.kept)
     run.publish()
-    found = History(
-        ledger.losses.cpu(),
-        done,
-        seconds,
-        run.compile_seconds,
-        matmul_precision=torch.get_float32_matmul_precision(),
-        engine=run.engine,
-        why="; ".join(run.why),
-    )
+    rounding, why = torch.get_float32_matmul_precision(), "; ".join(run.why)
+    found = History(ledger.losses.cpu(), done, seconds, run.compile_seconds, rounding, engine=run.engine, why=why)
     return found if watch is None else replace(found, validation=watch.seen, best_step=watch.best_step)
 
 
 class _Ledger:
-    """The losses of all steps; all memory is taken at the beginning, so that it does not grow during training."""
+    """The losses of all steps, and the last parameters that are known to be good."""
 
-    def __init__(self, total: int) -> None:
-        self._total, self._pages, self.steps = total, torch.empty(0), 0
+    def __init__(self, run: TrainingRun, total: int, blame: Callable[[], str]) -> None:
+        self._run, self._total, self._blame, self.steps = run, total, blame, 0
+        self._pages, self._good, self._seen = torch.empty(0), list[Tensor](), 0
 
     def enter(self, losses: Tensor) -> None:
         """Append the losses of the next steps, (steps,) or (steps, replicas)."""
         if not len(losses):
             return
-        if not self.steps:
-            # Filled, not only reserved: an operating system counts memory when it is first written to.
+        if not self.steps:  # all memory, filled so that the system counts it: it does not grow during training
             self._pages = losses.new_full((self._total, *losses.shape[1:]), torch.nan)
         self._pages[self.steps : self.steps + len(losses)] = losses
         self.steps += len(losses)
@@ -118,6 +94,54 @@ class _Ledger:
     def losses(self) -> Tensor:
         """The losses so far."""
         return self._pages[: self.steps]
+
+    def settle(self) -> None:
+        """Remember the current parameters, unless the run itself keeps them good."""
+        self._good, self._seen = [] if self._run.guarded else self._run.snapshot(self._good), self.steps
+
+    def check(self) -> None:
+        """Raise an error if a step failed, or a loss since the last check is not finite; then parameters go back.
+
+        Where a step has several losses, one for each replica, the others continue until all are lost.
+        """
+        run, losses = self._run, self.losses
+        if run.refused:
+            site, value = self._blame(), losses[-1].item()
+            gradient = " and its gradient not finite" if math.isfinite(value) else ""
+            where = f" The term of site {site!r} is not finite." if site else ""
+            raise DivergedError(
+                f"the loss is {value}{gradient} at step {self.steps}; that step was not taken.{where} The parameters"
+                f" are those after step {self.steps - 1}. {REMEDY}"
+            )
+        if not run.guarded or run.failed is not None:
+            finite = torch.isfinite(losses[self._seen :])
+            bad = (~(finite if finite.dim() == 1 else finite.any(1))).nonzero()
+            lost = losses.dim() == 1 and not all_finite(run.values)  # by the last step, whose loss was before it
+            if len(bad) or run.failed is not None or lost:
+                raise self._divergence(self._seen + int(bad[0]) if len(bad) else None) from run.failed
+        self.settle()
+
+    def _divergence(self, first: int | None) -> DivergedError:
+        """Return the error for a loss that is not finite, the first of these; parameters return to the last good."""
+        run, losses = self._run, self.losses
+        broken = sum(not all_finite([value]) for value in run.values)
+        if first is None and run.failed is not None:
+            said = str(run.failed).splitlines()[0].rstrip(".")
+            what = f"after step {self.steps} no other can be computed ({said})"
+        else:
+            first = self.steps - 1 if first is None else first
+            what = f"the loss is {losses[first].flatten()[0].item()} at step {first + 1}"
+        run.publish()
+        site = self._blame()
+        if self._good:
+            run.restore(self._good)
+            run.publish()
+        before = self._blame()
+        reason = f"that step broke {broken} of {len(run.values)} parameters."
+        reason += f" At the parameters after it the term of site {site!r} is not finite." if site else ""
+        reason = f"the term of site {before!r} is not finite even at the last good parameters." if before else reason
+        back = f"back where they were at step {self._seen}" if self._good else f"those after step {self.steps}"
+        return DivergedError(f"{what}; {reason} The parameters are {back}. {REMEDY}")
 
 
 _shared: ContextVar[Any] = ContextVar("shared progress bar", default=None)
@@ -148,48 +172,6 @@ def progress_bar(total: int, shown: bool, done: int = 0) -> contextlib.AbstractC
     return contextlib.nullcontext(bar)
 
 
-def _stop_if_diverged(
-    run: TrainingRun, losses: Tensor, seen: int, good: list[Tensor], blame: Callable[[], str]
-) -> None:
-    """Raise an error if a step failed, or a loss since step ``seen`` is not finite; parameters return to ``good``.
-
-    Where a step has several losses, one for each replica, the others continue until all are lost.
-    """
-    if run.refused:
-        site, value = blame(), losses[-1].item()
-        gradient = " and its gradient not finite" if math.isfinite(value) else ""
-        where = f" The term of site {site!r} is not finite." if site else ""
-        raise DivergedError(
-            f"the loss is {value}{gradient} at step {len(losses)}; that step was not taken.{where} The parameters are"
-            f" those after step {len(losses) - 1}. {REMEDY}"
-        )
-    if run.guarded and run.failed is None:
-        return
-    finite = torch.isfinite(losses[seen:])
-    bad = (~(finite if finite.dim() == 1 else finite.any(1))).nonzero()
-    lost = losses.dim() == 1 and not all_finite(run.values)  # by the last step, whose loss was before it
-    if not len(bad) and run.failed is None and not lost:
-        return
-    broken = sum(not all_finite([value]) for value in run.values)
-    if len(bad) or run.failed is None:
-        first = seen + int(bad[0]) if len(bad) else len(losses) - 1
-        what = f"the loss is {losses[first].flatten()[0].item()} at step {first + 1}"
-    else:
-        said = str(run.failed).splitlines()[0].rstrip(".")
-        what = f"after step {len(losses)} no other can be computed ({said})"
-    run.publish()
-    site = blame()
-    if good:
-        run.restore(good)
-        run.publish()
-    before = blame()
-    reason = f"that step broke {broken} of {len(run.values)} parameters."
-    reason += f" At the parameters after it the term of site {site!r} is not finite." if site else ""
-    reason = f"the term of site {before!r} is not finite even at the last good parameters." if before else reason
-    back = f"back where they were at step {seen}" if good else f"those after step {len(losses)}"
-    raise DivergedError(f"{what}; {reason} The parameters are {back}. {REMEDY}") from run.failed
-
-
 class _Interruption:
     """Within this context, SIGTERM and Ctrl-C wait until a checkpoint is written.
 
@@ -197,48 +179,45 @@ class _Interruption:
     the parameters half changed. Either way an interruption leaves the parameters so far in the model and the guide.
     """
 
-    def __init__(self, run: TrainingRun, keeper: Keeper | None, alone: bool, total: int, progress: bool) -> None:
-        self.run, self.keeper, self._alone = run, keeper, alone
-        self._total, self._progress = total, progress
+    def __init__(self, run: TrainingRun, keeper: Keeper | None, total: int, progress: bool) -> None:
+        self._run, self._keeper, self._total, self._progress = run, keeper, total, progress
         self.number = 0  # the signal that was received
 
     def __enter__(self) -> "_Interruption":
-        numbers: tuple[signal.Signals, ...] = ()
-        if threading.current_thread() is threading.main_thread():
-            if self.keeper is not None:
-                numbers = (signal.SIGTERM, signal.SIGINT)
-            elif self._alone and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-                numbers = (signal.SIGINT,)
-        self._before = {number: signal.signal(number, self._note) for number in numbers}
-        if self._alone and self.keeper is None:  # ranks take the same steps, and a checkpoint is after whole batches
-            self.run.break_off = lambda: bool(self.number)
+        numbers = [signal.SIGTERM, signal.SIGINT]
+        if self._keeper is None:
+            ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            numbers = [signal.SIGINT] if ours else []
+            self._run.break_off = lambda: bool(self.number)  # a checkpoint is after whole batches
+        main = threading.current_thread() is threading.main_thread()
+        self._before = {number: signal.signal(number, self._note) for number in numbers if main}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         if kind is not None and issubclass(kind, KeyboardInterrupt | SystemExit):
-            self.run.publish()
+            self._run.publish()
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _note(self, number: int, _: object) -> None:
         """Remember the first signal; a second one interrupts immediately."""
         if self.number:
             raise KeyboardInterrupt
         self.number = number
 
-    def leave(self, number: int, done: int, speaks: bool) -> None:
-        """End the process, after the checkpoint, by a signal that it or another rank received; 0 is none."""
+    def leave(self, number: int, done: int) -> None:
+        """End the process, after the checkpoint, by a signal that was received; 0 is none."""
         if not number:
             return
         kept = f"stopped after {done} of {self._total} steps; the guide keeps what it has learned."
-        if self.keeper is not None:
-            step, folder = self.keeper.step, self.keeper.folder
+        if self._keeper is not None:
+            step, folder = self._keeper.step, self._keeper.folder
             written = "" if step == done else "its checkpoint could not be written; "
             there = "there" if step == done else f"step {step}"
             where = f"{written}training can resume from {there} (checkpoints in {folder})."
             lost = f"no checkpoint could be written to {folder}, so nothing of this training is saved."
             kept = f"stopped at step {done}; {where if step else lost}"
-        if speaks and (self.keeper is not None or self._progress):
+        if self._keeper is not None or self._progress:
             print(f"\n{kept}", file=sys.stderr, flush=True)
         if number == signal.SIGINT:
             stop = KeyboardInterrupt()

@@ -71,9 +71,9 @@ def check_duration(steps: object, epochs: object, batch_size: object) -> None:
 
 def check_how(
     clip_norm: object,
-    seed: object,
     device: object,
     *,
+    seed: object = None,
     lr: object = None,
     schedule: object = None,
     loss: object = None,
@@ -182,26 +182,6 @@ def check_validation(
     call = call.with_num_data(only_if_needed=True)
     call.check_bound()
     return call
-
-
-def check_parallel(call: ModelCall, batch: int = 1, world: int = 1, compile: object = None) -> None:
-    """Raise an error unless several processes can share each batch of a call: x, y, and their number."""
-    pair = len(call.args) == 3 and isinstance(call.args[0], AnyInputs) and isinstance(call.args[1], Tensor)
-    if not pair or call.kwargs or takes_all(call.model) or not takes(call.model, "num_data"):
-        raise PyroDropoutError(
-            f"distributed=True is for models that are called as model(x, y, num_data); {name_of(call.model)} is called"
-            f" with {len(call.args)} arguments and {len(call.kwargs)} keyword arguments. Train it in one process."
-        )
-    if compile is True:
-        raise PyroDropoutError(
-            "compile=True and distributed=True cannot be combined: the steps of several processes run eagerly. Leave"
-            " compile at 'auto', or train in one process."
-        )
-    if batch < world:
-        raise RangeError(
-            f"a batch has {batch} points, fewer than the {world} processes, and each needs at least one: give a larger"
-            " batch_size (it counts over all processes), or start fewer."
-        )
 
 
 def check_targets(model: Callable[..., object], x: AnyInputs, y: Tensor, watched: bool = False) -> None:

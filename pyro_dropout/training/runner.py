@@ -1,4 +1,4 @@
-"""The state of one training run: parameters, optimiser, data order, and the loop that takes the steps.
+"""The state of one training run: parameters, optimiser, data order, and the engine that takes the steps.
 
 A run changes always the same tensors. Those of a guide are its own, so that parameters exist once; those of a fleet
 belong to the run, and ``publish`` puts them back.
@@ -17,7 +17,6 @@ from pyro_dropout.engines.engine import (
     Direct,
     Eager,
     Gradient,
-    Loop,
     Row,
     Step,
     Taken,
@@ -26,16 +25,16 @@ from pyro_dropout.engines.engine import (
 )
 from pyro_dropout.engines.program import apart_in_memory
 from pyro_dropout.engines.torch_internals import tree_leaves
-from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.precision import precision_now, products_in
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.protocols import Record, Tree
 from pyro_dropout.training.batches import Batches
 from pyro_dropout.training.compile.functional import Gradients, Parameters, make_step, numbered
 from pyro_dropout.training.history import is_divergence
-from pyro_dropout.training.loader import Stream
-from pyro_dropout.training.optimisers import Update, clock, plain
+from pyro_dropout.training.optimisers import Update, clock
+from pyro_dropout.training.stream import Stream
 from pyro_dropout.training.svi import warn_uncompiled
+from pyro_dropout.training.torch_optimiser import TorchOptimiser
 
 Source = Batches | Stream  # where mini-batches come from
 _MANY = 2**20  # more steps than any engine takes at once
@@ -50,6 +49,7 @@ class TrainingRun:
         batches: where mini-batches come from; None for all data at every step.
         compile: "auto", "traced", "plain", True or False, as ``decided`` returns it.
         fatal: errors that are raised, and not a reason for another engine.
+        beside: an optimiser of torch's that runs beside the step.
 
     Attributes:
         refused: whether the last step was left out, because its loss or gradient was not finite.
@@ -66,9 +66,10 @@ class TrainingRun:
         batches: Source | None = None,
         compile: HowCompiled = "auto",
         fatal: tuple[type[Exception], ...] = (),
+        beside: TorchOptimiser | None = None,
     ) -> None:
-        self._step, self._write, self._batches, self._precision = step, write, batches, precision_now()
-        self._eager: Loop = Direct(step)
+        self._step, self._write, self._batches, self._beside = step, write, batches, beside
+        self._precision, self._eager = precision_now(), Direct(step)
         self.refused, self.compile_seconds = False, 0.0
         self.failed: Exception | None = None
         self.break_off: Callable[[], bool] = lambda: False
@@ -125,11 +126,6 @@ class TrainingRun:
     # --- the tensors that steps change --------------------------------------------------------------------------------
 
     @property
-    def leaves(self) -> list[Tensor]:
-        """The current parameters, then the optimiser's state."""
-        return self._loop.changed[:-1]
-
-    @property
     def t(self) -> Tensor:
         """The number of the next step."""
         return self._loop.changed[-1]
@@ -141,11 +137,10 @@ class TrainingRun:
 
     def snapshot(self, over: list[Tensor] | None = None) -> list[Tensor]:
         """Return a copy of the current parameters; it is written over an earlier one that is given, if that fits."""
-        found = over or []
-        if [each.shape for each in found] != [each.shape for each in self.values]:
+        if not over or [each.shape for each in over] != [each.shape for each in self.values]:
             return [value.detach().clone() for value in self.values]
-        copy_into(found, self.values)
-        return found
+        copy_into(over, self.values)
+        return over
 
     def restore(self, values: list[Tensor]) -> None:
         """Restore a snapshot of the parameters; the optimiser's state stays as it is."""
@@ -156,26 +151,27 @@ class TrainingRun:
         if self._write is not None:
             self._write(self.snapshot())
 
+    def _named(self) -> dict[str, Tensor]:
+        *leaves, t = self._loop.changed
+        return {f"leaf.{k:05d}": leaf for k, leaf in enumerate(leaves)} | {"t": t}
+
     def state(self) -> tuple[dict[str, Tensor], Record]:
         """Return everything that later steps depend on, except the random generators: tensors by name, and the rest."""
-        found = {f"leaf.{k:05d}": leaf.detach() for k, leaf in enumerate(self.leaves)}
-        found |= {"t": self.t} | self._loop.kept
+        found = {name: value.detach() for name, value in self._named().items()} | self._loop.kept
         if self._batches is not None:
             found |= self._batches.state()
-        return found, {}
+        held, rest = ({}, {}) if self._beside is None else self._beside.state()
+        return found | held, rest
 
     def set_state(self, tensors: dict[str, Tensor], rest: Record) -> None:
         """Restore a state; one that another engine has left may lack what this one keeps."""
-        names = [f"leaf.{k:05d}" for k in range(len(self.leaves))]
-        copy_into([*self.leaves, self.t], [tensors[name] for name in [*names, "t"]])
-        for name, value in self._loop.kept.items():
-            if name in tensors:
-                value.copy_(tensors[name])
+        if self._beside is not None:
+            self._beside.set_state(tensors, rest)
+        kept = {name: value for name, value in self._loop.kept.items() if name in tensors}
+        targets = self._named() | kept
+        copy_into([*targets.values()], [tensors[name] for name in targets])
         if self._batches is not None:
             self._batches.set_state(tensors)
-
-
-# --- runs of one guide or of an ensemble ------------------------------------------------------------------------------
 
 
 def make_run(
@@ -187,7 +183,7 @@ def make_run(
     guarded: bool = True,
     **how: Any,
 ) -> TrainingRun:
-    """Return a training run whose steps change the owners' own tensors.
+    """Return a training run of one guide or of an ensemble, whose steps change the owners' own tensors.
 
     Args:
         gradients_of: (values, *inputs, *row) -> (loss, gradients).
@@ -198,33 +194,19 @@ def make_run(
             back, by a copy of the parameters.
         how: batches, compile and fatal, as in ``TrainingRun``.
     """
-    if update.optimiser is not None:
-        return TorchOptimiserRun(gradients_of, parameters, update, inputs, **how)
-    gradient_of = numbered(gradients_of)
-    values, write = parameters.values, None
+    gradient_of, values, write = numbered(gradients_of), parameters.values, None
+    beside = None if update.optimiser is None else TorchOptimiser(update, list(parameters.by_name.values()))
     # Weights of a recurrent layer on a GPU are parts of one tensor.
-    if not apart_in_memory([*values, *tree_leaves(inputs)], len(values)):
+    if beside is None and not apart_in_memory([*values, *tree_leaves(inputs)], len(values)):
         values, write = [value.clone() for value in values], parameters.copy
     around, state = surroundings(values, update, inputs, how["batches"]), update.start(values)
-    t, lr = around["t"], around["lr"]
-    guarded = guarded and is_large(values)
-
-    def moving(gradients: list[Tensor]) -> Callable[[Tensor, Tensor], None]:
-        some = [k for k in range(len(values)) if k not in parameters.unused]
-        return update.in_place([values[k] for k in some], [gradients[k] for k in some], [state[k] for k in some])
-
-    def take(row: Row, recorded: Gradient | None) -> Taken:
-        loss, gradients = (recorded or gradient_of)(values, t, *inputs, *row)
-        if guarded:
-            sizes = torch.stack([loss.to(t), *(size.to(t) for size in torch._foreach_norm(gradients))])
-            if not bool(torch.isfinite(sizes).all()):
-                return loss, False
-        moving(gradients)(t, lr)
-        t.add_(1)
-        return loss, True
+    t, lr, guarded = around["t"], around["lr"], guarded and beside is None and is_large(values)
 
     def bind(gradients: list[Tensor]) -> Callable[[], None]:
-        move = moving(gradients)
+        if beside is not None:
+            return lambda: beside.move(values, [each.clone() for each in gradients], t)  # it may change them
+        some = [k for k in range(len(values)) if k not in parameters.unused]
+        move = update.in_place([values[k] for k in some], [gradients[k] for k in some], [state[k] for k in some])
 
         def moved() -> None:
             move(t, lr)
@@ -232,9 +214,21 @@ def make_run(
 
         return moved
 
-    whole = make_step(gradients_of, parameters, update)
+    def take(row: Row, recorded: Gradient | None) -> Taken:
+        loss, gradients = (recorded or gradient_of)(values, t, *inputs, *row)
+        if guarded:
+            sizes = torch.stack([loss.to(t), *(size.to(t) for size in torch._foreach_norm(gradients))])
+            if not bool(torch.isfinite(sizes).all()):
+                return loss, False
+        if beside is None:
+            bind(gradients)()
+        else:
+            beside.move(values, gradients, t)
+        return loss, True
+
+    whole = make_step(gradients_of, parameters, update) if beside is None else None
     step = Step(whole, values, state, gradient=gradient_of, take=take, bind=bind, guarded=guarded, **around)
-    return TrainingRun(step, write=write, **how)
+    return TrainingRun(step, write=write, beside=beside, **how)
 
 
 def surroundings(
@@ -244,98 +238,3 @@ def surroundings(
     t, lr = clock(update, values, 1)
     row = [] if batches is None else batches.example()
     return {"t": t, "lr": lr, "inputs": inputs, "row": row, "chained": batches is None or batches.chained}
-
-
-class TorchOptimiserRun(TrainingRun):
-    """A training run whose optimiser is torch's own, and runs beside a step that gives gradients.
-
-    What it holds is trained, and nothing else, with the settings of each group and the state that it has.
-    """
-
-    def __init__(
-        self, gradients_of: Gradients, parameters: Parameters, update: Update, inputs: tuple[Tree, ...], **how: Any
-    ) -> None:
-        assert update.optimiser is not None
-        self._update, self._optimiser = update, update.optimiser
-        trained = list(parameters.by_name.values())
-        held = {id(each) for group in update.optimiser.param_groups for each in group["params"]}
-        self._held = {k: each for k, each in enumerate(trained) if id(each) in held}
-        if trained and not self._held:
-            raise PyroDropoutError(
-                f"optim must hold parameters of the guide or the model; this {update.name} holds none of them. Make it"
-                " with guide.parameters()."
-            )
-        gradient, values = numbered(gradients_of), [each.detach() for each in trained]
-        around = surroundings(values, update, inputs, how["batches"])
-        t = around["t"]
-
-        def move(gradients: list[Tensor]) -> None:
-            self._move(gradients, t)
-            for mine, theirs in zip(values, trained, strict=True):  # an optimiser may give a parameter new memory
-                if mine.data_ptr() != theirs.data_ptr():
-                    theirs.data = mine.copy_(theirs.detach())
-            t.add_(1)
-
-        def take(row: Row, recorded: Gradient | None) -> Taken:
-            loss, gradients = (recorded or gradient)(values, t, *inputs, *row)
-            move(gradients)
-            return loss, True
-
-        def bind(gradients: list[Tensor]) -> Callable[[], None]:
-            return lambda: move([each.clone() for each in gradients])  # an optimiser may change them
-
-        step = Step(None, values, [[] for _ in values], gradient=gradient, take=take, bind=bind, **around)
-        super().__init__(step, **how)
-
-    def _move(self, gradients: list[Tensor], t: Tensor) -> None:
-        """Let the optimiser take a step with these gradients, at its own learning rates times the schedule."""
-        slopes, factor = self._update.prepared([gradients[k] for k in self._held], t, torch.ones_like(t))
-        for parameter, slope in zip(self._held.values(), slopes, strict=True):
-            parameter.grad = slope
-        rates = [group["lr"] for group in self._optimiser.param_groups]
-        if self._update.schedule is not None:
-            for group, rate in zip(self._optimiser.param_groups, rates, strict=True):
-                group["lr"] = rate * float(factor)
-        self._optimiser.step()
-        self._optimiser.zero_grad()
-        for group, rate in zip(self._optimiser.param_groups, rates, strict=True):
-            group["lr"] = rate
-
-    def state(self) -> tuple[dict[str, Tensor], Record]:
-        """Return the state of the steps and that of the optimiser."""
-        found, _ = super().state()
-        whole = self._optimiser.state_dict()
-        rest: Record = {"groups": plain(whole["param_groups"]), "numbers": []}
-        for index, slots in whole["state"].items():
-            for slot, value in slots.items():
-                if isinstance(value, Tensor):
-                    found[f"optimiser.{index}.{slot}"] = value
-                elif value is None or isinstance(value, int | float | bool | str):
-                    rest["numbers"].append([index, slot, value])
-                else:
-                    raise PyroDropoutError(
-                        f"the state of {self._update.name} ({slot!r} is a {type(value).__name__}) cannot be written to"
-                        " a checkpoint; train without one, or with Adam, AdamW or SGD."
-                    )
-        return found, rest
-
-    def set_state(self, tensors: dict[str, Tensor], rest: Record) -> None:
-        """Restore a state."""
-        state: dict[int, dict[str, object]] = {}
-        for name, value in tensors.items():
-            if name.startswith("optimiser."):
-                _, index, slot = name.split(".", 2)
-                state.setdefault(int(index), {})[slot] = value
-        for index, slot, value in rest["numbers"]:
-            state.setdefault(index, {})[slot] = value
-        groups = [
-            {name: _like(now.get(name), value) for name, value in kept.items()}
-            for kept, now in zip(rest["groups"], self._optimiser.param_groups, strict=True)
-        ]
-        self._optimiser.load_state_dict({"state": state, "param_groups": groups})
-        super().set_state(tensors, rest)
-
-
-def _like(now: object, value: object) -> object:
-    """Return a number read from a file as a tensor, if the current value is a tensor."""
-    return torch.as_tensor(value).to(now) if isinstance(now, Tensor) else value

@@ -92,7 +92,7 @@ def swag(
     check_count("steps", steps)
     check_compile(compile)
     check_positive("lr", lr)
-    check_how(None, seed, None, lr=lr)
+    check_how(None, None, lr=lr, seed=seed)
     if not is_network(model):
         raise PyroDropoutError(f"swag is for networks, such as BayesianNet; got {type(model).__name__}.")
     _check_statistics(model)

@@ -142,18 +142,6 @@ def test_a_file_system_without_locks_is_a_note(
     assert f"pyro-dropout: note: {out} is on a file system without locks: make sure" in " ".join(done.stderr.split())
 
 
-def test_a_restart_by_torchrun_does_not_overwrite_another_run(
-    twins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copytree(twins / "one", tmp_path / "run")
-    before = contents(tmp_path)
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    done = run("fit", twins / "two.csv", "--out", tmp_path / "run", *PLAIN)
-    assert (done.exit_code, "already holds a run" in done.stderr) == (2, True)
-    assert contents(tmp_path) == before
-    assert run("fit", twins / "one.csv", "--out", tmp_path / "run", *PLAIN).exit_code == 0
-
-
 # --- what is not ours -------------------------------------------------------------------------------------------------
 
 

@@ -186,7 +186,6 @@ BAD: dict[str, Any] = {
     "no targets": (lambda x, y: DataLoader(TensorDataset(x)), {}, r"must be a pair \(x, y\).* got a list of 1"),
     "three parts": (lambda x, y: DataLoader(TensorDataset(x, x, y)), {}, "got a list of 3"),
     "a batch size": (lambda x, y: DataLoader(TensorDataset(x, y)), {"batch_size": 3}, "batch_size is that of the"),
-    "processes": (lambda x, y: DataLoader(TensorDataset(x, y)), {"distributed": True}, "needs x and y"),
     "a typing error": (lambda x, y: DataLoader(TensorDataset(x, y)), {"step": 3}, "fit has no option 'step'"),
     "wrong targets": (lambda x, y: DataLoader(TensorDataset(x, y[:, 0])), {}, "Write y.unsqueeze"),
 }  # fmt: skip

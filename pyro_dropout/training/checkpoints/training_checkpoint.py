@@ -17,7 +17,6 @@ from pyro_dropout.training.checkpoints.atomic_file import clear_unfinished
 from pyro_dropout.training.checkpoints.posterior_file import check_identity, identity_of, put, tensors_of
 from pyro_dropout.training.checkpoints.regular_file import check_no_links
 from pyro_dropout.training.checkpoints.tensor_file import ADVICE, read_facts, read_tensors, write_tensors
-from pyro_dropout.training.distributed.process_group import ALONE, Group
 from pyro_dropout.training.early_stopping import Watch
 from pyro_dropout.training.runner import TrainingRun
 
@@ -95,7 +94,6 @@ class Keeper:
         guide: its guide.
         facts: what must be the same when the training is resumed; must be JSON.
         watch: early stopping, whose state is saved too.
-        group: the ranks of the training. The first one reads and writes for all; each has its own random state.
     """
 
     def __init__(
@@ -106,25 +104,20 @@ class Keeper:
         guide: object,
         facts: Record,
         watch: Watch | None,
-        group: Group = ALONE,
     ) -> None:
         self.how = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
         self.folder = Path(self.how.folder)
         named = {} if self.how.run is None else {"run": self.how.run}
         self.run, self.model, self.guide, self.facts, self.watch = run, model, guide, facts | named, watch
-        self._time, self._group = time.monotonic(), group
+        self._time = time.monotonic()
         self._damaged: set[Path] = set()
         self.step = 0  # that of the last checkpoint on disk
-        group.from_first(self._make_folder)
-
-    def _make_folder(self) -> tuple[dict[str, Tensor], None]:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             clear_unfinished(self.folder, "step-*.safetensors")
         except OSError as cause:
             reason = f"{str(self.folder)!r} cannot be one: {cause.strerror}"
             raise PyroDropoutError(f"checkpoint must be a folder; {reason}.") from None
-        return {}, None
 
     def due(self, step: int) -> bool:
         """Whether it is time for the next checkpoint."""
@@ -137,18 +130,16 @@ class Keeper:
         """Write a checkpoint, then remove the oldest; if it cannot be written, warn and continue training."""
         if step == self.step:
             return
-        random = _random_states(self.run.t.device, self._group)  # on all ranks
-        written = self._group.first and self._written(step, losses, random)
-        self._time = time.monotonic()
-        if self._group.any(written)[0]:
+        if self._written(step, losses):
             self.step = step
+        self._time = time.monotonic()
 
-    def _written(self, step: int, losses: Tensor, random: dict[str, Tensor]) -> bool:
+    def _written(self, step: int, losses: Tensor) -> bool:
         """Write a checkpoint and return whether that succeeded."""
         tensors, rest = self.run.state()
         found = tensors_of(self.model, self.guide) | {"losses": losses}
         facts = {"kind": "training", "step": step, "facts": self.facts, "run": rest}
-        parts = {"run": tensors, "rng": random}
+        parts = {"run": tensors, "rng": _random_states(self.run.t.device)}
         if self.watch is not None:
             parts["watch"], facts["watch"] = self.watch.state()
         for part, named in parts.items():
@@ -173,7 +164,7 @@ class Keeper:
 
     def resume(self, total: int) -> list[Tensor]:
         """Resume the training from its last intact checkpoint; return the losses before it, or nothing."""
-        tensors, found = self._group.from_first(self._last)
+        tensors, found = self._last()
         if found is None:
             return []
         name, facts = found
@@ -182,7 +173,7 @@ class Keeper:
         self.run.set_state(_under("run.", tensors), facts["run"])
         if self.watch is not None:
             self.watch.set_state(_under("watch.", tensors), facts["watch"])
-        own = _under("rng." if self._group.world == 1 else f"rng.{self._group.rank}.", tensors)
+        own = _under("rng.", tensors)
         torch.set_rng_state(own["cpu"])
         if self.run.t.is_cuda and "cuda" in own:
             torch.cuda.set_rng_state(own["cuda"], self.run.t.device)
@@ -217,12 +208,6 @@ class Keeper:
         ours = ("model.", "guide.", "store.", "called.")
         own = {name: value for name, value in tensors.items() if name.startswith(ours)}
         check_identity(file, facts, own, self.model, self.guide)
-        theirs, mine = (each.get("world") for each in (facts["facts"], self.facts))
-        if theirs != mine:
-            raise PyroDropoutError(
-                f"{file} is a checkpoint of {_processes(theirs)}, but this is {_processes(mine)}; each process"
-                " has its own random numbers. Start as many as before to resume, or give another folder to start over."
-            )
         wrong = _different(facts["facts"], self.facts)
         if wrong:
             raise PyroDropoutError(
@@ -245,15 +230,7 @@ def _different(theirs: object, mine: object, name: str = "") -> list[str]:
     return [] if theirs == mine else [name]
 
 
-def _random_states(device: torch.device, group: Group) -> dict[str, Tensor]:
-    """Return the random states of all ranks: by rank and name, or by name alone for a single process."""
-    own = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        own["cuda"] = torch.cuda.get_rng_state(device)
-    if group.world == 1:
-        return own
-    return {f"{k}.{name}": each for name, state in own.items() for k, each in enumerate(group.gather(state))}
-
-
-def _processes(world: int | None) -> str:
-    return "a training run in one process" if world is None else f"a distributed training run on {world} processes"
+def _random_states(device: torch.device) -> dict[str, Tensor]:
+    """Return the states of torch's generators."""
+    found = {"cpu": torch.get_rng_state()}
+    return found | ({"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})

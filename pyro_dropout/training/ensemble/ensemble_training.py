@@ -4,7 +4,7 @@ import dataclasses
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,7 +20,6 @@ from pyro_dropout.protocols import Record
 from pyro_dropout.training.checkpoints.fingerprint import told_loss
 from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint, last_facts
 from pyro_dropout.training.compile.functional import Buffers, Gradients, Parameters
-from pyro_dropout.training.distributed.process_group import Group
 from pyro_dropout.training.early_stopping import EnsembleWatch
 from pyro_dropout.training.ensemble.anchoring import perturbation, temperature_of
 from pyro_dropout.training.ensemble.member_loss import ROWS, EnsembleLoss
@@ -44,9 +43,10 @@ class Members(TrainingTask):
 
     guide: Ensemble
     loss: EnsembleLoss
-    whole: Ensemble
-    rows: slice
+    whole: Ensemble = field(kw_only=True)
+    rows: slice = field(kw_only=True)
 
+    watched_by = EnsembleWatch
     less = "a smaller batch_size, fewer members (Ensemble(members=...), and then more)"
     guarded = False  # a member that diverges stops no other
     fatal = (torch.OutOfMemoryError,)  # half as many members may fit
@@ -77,12 +77,6 @@ class Members(TrainingTask):
                 return loss.gradients(model, guide, parameters, values, self._arguments(*index))
 
         return gradients_of
-
-    def watch(
-        self, call: ModelCall, run: TrainingRun, patience: int, every: int, seed: int | None, group: Group
-    ) -> EnsembleWatch:
-        """Return what stops the training early, by the held-out data of ``call``."""
-        return EnsembleWatch(call, self.guide, run, patience, every, seed, group)
 
     # --- afterwards ---------------------------------------------------------------------------------------------------
 
@@ -189,15 +183,8 @@ def enlisted(
     return Members(guide=part, loss=made, call=call, whole=ensemble, rows=rows)
 
 
-def check_members(
-    ensemble: Ensemble, update: Update, clip_norm: float | None, distributed: bool
-) -> tuple[Update, float | None]:
+def check_members(ensemble: Ensemble, update: Update, clip_norm: float | None) -> tuple[Update, float | None]:
     """Return the optimiser and the largest norm of a member's gradient; raise an error if members cannot have them."""
-    if distributed:
-        raise PyroDropoutError(
-            "distributed=True shares a batch among processes, and the members of an Ensemble are trained in one. Leave"
-            " it out."
-        )
     learned = learned_sites(ensemble.template.model)
     if learned:
         raise PyroDropoutError(

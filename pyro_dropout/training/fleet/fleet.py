@@ -286,7 +286,7 @@ class Fleet:
                 "a fleet draws weights for each data point, but this network takes all its points at once"
                 " (whole_batch=True). Train its replicas one by one with fit."
             )
-        check_how(clip_norm, seed, device, schedule=schedule, loss=loss, optim=optim)
+        check_how(clip_norm, device, seed=seed, schedule=schedule, loss=loss, optim=optim)
         check_targets(self[0][0], x, y)
         rows = rows_of(x, indices, len(self))
         own = optim.lr if isinstance(optim, Update) else 1e-3

@@ -14,7 +14,7 @@ from tests.oracles.differential.comparisons import COMPARISONS
 from tests.oracles.differential.drawn import Dice
 
 # Of 1,000 cases, how many of each kind.
-SHARES = {"engines": 300, "dropout": 310, "files": 120, "ranks": 80, "tables": 50, "scripts": 40,
+SHARES = {"engines": 300, "dropout": 310, "files": 120, "tables": 50, "scripts": 40,
           "fleets": 30, "idioms": 30, "chains": 30, "compiled": 10}  # fmt: skip
 FOUND = Path(__file__).with_name("cases.txt")
 

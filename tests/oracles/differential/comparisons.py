@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import pyro_dropout as pd
 from tests.networks.agreement import largest_z, predicted, stochastic_passes
 from tests.oracles.differential.drawn import Dice, Net, inputs
-from tests.oracles.differential.trainings import apart, compiled, differing, engines, files, fleets, idioms, ranks
+from tests.oracles.differential.trainings import apart, compiled, differing, engines, files, fleets, idioms
 
 FAR = 5.0
 
@@ -159,5 +159,5 @@ def tables(dice: Dice) -> str:
 
 
 COMPARISONS: dict[str, Callable[[Dice], str]] = {
-    each.__name__: each for each in (engines, compiled, dropout, scripts, chains, tables, files, ranks, fleets, idioms)
+    each.__name__: each for each in (engines, compiled, dropout, scripts, chains, tables, files, fleets, idioms)
 }

@@ -1,12 +1,9 @@
-"""Trainings that must end alike: eager and by every engine, in one process and two, saved and loaded, in a fleet.
+"""Trainings that must end alike: eager and by every engine, saved and loaded, in a fleet.
 
 Each comparison returns how two results differ, "" if they do not. What one way refuses, the other refuses as well.
 """
 
-import multiprocessing
-import os
 import tempfile
-import warnings
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +14,6 @@ import pyro
 import pyro.contrib.gp
 import pyro.distributions as dist
 import torch
-import torch.distributed
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader
@@ -151,7 +147,7 @@ def compiled(dice: Dice) -> str:
     return engines(dice, COMPILED)
 
 
-# --- files, ranks, fleets ---------------------------------------------------------------------------------------------
+# --- files and fleets -------------------------------------------------------------------------------------------------
 
 
 def files(dice: Dice) -> str:
@@ -173,52 +169,6 @@ def files(dice: Dice) -> str:
     rows = [(row,) for row in rows] if isinstance(x, tuple) else rows  # else they could be inputs and targets
     parts = pd.predict(model, guide, DataLoader(rows, batch_size=size), **asked)
     return told or differing({"f": parts.samples}, {"f": before.samples}, 1e-5)
-
-
-def ranks(dice: Dice) -> str:
-    """One process, and two that share the data; nothing is random but the order of the data."""
-    number = dice.randrange(2**31)
-
-    def run(rank: int | None, folder: str) -> dict[str, Any]:
-        again = Dice("ranks", number)
-        model, x, y = problem(again, still=True)  # each rank normalises by its own share
-        settings = training(again, POINTS)
-        dice.told[:] = again.told
-        if rank is not None:
-            where = {"rank": rank, "world_size": 2, "init_method": f"file://{folder}/store"}
-            torch.distributed.init_process_group("gloo", **where)
-        ensemble = again.chance(0.2)
-        guide = pd.Ensemble(model, members=3, seed=1) if ensemble else pd.AutoDropout(model, keep=1.0)
-        settings |= {"batch_size": settings["batch_size"] and 6, "compile": False, "distributed": rank is not None}
-        losses = fitted(model, guide, x, y, settings).losses
-        return {"losses": losses} | state_of(model, guide)
-
-    def child(rank: int, folder: str) -> None:
-        try:
-            torch.save(run(rank, folder), f"{folder}/{rank}.pt")
-            torch.distributed.destroy_process_group()
-        except Exception as error:
-            Path(folder, f"{rank}.txt").write_text(f"{type(error).__name__}: {error}", "utf-8")
-        finally:
-            os._exit(0)  # what the parent has open is its own
-
-    with tempfile.TemporaryDirectory() as folder:
-        context = multiprocessing.get_context("fork")  # imports take longer than the case
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            started = [context.Process(target=child, args=(rank, folder)) for rank in (0, 1)]
-            for process in started:
-                process.start()
-        for process in started:
-            process.join(120)
-            process.terminate()
-        paths = [Path(folder) / f"{rank}.pt" for rank in (0, 1)]
-        if not all(path.exists() for path in paths):
-            said = [path.read_text("utf-8") for path in Path(folder).glob("*.txt")]
-            return f"a rank did not come back: {said}"
-        found = [torch.load(path, weights_only=True) for path in paths]
-        alone = run(None, folder)
-    return differing(found[0], alone, rounding(alone)) or differing(found[1], found[0], 0.0)
 
 
 def fleets(dice: Dice) -> str:

@@ -63,7 +63,6 @@ def test_a_resumed_ensemble_ends_as_if_it_had_never_stopped(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"distributed": True}, "the members of an Ensemble are trained in one"),
         ({"optim": torch.optim.Adafactor}, r"members do not depend on each other; got Adafactor"),
         (
             {"optim": pd.training.Update("u", 0.1, 0, lambda p, g, s, *n: (p, s), clip_norm=1.0, clip_each=True)},
