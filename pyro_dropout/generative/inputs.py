@@ -21,7 +21,7 @@ from pyro_dropout.engines.torch_internals import (
 )
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.mathematics.checks import check_dense, check_finite
-from pyro_dropout.protocols import Tree, Weights
+from pyro_dropout.protocols import Tree
 
 
 class Inputs:
@@ -51,12 +51,12 @@ class Inputs:
 
     def leaves(self) -> list[Tensor]:
         """Return the tensors, in order."""
-        return [leaf for leaf in tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor)]
+        return tree_leaves(self)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "Inputs":
         """Return the same inputs with every tensor changed."""
-        both = (self.args, self.kwargs)
-        return Inputs(*tree_map(lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf, both))
+        found: Inputs = tree_map(change, self)
+        return found
 
     def each_row(self, change: Callable[[Tensor], Tensor]) -> "Inputs":
         """Return the same inputs with every tensor changed that has a row for each point."""
@@ -106,32 +106,23 @@ def inputs_of(x: object, name: str = "x", whole: bool = False) -> AnyInputs:
     """
     if isinstance(x, Inputs | Tensor):
         return x
-    if isinstance(x, Mapping):
-        found = Inputs((), dict(x))
-        wrong = [key for key in found.kwargs if not isinstance(key, str)]
-        if wrong:
-            raise RangeError(f"{name} must name the network's arguments; got the key {wrong[0]!r}.")
-    elif isinstance(x, tuple):
-        found = Inputs(tuple(x), {})
-    elif isinstance(x, DataLoader):
+    if not isinstance(x, Mapping | tuple):
+        doors = " (only fit, predict, laplace and maximise_evidence take a DataLoader)."
         raise ShapeError(
-            f"{name} must be a tensor, or several of them; only fit, predict, laplace and maximise_evidence take a"
-            " DataLoader."
+            f"{name} must be a tensor, (N, ...), or a dict or a tuple of tensors; got {type(x).__name__}."
+            + (doors if isinstance(x, DataLoader) else " Write torch.as_tensor(x).")
         )
-    else:
-        raise ShapeError(
-            f"{name} must be a tensor, (N, ...), or a dict or a tuple of tensors; got {type(x).__name__}. Write"
-            " torch.as_tensor(x)."
-        )
+    found = Inputs(x, {}) if isinstance(x, tuple) else Inputs((), dict(x))
+    wrong = [key for key in found.kwargs if not isinstance(key, str)]
+    if wrong:
+        raise RangeError(f"{name} must name the network's arguments; got the key {wrong[0]!r}.")
     count: int | None = None
     for path, leaf in tree_flatten_with_path(found.given)[0]:
         label = name + keystr(path)
-        if not isinstance(leaf, Tensor):
-            if hasattr(leaf, "__len__") and not isinstance(leaf, str):
-                raise ShapeError(f"{label} must be a tensor or a number; got {type(leaf).__name__}.")
-            continue
+        if not isinstance(leaf, Tensor) and hasattr(leaf, "__len__") and not isinstance(leaf, str):
+            raise ShapeError(f"{label} must be a tensor or a number; got {type(leaf).__name__}.")
         check_dense(label, leaf)
-        if not leaf.dim():
+        if not isinstance(leaf, Tensor) or not leaf.dim():
             continue
         count = len(leaf) if count is None else count
         if len(leaf) != count and not whole:
@@ -149,8 +140,7 @@ def check_inputs(x: object, name: str = "x", whole: bool = False) -> AnyInputs:
     """Return the inputs of a network; raise unless they have at least one point, and floats among them are finite."""
     found = inputs_of(x, name, whole)
     if (isinstance(found, Tensor) and found.dim() == 0) or len(found) == 0:
-        shape = tuple(found.shape) if isinstance(found, Tensor) else found
-        raise ShapeError(f"{name} must hold at least one data point, (N, ...); got shape {shape}.")
+        raise ShapeError(f"{name} must hold at least one data point, (N, ...); got shape {shown(found)}.")
     for leaf in leaves_of(found):
         check_dense(name, leaf)
         if leaf.is_floating_point():
@@ -234,35 +224,27 @@ def picked(given: object, output: Output) -> object:
         >>> picked({"logits": torch.zeros(2, 3), "loss": None}, "logits").shape
         torch.Size([2, 3])
     """
-    if output is None:
-        if isinstance(given, Tensor) or not _names(given):
-            return given
-        raise ShapeError(
-            f"net returns a {type(given).__name__} with {_listed(given)}; say which of them are its outputs, as in"
-            f" BayesianNet(net, output={_names(given)[0]!r})."
-        )
+    if isinstance(given, Mapping):
+        parts: list[Any] = [key for key in given if isinstance(key, str | int)]
+    elif isinstance(given, tuple | list):
+        parts = list(getattr(given, "_fields", range(len(given))))
+    else:
+        parts = [field.name for field in dataclasses.fields(given)] if dataclasses.is_dataclass(given) else []
+    if output is None and not parts:
+        return given
     if isinstance(given, Tensor):
         raise ShapeError(f"output is {output!r}, but net returns one tensor, {tuple(given.shape)}; leave output out.")
+    listed = f"a {type(given).__name__} with {', '.join(map(repr, parts)) or 'no parts'}"
+    if output is None:
+        raise ShapeError(
+            f"net returns {listed}; say which of them are its outputs, as in BayesianNet(net, output={parts[0]!r})."
+        )
     try:
         if isinstance(output, str) and not isinstance(given, Mapping):
             return getattr(given, output)
         return given[output]  # type: ignore[index]  # whatever has no parts raises
     except (AttributeError, LookupError, TypeError):
-        parts = _listed(given) or "no parts"
-        raise ShapeError(f"net has no output {output!r}; it returns a {type(given).__name__} with {parts}.") from None
-
-
-def _names(given: object) -> list[str | int]:
-    """Return the names of the parts of a network's result; none if it is one thing."""
-    if isinstance(given, Mapping):
-        return [key for key in given if isinstance(key, str | int)]
-    if isinstance(given, tuple | list):
-        return list(getattr(given, "_fields", range(len(given))))
-    return [field.name for field in dataclasses.fields(given)] if dataclasses.is_dataclass(given) else []
-
-
-def _listed(given: object) -> str:
-    return ", ".join(map(repr, _names(given)))
+        raise ShapeError(f"net has no output {output!r}; it returns {listed}.") from None
 
 
 def shown(x: AnyInputs) -> object:
@@ -270,44 +252,24 @@ def shown(x: AnyInputs) -> object:
     return tuple(x.shape) if isinstance(x, Tensor) else x
 
 
-def _not_taken(x: Inputs, net: nn.Module) -> PyroDropoutError | None:
-    """Return an error for arguments that a network does not take, or lacks; None if it takes them."""
-    taken = inspect.signature(net.forward)
-    try:
-        taken.bind(*x.args, **x.kwargs)
-    except TypeError as wrong:
-        given = f"the keys {', '.join(map(repr, x.kwargs))}" if x.kwargs else f"{len(x.args)} tensors"
-        return RangeError(
-            f"x must hold the arguments of {type(net).__name__}.forward{taken}; got {given} ({wrong}). Leave out what"
-            " the network does not take, in a DataLoader with collate_fn."
-        )
-    return None
+# What torch says of an x of another shape or type, and Python of arguments that a network does not take.
+_SHAPES = r"shapes cannot be multiplied|to have \d+ channels|input\.size\(-1\)|more than 1 value per channel"
+_TYPES = r"dtype|expected scalar type|should be the same|layout|keyword arg|positional arg|multiple values|required arg"
 
 
-def wrong_with(x: AnyInputs, weights: Weights, net: nn.Module, cause: Exception) -> PyroDropoutError | None:
-    """Return an error that says what is wrong with x; None if x is not at fault, or it is not known which part is."""
-    if "more than 1 value per channel" in str(cause):
-        norms = [path for path, module in net.named_modules() if isinstance(module, nn.modules.batchnorm._NormBase)]
+def wrong_with(x: AnyInputs, net: nn.Module, cause: Exception) -> PyroDropoutError | None:
+    """Return an error that says that x does not fit the network; None if something else is wrong."""
+    ours, said = next(iter(net.parameters())).dtype, (str(cause).splitlines() or [""])[0]
+    if isinstance(cause, PyroDropoutError):
+        return None
+    if re.search(_SHAPES, said):
+        advice = ' Write DataLoader(..., drop_last=True), or BayesianNet(net, frozen_statistics="all").'
         return ShapeError(
-            f"a batch of {len(x)} data point is too small for the statistics of {', '.join(map(repr, norms))} in"
-            " training mode. Write DataLoader(..., drop_last=True) or another batch size, or use running statistics:"
-            ' BayesianNet(net, frozen_statistics="all").'
+            f"x must have the shape that net takes, (N, ...); got {shown(x)}: {said}."
+            + (advice if "per channel" in said else "")
         )
-    if not isinstance(x, Tensor):
-        return _not_taken(x, net)
-    if x.layout is not torch.strided:
-        return ShapeError(f"x must be a dense tensor, (N, ...); got one of layout {x.layout}. Write x.to_dense().")
-    ours = [*weights.values(), *net.parameters()][0].dtype
-    numbers = (
-        x.is_floating_point()
-        or x.is_complex()
-        or not any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in net.modules())
-    )
-    if numbers and x.dtype != ours and re.search(r"dtype|expected scalar type|type .* should be the same", str(cause)):
-        way = "x.real or x.abs()" if x.is_complex() else f"x.to({ours})"
-        way += " or model.to(x)" if x.is_floating_point() else ""
-        return RangeError(f"x must be of the network's type, {ours}; got {x.dtype}. Write {way}.")
-    if re.search(r"shapes cannot be multiplied|to have \d+ channels|input\.size\(-1\)", str(cause)):
-        first = str(cause).splitlines()[0]
-        return ShapeError(f"x must have the shape that net takes, (N, ...); got {tuple(x.shape)}: {first}.")
+    if re.search(_TYPES, said) and (isinstance(x, Inputs) or x.dtype != ours):
+        got = shown(x) if isinstance(x, Inputs) else x.dtype
+        takes = f"{type(net).__name__}.forward{inspect.signature(net.forward)}"
+        return RangeError(f"x must be what {takes} takes, with parameters of {ours}; got {got}: {said}.")
     return None

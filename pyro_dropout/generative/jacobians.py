@@ -14,10 +14,11 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, finfo, nn
-from torch.func import jacfwd, jacrev, vmap
+from torch.func import jacfwd, jacrev, vjp, vmap
 
+from pyro_dropout.engines.torch_internals import tree_flatten, tree_unflatten
 from pyro_dropout.errors import PyroDropoutError
-from pyro_dropout.generative.inputs import AnyInputs, Inputs, copies, leaves_of, picked, takes_all
+from pyro_dropout.generative.inputs import AnyInputs, copies, leaves_of, picked, takes_all
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.own_noise import check_no_noise, silent
 from pyro_dropout.generative.standardised import Standardised
@@ -57,26 +58,34 @@ class Jacobians:
 
     def outputs(self, x: AnyInputs) -> Tensor:
         """Return f, (N, D)."""
-        return self._evaluated(self.free, x)
+        return self._at(self.free, x)
 
     def rows(self, x: AnyInputs) -> tuple[Tensor, Weights]:
         """Return f, (N, D), and {site: (N, D, *shape)}."""
         if not self.free:
             return self.outputs(x), {}
-        return self._all_at_once(x) if self._at_once else self._one_by_one(x)
+        if self._at_once:
+            return self._all_at_once(x)
+        parts = [x] if self._whole else x.split(1)
+        # cuDNN has no gradients of recurrent networks in evaluation mode.
+        with torch.backends.cudnn.flags(enabled=False):
+            found = [jacrev(self._near(part), chunk_size=1)(self.free) for part in parts]
+        return self.outputs(x), {name: torch.cat([each[name] for each in found]) for name in self.free}
 
-    def _evaluated(self, free: Mapping[str, Tensor], x: AnyInputs) -> Tensor:
+    def _at(self, free: Mapping[str, Tensor], x: AnyInputs) -> Tensor:
         with silent():
             return self.model.evaluate({**self._rest, **free}, x)
 
+    def _near(self, x: AnyInputs) -> Callable[[Weights], Tensor]:
+        return lambda free: self._at(free, x)
+
     def _all_at_once(self, x: AnyInputs) -> tuple[Tensor, Weights]:
-        count = len(x)
-        leaves = leaves_of(x)
-        dims = tuple(0 if leaf.dim() and len(leaf) == count else None for leaf in leaves)
+        leaves, spec = tree_flatten(x)
+        dims = tuple(0 if leaf.dim() and len(leaf) == len(x) else None for leaf in leaves)
 
         def at_a_point(free: Weights, *point: Tensor) -> tuple[Tensor, Tensor]:
             own = [leaf if dim is None else leaf.unsqueeze(0) for leaf, dim in zip(point, dims, strict=True)]
-            f = self._evaluated(free, _with_leaves(x, own)).squeeze(0)
+            f = self._at(free, tree_unflatten(own, spec)).squeeze(0)
             return f, f
 
         jacobian = jacfwd if self.numbers < self.width else jacrev
@@ -85,60 +94,27 @@ class Jacobians:
             rows, f = vmap(jacobian(at_a_point, has_aux=True), in_dims=(None, *dims))(self.free, *leaves)
         return f, rows
 
-    def _one_by_one(self, x: AnyInputs) -> tuple[Tensor, Weights]:
-        parts = [x] if self._whole else x.split(1)
-        found = [self._backward(part, None) for part in parts]
-        rows = {name: torch.cat([each[name] for _, each in found]) for name in self.free}
-        return torch.cat([f for f, _ in found]), rows
-
-    def _backward(self, x: AnyInputs, along: Tensor | None) -> tuple[Tensor, Weights]:
-        """Return f, and its slopes by torch.autograd: of every output, or of Σ_d v_d f_d for v given as ``along``."""
-        # cuDNN has no gradients of recurrent networks in evaluation mode.
-        with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
-            free = {name: value.clone().requires_grad_() for name, value in self.free.items()}
-            f = self._evaluated(free, x)
-            asked = f.flatten() if along is None else (f * along).sum(-1)
-            slopes = [_slopes(each, free) for each in asked]
-        rows = {name: torch.stack([slope[name] for slope in slopes]) for name in free}
-        if along is None:
-            rows = {name: value.unflatten(0, f.shape) for name, value in rows.items()}
-        return f.detach(), rows
-
     @cached_property
     def _at_once(self) -> bool:
-        """Whether all points can be differentiated at once: it runs, and gives what torch.autograd gives."""
-        x = self._trial
+        """Whether all points can be differentiated at once: it runs, and gives what each point alone gives."""
         if self._whole:
             return False
-        f = self.outputs(x)
+        f = self.outputs(self._trial)
         try:
-            found, rows = self._all_at_once(x)
+            found, rows = self._all_at_once(self._trial)
         except (torch.OutOfMemoryError, MemoryError):
             raise
-        except Exception:  # what vmap says of a network that it cannot run; autograd may have more to say
+        except Exception:  # what vmap says of a network that it cannot run; another way may have more to say
             return False
-        along = torch.randn(self.width, generator=torch.Generator().manual_seed(0), device="cpu").to(f)
-        expected = [self._backward(part, along) for part in x.split(1)]
-        wanted = {name: torch.cat([each[name] for _, each in expected]) for name in rows}
+        along = torch.randn(1, self.width, generator=torch.Generator().manual_seed(0), device="cpu").to(f)
         near = 100 * torch.finfo(f.dtype).eps ** 0.75
+        with torch.backends.cudnn.flags(enabled=False):
+            parts = [vjp(self._near(part), self.free)[1](along)[0] for part in self._trial.split(1)]
+        wanted = {name: torch.stack([part[name] for part in parts]) for name in rows}
         return _close(found, f, near) and all(
-            _close(torch.einsum("nd...,d->n...", value, along.to(value)), wanted[name], near)
+            _close(torch.einsum("nd...,d->n...", value, along[0].to(value)), wanted[name], near)
             for name, value in rows.items()
         )
-
-
-def _slopes(value: Tensor, free: Weights) -> Weights:
-    if not value.requires_grad:  # the output depends on none of these weights
-        return {name: torch.zeros_like(weight) for name, weight in free.items()}
-    found = torch.autograd.grad(value, list(free.values()), retain_graph=True, allow_unused=True)
-    pairs = zip(free.items(), found, strict=True)
-    return {name: torch.zeros_like(w) if slope is None else slope.to_dense() for (name, w), slope in pairs}
-
-
-def _with_leaves(x: AnyInputs, leaves: list[Tensor]) -> AnyInputs:
-    """Return the same inputs with other tensors."""
-    each = iter(leaves)
-    return x.mapped(lambda _: next(each)) if isinstance(x, Inputs) else leaves[0]
 
 
 def _close(found: Tensor, wanted: Tensor, near: float) -> bool:
@@ -214,7 +190,8 @@ def last_layer(model: Any, weights: Weights, x: AnyInputs, *, sure: bool = False
             f" {', '.join(map(repr, layers))}. Use another structure, or BayesianNet(net, only=...)."
         )
     path, last, features, output, version = runs[-1]
-    prefix, sites = f"{path}." if path else "", layers[path]
+    sites, whole = layers[path], returned[-1]
+    weight = f"{path}.weight" if path else "weight"
     linear = (
         type(last) is nn.Linear
         and isinstance(features, Tensor)
@@ -222,28 +199,19 @@ def last_layer(model: Any, weights: Weights, x: AnyInputs, *, sure: bool = False
         and f.shape[-1] == last.out_features
         and [ran for ran, *_ in runs].count(path) == 1
         and all(model.sites[name].uses == 1 for name in sites)
-        and _is_same(output, version, returned[-1])
-        and f"{prefix}weight" in sites
-        and (sure or _affine(f, features, last, {name: weights[name] for name in sites}, prefix))
+        and weight in sites
+        # What the network returns are the numbers that the layer gave, unchanged; it may be a view of them.
+        and isinstance(output, Tensor)
+        and isinstance(whole, Tensor)
+        and (output.numel(), output.data_ptr()) == (whole.numel(), whole.data_ptr())
+        and version in (None, output._version if version is not None else None)
+        and (sure or _affine(f, features, weights[weight], weights.get(weight[:-6] + "bias", last.bias)))
     )
     return LastLayer(path, sites, linear, f, features if linear else None)
 
 
-def _is_same(output: object, version: int | None, returned: object) -> bool:
-    """Whether what a network returns are the numbers that a layer gave, unchanged; it may be a view of them."""
-    return (
-        isinstance(output, Tensor)
-        and isinstance(returned, Tensor)
-        and output.numel() == returned.numel()
-        and output.data_ptr() == returned.data_ptr()
-        and version in (None, output._version if version is not None else None)
-    )
-
-
-def _affine(f: Tensor, features: Tensor, module: nn.Linear, own: Weights, prefix: str) -> bool:
+def _affine(f: Tensor, features: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether f = W φ + b at these weights: the last word, whatever happened to φ in the meantime."""
-    weight = own[f"{prefix}weight"]
-    bias = own.get(f"{prefix}bias", module.bias)
     with torch.no_grad():
         again = torch.nn.functional.linear(features.to(f), weight.to(f), None if bias is None else bias.to(f))
         size = torch.finfo(f.dtype).eps * (features.abs().to(f) @ weight.abs().to(f).mT + f.abs() + 1)
@@ -288,14 +256,10 @@ def check_single_points(model: object, x: AnyInputs) -> None:
             raise PyroDropoutError(
                 f"net runs on {len(x)} points, but not on one of them: {reason} {_ADVICE}"
             ) from cause
-    if _apart(one, again) <= 0 and _apart(one, two[:1]) > 8 * finfo(one.dtype).eps ** 0.5:
+    # A network that draws random numbers all the same is not checked.
+    if _close(again, one, 0) and not _close(one, two[:1], 8 * finfo(one.dtype).eps ** 0.5):
         raise PyroDropoutError(
             "the output of net at one point changes with the point beside it, so predictions of it would depend on how"
             f" the points are divided. {_ADVICE}"
         )
     known.add(key)
-
-
-def _apart(one: Tensor, other: Tensor) -> float:
-    """Return the largest difference between two outputs, relative to the largest of them."""
-    return float((one - other).abs().max() / other.abs().max().clamp_min(1e-30))

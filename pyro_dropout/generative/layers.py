@@ -11,7 +11,7 @@ they are made of ``F.linear``, which a handler can rewrite: the same draw is the
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -129,25 +129,21 @@ State = tuple[Tensor, ...]  # of a recurrent layer: h, and c of an LSTM
 @contextlib.contextmanager
 def written_out(net: nn.Module, weights: dict[str, Tensor]) -> Iterator[None]:
     """Within the context, layers of ``net`` that have weights drawn per data point run in matrix products."""
-    if all(drawn_per_data_point(value) is None for value in weights.values()):
-        yield
-        return
+    recipes = {name: found for name, value in weights.items() if (found := drawn_per_data_point(value)) is not None}
     changed: list[nn.Module] = []
     fast = torch.backends.mha.get_fastpath_enabled()
-    for path, module in net.named_modules():
-        run = next((run for kind, run in _WRITTEN_OUT.items() if isinstance(module, kind)), None)
-        run = _run_conv1d if is_conv1d(module) else run
-        prefix = f"{path}." if path else ""
-        found = (drawn_per_data_point(value) for name, value in weights.items() if name.startswith(prefix))
-        recipes = [recipe for recipe in found if recipe is not None]
-        if run is None or not recipes:
-            continue
-        for recipe in recipes:
-            recipe.reused = True  # one draw is used at every step of a sequence
-        module.__dict__["forward"] = functools.partial(run, module)  # shadows the method until the context ends
-        changed.append(module)
+    for path, module in net.named_modules() if recipes else ():
+        kinds = (kind for kind in _WRITTEN_OUT if isinstance(module, kind))
+        run = _run_conv1d if is_conv1d(module) else _WRITTEN_OUT.get(next(kinds, nn.Module))
+        inside = [recipe for name, recipe in recipes.items() if name.startswith(f"{path}." if path else "")]
+        if run is not None and inside:
+            for recipe in inside:
+                recipe.reused = True  # one draw is used at every step of a sequence
+            module.__dict__["forward"] = functools.partial(run, module)  # shadows the method until the context ends
+            changed.append(module)
     try:
-        torch.backends.mha.set_fastpath_enabled(False)  # one kernel for a whole encoder layer
+        if recipes:
+            torch.backends.mha.set_fastpath_enabled(False)  # one kernel for a whole encoder layer
         yield
     finally:
         for module in changed:
@@ -163,12 +159,11 @@ def recordable(modules: Iterable[nn.Module], recorded: bool) -> contextlib.Abstr
     return without_onednn(recorded and any(isinstance(module, nn.LSTM) for module in modules))
 
 
-def _step(
-    module: nn.Module, x: Tensor, state: State, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None, b_hh: Tensor | None
-) -> State:
+def _step(module: nn.RNNBase, x: Tensor, state: State, weights: Sequence[Tensor | None]) -> State:
     """Take one step: input and state in, new state out (its first tensor is the output)."""
+    w_ih, w_hh, b_ih, b_hh = weights
     h = state[0]
-    from_x, from_h = F.linear(x, w_ih, b_ih), F.linear(h, w_hh, b_hh)
+    from_x, from_h = F.linear(x, w_ih, b_ih), F.linear(h, w_hh, b_hh)  # type: ignore[arg-type]
     if isinstance(module, nn.LSTM):
         i, f, g, o = (from_x + from_h).chunk(4, -1)
         c = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
@@ -189,24 +184,25 @@ def _run_layer(module: nn.RNNBase, x: object, hx: Tensor | State | None = None) 
     if module.proj_size:
         raise NotFollowedError("per-data-point draws do not cover LSTMs with proj_size; use shared draws.")
     h = x if module.batch_first else x.transpose(0, 1)
-    count, steps, directions = h.shape[0], h.shape[1], 2 if module.bidirectional else 1
+    directions = 2 if module.bidirectional else 1
     is_lstm = isinstance(module, nn.LSTM)
+    if hx is None:
+        zero = h.new_zeros(module.num_layers * directions, h.shape[0], module.hidden_size)
+        hx = (zero, zero) if is_lstm else zero
     start = hx if isinstance(hx, tuple) else (hx,)
     ends: list[State] = []
     for layer in range(module.num_layers):
         outputs = []
-        for direction in range(directions):
-            at = layer * directions + direction
-            zero = h.new_zeros(count, module.hidden_size)
-            state = tuple(zero if s is None else s[at] for s in (start if hx is not None else (None,) * (1 + is_lstm)))
-            suffix = f"l{layer}" + ("_reverse" if direction else "")
-            w_ih, w_hh = getattr(module, f"weight_ih_{suffix}"), getattr(module, f"weight_hh_{suffix}")
-            b_ih, b_hh = getattr(module, f"bias_ih_{suffix}", None), getattr(module, f"bias_hh_{suffix}", None)
+        for back in range(directions):
+            suffix = f"l{layer}" + "_reverse" * back
+            names = [f"{part}_{suffix}" for part in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
+            weights = [getattr(module, name, None) for name in names]
+            state = tuple(each[layer * directions + back] for each in start)
             seen: list[Tensor] = []
-            for t in reversed(range(steps)) if direction else range(steps):
-                state = _step(module, h[:, t], state, w_ih, w_hh, b_ih, b_hh)
+            for t in reversed(range(h.shape[1])) if back else range(h.shape[1]):
+                state = _step(module, h[:, t], state, weights)
                 seen.append(state[0])
-            outputs.append(torch.stack(seen[::-1] if direction else seen, 1))
+            outputs.append(torch.stack(seen[::-1] if back else seen, 1))
             ends.append(state)
         h = torch.cat(outputs, -1)
         if module.dropout and layer < module.num_layers - 1:
@@ -254,9 +250,8 @@ def _run_attention(
             scores = scores.masked_fill(mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
     weights = F.dropout(scores.softmax(-1), module.dropout, module.training)
     out = F.linear((weights @ v).transpose(1, 2).flatten(2), module.out_proj.weight, module.out_proj.bias)
-    if not need_weights:
-        return out, None
-    return out, weights.mean(1) if average_attn_weights else weights
+    seen = weights.mean(1) if average_attn_weights else weights
+    return out, seen if need_weights else None
 
 
 _WRITTEN_OUT: dict[type[nn.Module], Callable[..., object]] = {

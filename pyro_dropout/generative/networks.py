@@ -17,7 +17,6 @@ from pyro_dropout.generative.inputs import (
     AnyInputs,
     Output,
     call_net,
-    check_output,
     copies,
     inputs_of,
     leaves_of,
@@ -32,7 +31,7 @@ from pyro_dropout.generative.layers import (
     sample_dimensions,
     written_out,
 )
-from pyro_dropout.generative.layouts import freeze_all_but
+from pyro_dropout.generative.layouts import Site, freeze_all_but
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.likelihoods.likelihood import Likelihood as OwnLikelihood
 from pyro_dropout.generative.likelihoods.likelihood import is_likelihood, observe
@@ -46,7 +45,7 @@ from pyro_dropout.generative.own_noise import (
     with_statistics,
 )
 from pyro_dropout.generative.precision import HALF, check_types, lowered, plain_network
-from pyro_dropout.generative.priors import Prior, PriorWidths, Site
+from pyro_dropout.generative.priors import Prior, PriorWidths
 from pyro_dropout.generative.registration import tell_pyro
 from pyro_dropout.generative.trial_run import aside, can_run
 from pyro_dropout.mathematics.checks import check_choice, check_flag, describe
@@ -56,14 +55,12 @@ from pyro_dropout.protocols import Likelihood, Weights
 
 # The shapes of inputs that a model has been checked with. Not an attribute: it would be a part of the model.
 _CHECKED: "weakref.WeakKeyDictionary[nn.Module, set[object]]" = weakref.WeakKeyDictionary()
-# Of modules that draw noise, with inputs that may have to stay whole; None if the network does not run with them.
+# Finds the modules that draw noise, given whether inputs stay whole; None if the network does not run with them.
 Search = Callable[[nn.Module, AnyInputs, bool], list[str] | None]
 Part = TypeVar("Part")
 _SHOWN = 8  # the most names that a summary lists
 # Without a batching rule of their own.
 _LOOPED = (nn.RNNBase, nn.RNNCellBase, nn.TransformerEncoderLayer, nn.MultiheadAttention, nn.EmbeddingBag, nn.Bilinear)
-_A_PRIOR = "a pyro_dropout.Prior, such as Prior(length_scale=1.0)"
-_A_LIKELIHOOD = "a pyro_dropout.generative.Likelihood, such as Gaussian(tau=1.0)"
 
 
 class BayesianNet(PriorWidths):
@@ -120,11 +117,12 @@ class BayesianNet(PriorWidths):
             raise PyroDropoutError(f"net must be a torch nn.Module; got {type(net).__name__}.")
         net = plain_network(net)
         if prior is not None and not isinstance(prior, Prior):
-            raise PyroDropoutError(f"prior must be {_A_PRIOR}; got {describe(prior)}.")
+            raise PyroDropoutError(f"prior must be a Prior, such as Prior(length_scale=1.0); got {describe(prior)}.")
         if likelihood is not None and not is_likelihood(likelihood):
-            raise PyroDropoutError(f"likelihood must be {_A_LIKELIHOOD}; got {describe(likelihood)}.")
+            raise PyroDropoutError(f"likelihood must be one such as Gaussian(tau=1.0); got {describe(likelihood)}.")
         check_choice("frozen_statistics", frozen_statistics, (True, False, "all"))
-        check_output(output)
+        if isinstance(output, bool) or not isinstance(output, str | int | None):
+            raise PyroDropoutError(f"output must be a key, the name of an attribute or an index; got {output!r}.")
         check_flag("whole_batch", whole_batch)
         if only is not None:
             freeze_all_but(net, only)
@@ -140,7 +138,12 @@ class BayesianNet(PriorWidths):
         self.likelihood: Likelihood = likelihood
         self.sites: dict[str, Site] = {site.name: site for site in self.prior.sites(net)}
         if not self.sites:
-            raise PyroDropoutError(_why_nothing_is_random(net))
+            frozen = [parameter for parameter in net.parameters() if not parameter.requires_grad]
+            raise PyroDropoutError(
+                f"net has no parameter that is random under this prior: all {len(frozen)} parameters that it does not"
+                " hide have requires_grad=False, or it hides all. Write net.requires_grad_(True), or"
+                " Prior(include_frozen=True), or Prior(hide=...)."
+            )
         check_types(net, self.sites)
         self.register_widths(net)
 
@@ -171,7 +174,8 @@ class BayesianNet(PriorWidths):
             "dropout of rows, in the guide": self._dropped,
             "noise of the network's own, at every pass": self._noise,
         }
-        return "\n".join(f"{kind}: {_listed(names)}" for kind, names in kinds.items() if names)
+        more = {kind: f", and {len(names) - _SHOWN} more" * (len(names) > _SHOWN) for kind, names in kinds.items()}
+        return "\n".join(f"{kind}: {', '.join(names[:_SHOWN])}{more[kind]}" for kind, names in kinds.items() if names)
 
     def evaluate(self, weights: Weights, x: Any) -> Tensor:
         """Run the network with the given weights, (*batch, ...), on x: (*batch without the data plate, N, D)."""
@@ -245,7 +249,7 @@ class BayesianNet(PriorWidths):
             with kept_random(noisy), written, recorded, held_still(still), lowered(leaves_of(x)[0].device):
                 given = _call(self.net, weights, x)
         except (RuntimeError, TypeError, ValueError) as cause:
-            wrong = drawn_in_place(self._noise, cause) or wrong_with(x, weights, self.net, cause)
+            wrong = drawn_in_place(self._noise, cause) or wrong_with(x, self.net, cause)
             if wrong is None:
                 raise
             raise wrong from cause
@@ -253,10 +257,11 @@ class BayesianNet(PriorWidths):
         if isinstance(f, Tensor) and isinstance(self.likelihood, OwnLikelihood):
             f = self.likelihood.flattened(f)
         if not isinstance(f, Tensor) or f.dim() != 2:
-            shape = tuple(f.shape) if isinstance(f, Tensor) else type(f).__name__
-            maps = isinstance(f, Tensor) and f.dim() > 2
-            advice = " For sequences and maps write Categorical(dims=...)." if maps else ""
-            raise ShapeError(f"net must map x of shape {shown(x)} to outputs (N, D); it gave {shape}.{advice}")
+            gave = tuple(f.shape) if isinstance(f, Tensor) else type(f).__name__
+            raise ShapeError(
+                f"net must map x of shape {shown(x)} to outputs (N, D); it gave {gave}. For sequences and maps write"
+                " Categorical(dims=...)."
+            )
         # A likelihood adds up many terms, for which half precision is too coarse.
         return f.float() if f.dtype in HALF else f
 
@@ -343,19 +348,3 @@ def _in_all_places(net: nn.Module, weights: Weights) -> Weights:
         for own, value in module._parameters.items()
     )
     return {place: weights[name] for place, name in places if name is not None}
-
-
-def _why_nothing_is_random(net: nn.Module) -> str:
-    flags = [parameter.requires_grad for parameter in net.parameters()]
-    if flags and not any(flags):
-        return (
-            f"all {len(flags)} parameters of net have requires_grad=False, so none is random. Write"
-            " net.requires_grad_(True), or Prior(include_frozen=True)."
-        )
-    return "net has no parameter that is random under this prior; is everything hidden?"
-
-
-def _listed(names: Sequence[str]) -> str:
-    """Return names in a line, the first few of them."""
-    more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more

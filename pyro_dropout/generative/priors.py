@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from pyro_dropout.errors import PyroDropoutError, ShapeError
-from pyro_dropout.generative.layouts import hidden_by_default, layout_of
+from pyro_dropout.generative.layouts import Site, hidden_by_default, site_of
 from pyro_dropout.mathematics.checks import check_choice, check_flag, check_positive
-from pyro_dropout.mathematics.shapes import broadcast_shape
 from pyro_dropout.protocols import Distribution
 
 _INPUTS = 8  # up to which the first layer of the default prior is the paper's
@@ -24,42 +23,15 @@ BySite = float | Tensor | Mapping[str, float | Tensor] | Callable[[str], float |
 
 
 def by_site(name: str, value: "BySite | None", site: str, sites: list[str]) -> float | Tensor | None:
-    """Return the value of an option for ``site``; None where a dict or a function gives none.
-
-    A dict with a key that is not a site raises an error that lists the sites.
-    """
+    """Return the value of an option for ``site``, or None; a dict with a key that is no site is refused."""
     if isinstance(value, Mapping):
         unknown = [key for key in value if key not in sites]
         if unknown:
-            found = f"{name} names {unknown[0]!r}, which is not a site"
-            raise PyroDropoutError(f"{found}; the sites are {', '.join(sites)}.")
+            raise PyroDropoutError(
+                f"{name} names {unknown[0]!r}, which is not a site; the sites are {', '.join(sites)}."
+            )
         return value.get(site)
-    if callable(value) and not isinstance(value, Tensor):
-        return value(site)
-    return value
-
-
-@dataclass(frozen=True)
-class Site:
-    """One random parameter of a network.
-
-    Attributes:
-        name: as in ``net.state_dict()``.
-        kind: "weight" for tensors of two dimensions or more, "bias" for the others.
-        row_dim: the dimension that indexes rows (input units); ``generative/layouts.py`` has it by layer.
-        fan_in: how many products are summed into one output.
-        uses: how many modules share the parameter.
-        lookup: whether rows are picked, not summed (an embedding), so that no width scales the prior.
-        assumed: whether the layer is unknown, so that its weight was taken to be (out, in, ...).
-    """
-
-    name: str
-    kind: str
-    row_dim: int
-    fan_in: int
-    uses: int = 1
-    lookup: bool = False
-    assumed: bool = False
+    return value(site) if callable(value) and not isinstance(value, Tensor) else value
 
 
 @dataclass(frozen=True)
@@ -147,29 +119,25 @@ class Prior:
         tempered: bool | None = None,
     ) -> None:
         for name, value in (("length_scale", length_scale), ("bias_length_scale", bias_length_scale)):
-            if isinstance(value, Mapping):
-                for site, each in value.items():
-                    check_positive(f"{name}[{site!r}]", each)
-            elif not _by_name(value):
-                check_positive(name, value)
+            given = value if isinstance(value, Mapping) else {"": value}
+            for site, each in given.items() if not _is_function(value) else ():
+                check_positive(f"{name}[{site!r}]" if site else name, each)
         check_choice("width_scaled", width_scaled, (True, False, "all"))
         check_flag("include_frozen", include_frozen)
-        if tempered is not None:
-            check_flag("tempered", tempered)
+        check_choice("tempered", tempered, (None, True, False))
         if hide is not None and not callable(hide):
             raise PyroDropoutError(
                 f"hide must be a function of (name, module) that is true for parameters to leave out; got {hide!r}."
             )
-        self.length_scale, self.bias_length_scale = length_scale, bias_length_scale
-        self.width_scaled, self.include_frozen = width_scaled, include_frozen
-        self.hide = hidden_by_default if hide is None else hide
         chosen = [learn] if isinstance(learn, str) else learn
-        if not isinstance(chosen, bool) and not (
-            isinstance(chosen, Sequence) and chosen and all(isinstance(each, str) for each in chosen)
-        ):
+        patterns = isinstance(chosen, Sequence) and len(chosen) and all(isinstance(each, str) for each in chosen)
+        if not isinstance(chosen, bool) and not patterns:
             raise PyroDropoutError(
                 f"learn must be True, False, or patterns of sites such as '*.weight'; got {learn!r}."
             )
+        self.length_scale, self.bias_length_scale = length_scale, bias_length_scale
+        self.width_scaled, self.include_frozen = width_scaled, include_frozen
+        self.hide = hidden_by_default if hide is None else hide
         self.learn: bool | tuple[str, ...] = chosen if isinstance(chosen, bool) else tuple(chosen)
         self.tempered, self.never_tempered = bool(tempered), tempered is False
 
@@ -182,12 +150,10 @@ class Prior:
         for name, parameter in net.named_parameters():
             users = owners[id(parameter)]
             frozen = not parameter.requires_grad and not self.include_frozen
-            if frozen or any(self.hide(known, module) for known, module in users):
-                continue
-            # A tied parameter is read by its first use; a row dropped there is dropped everywhere.
-            known, owner = users[0]
-            layout = layout_of(owner, known.rpartition(".")[2], parameter)
-            yield Site(name, *layout[:3], len(users), layout.lookup, layout.assumed)
+            if not frozen and not any(self.hide(known, module) for known, module in users):
+                # A tied parameter is read by its first use; a row dropped there is dropped everywhere.
+                known, owner = users[0]
+                yield site_of(name, owner, known.rpartition(".")[2], parameter, len(users))
 
     def scales(self, net: nn.Module) -> dict[str, Tensor]:
         """Return the prior's standard deviation of each site of ``net``."""
@@ -212,24 +178,23 @@ class Prior:
 
     def learned(self, net: nn.Module) -> list[str]:
         """Return the sites of ``net`` whose width is learned."""
-        scales = self.scales(net) if self.learn else {}
-        patterns = ("*",) if isinstance(self.learn, bool) else self.learn
-        for pattern in patterns if self.learn else ():
-            if not any(fnmatchcase(name, pattern) for name in scales):
-                raise PyroDropoutError(f"learn names {pattern!r}, which is no site; the sites are {', '.join(scales)}.")
-        return [name for name in scales if any(fnmatchcase(name, pattern) for pattern in patterns)]
+        patterns = () if self.learn is False else ("*",) if self.learn is True else self.learn
+        names = [site.name for site in self.sites(net)] if patterns else []
+        for pattern in patterns:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                raise PyroDropoutError(f"learn names {pattern!r}, which is no site; the sites are {', '.join(names)}.")
+        return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
 
     def _lengths(self, label: str, sites: list[Site], kind: str, scaled: bool = True) -> dict[str, float | Tensor]:
         """Return the length-scale of every site of one kind; unless ``scaled``, without the widths of layers."""
         value = getattr(self, label)
         mine = [site for site in sites if site.kind == kind]
         names = [site.name for site in mine]
-        if isinstance(value, Mapping):
-            by_site(label, value, "", names)  # a name that is not a site is a mistake even where there are no sites
+        by_site(label, value if isinstance(value, Mapping) else None, "", names)  # an unknown name, even without sites
         found: dict[str, float | Tensor] = {}
         for site in mine:
             chosen = by_site(label, value, site.name, names)
-            free = chosen is None or not _by_name(value)  # not chosen for this site
+            free = chosen is None or not (isinstance(value, Mapping) or _is_function(value))  # not for this site
             if scaled and free and kind == "weight" and not site.lookup:
                 if site.name != names[0]:
                     chosen = site.fan_in**0.5 if self.width_scaled else chosen
@@ -240,31 +205,27 @@ class Prior:
         return found
 
 
-def _by_name(value: BySite) -> bool:
-    """Whether an option is given by site, as a dict or a function."""
-    return isinstance(value, Mapping) or (callable(value) and not isinstance(value, Tensor))
+def _is_function(value: BySite) -> bool:
+    return callable(value) and not isinstance(value, Tensor)
 
 
 def _width(site: str, length_scale: float | Tensor, parameter: Tensor) -> Tensor:
     """Return the standard deviation 1/l of a site, in its parameter's type."""
     length = torch.as_tensor(length_scale, dtype=torch.float64)  # so that 1/l is rounded once
-    try:
-        length.expand(parameter.shape)
-    except RuntimeError:
-        allowed = f"a number, or broadcast to its shape {tuple(parameter.shape)}"
-        raise ShapeError(f"the length-scale of {site} must be {allowed}; got {tuple(length.shape)}.") from None
+    _check_fits(f"the length-scale of {site}", length, parameter.shape)
     return (1 / length).to(parameter)
 
 
-class PriorWidths(nn.Module):
-    """A module whose random parameters have independent Gaussian priors, with widths in its buffers.
+def _check_fits(what: str, value: float | Tensor, shape: torch.Size) -> None:
+    try:
+        torch.as_tensor(value).expand(shape)
+    except RuntimeError:
+        got = tuple(torch.as_tensor(value).shape)
+        raise ShapeError(f"{what} must be a number, or broadcast to {tuple(shape)}; got {got}.") from None
 
-    Attributes:
-        net: the network that the parameters are of.
-        prior: what the widths were made from.
-        sites: the random parameters by name.
-        learned: those whose width is learned.
-    """
+
+class PriorWidths(nn.Module):
+    """A module whose random parameters, ``sites``, have independent Gaussian priors, with widths in its buffers."""
 
     net: nn.Module
     prior: Prior
@@ -291,7 +252,7 @@ class PriorWidths(nn.Module):
         """Return the prior distribution of one site."""
         self._check_sites([name])
         value = self._parameter(name)
-        place = getattr(self, _buffer(name))
+        place = self.get_buffer(_buffer(name))
         zero = torch.zeros((), dtype=value.dtype, device=value.device)
         prior = (LearnedNormal if name in self.learned else dist.Normal)(zero, place.to(value), validate_args=False)
         if isinstance(prior, LearnedNormal):
@@ -313,13 +274,10 @@ class PriorWidths(nn.Module):
         self._check_sites(scales)
         for name, value in scales.items():
             check_positive(f"the prior width of {name}", value)
-            place = getattr(self, _buffer(name))
-            if broadcast_shape(torch.as_tensor(value).shape, place.shape) != place.shape:
-                got = tuple(torch.as_tensor(value).shape)
-                raise ShapeError(f"the prior width of {name} must be a number or {tuple(place.shape)}; got {got}.")
+            _check_fits(f"the prior width of {name}", value, self.get_buffer(_buffer(name)).shape)
         with torch.no_grad():
             for name, value in scales.items():
-                getattr(self, _buffer(name)).copy_(torch.as_tensor(value))
+                self.get_buffer(_buffer(name)).copy_(torch.as_tensor(value))
         self._found |= set(scales)
 
     def found_widths(self) -> set[str]:
@@ -340,11 +298,7 @@ class PriorWidths(nn.Module):
         return Tempered(self._at_point[name], *shares)
 
     def take_in_full(self, but: Mapping[str, float] | None = None) -> dict[str, float]:
-        """Let losses take the prior at full weight from here on, as ``maximise_evidence`` does, or but for some sites.
-
-        Returns:
-            The factors of points that it had, by site.
-        """
+        """Let losses take the prior at full weight from here on, but for some sites; return the factors it had."""
         before, self._at_point = self._at_point, dict(but or {})
         return before
 

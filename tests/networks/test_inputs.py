@@ -145,9 +145,7 @@ def test_whole_numbers_for_a_layer_of_real_ones_are_refused() -> None:
     model = pd.BayesianNet(nn.Linear(3, 1))
     guide = pd.AutoDropout(model)
     guide(torch.zeros(4, 3), torch.zeros(4, 1))
-    with pytest.raises(
-        pd.errors.RangeError, match=r"x must be of the network's type, torch\.float32; got torch\.int64"
-    ):
+    with pytest.raises(pd.errors.RangeError, match=r"parameters of torch\.float32; got torch\.int64"):
         pd.predict(model, guide, torch.ones(4, 3, dtype=torch.long))
 
 
