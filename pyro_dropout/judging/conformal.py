@@ -94,10 +94,8 @@ class Conformal:
     classes: bool = False
 
     def __repr__(self) -> str:
-        named = f" in {len(self.scores)} groups" if self.grouped else ""
-        return (
-            f"Conformal({sum(self.counts.values())} rows{named}, {self.family}; levels up to {self.highest_level:.4g})"
-        )
+        rows = f"{sum(self.counts.values())} rows" + (f" in {len(self.scores)} groups" if self.grouped else "")
+        return f"Conformal({rows}, {self.family}; levels up to {self.highest_level:.4g})"
 
     @property
     def counts(self) -> dict[str, int]:
@@ -115,9 +113,8 @@ class Conformal:
     ) -> tuple[Tensor, Tensor]:
         """Return the ends, each (N, D), of intervals that hold y with a probability of at least ``level``.
 
-        That is the probability before the held-back rows and the new row are known. Given the held-back rows, the
-        share of new rows inside varies about it by √(level·(1 - level)/n). Ends are infinite where held-back targets
-        lie too far outside to say how far.
+        That is the probability before the held-back rows are known; given them, the share of new rows inside varies
+        about it by √(level·(1 - level)/n). Ends are infinite where held-back targets lie too far outside.
 
         Args:
             prediction: at new rows, samples kept.
@@ -169,14 +166,7 @@ class Conformal:
 
     @classmethod
     def from_json(cls, found: Record) -> "Conformal":
-        """Return what ``as_json`` was made from; raise ``KeyError`` or ``TypeError`` if it is invalid.
-
-        Example:
-            >>> import json, torch, pyro_dropout as pdrop
-            >>> made = pdrop.judging.Conformal({"": torch.ones(3, 1, dtype=torch.float64)}, "Gaussian")
-            >>> pdrop.judging.Conformal.from_json(json.loads(json.dumps(made.as_json())))
-            Conformal(3 rows, Gaussian; levels up to 0.75)
-        """
+        """Return what ``as_json`` was made from; raise ``KeyError`` or ``TypeError`` if it is invalid."""
         family, groups, flags = found["family"], found["scores"], (found["grouped"], found["classes"])
         kinds = (isinstance(family, str), isinstance(groups, dict), *(isinstance(flag, bool) for flag in flags))
         if not all(kinds) or not groups or (not flags[0] and set(groups) != {_ALL}):
@@ -186,18 +176,14 @@ class Conformal:
             raise TypeError("the scores of held-back rows, which have different numbers of targets,")
         return cls(scores, family, *flags)
 
-    # --- limits -------------------------------------------------------------------------------------------------------
-
     def _limits(self, prediction: Prediction, level: float, groups: Groups | None) -> Tensor:
         """Return the greatest score of the interval or set of each row, (N, D)."""
         check_prediction(prediction)
         points, width = len(prediction.mean), next(iter(self.scores.values())).shape[1]
         targets = 1 if prediction.one_of_several else prediction.mean[:1].numel()
-        if prediction.family != self.family or targets != width:
-            raise PyroDropoutError(
-                f"prediction must be of {self.family} with {width} targets, as the held-back rows were; got"
-                f" {prediction.family} with {targets}."
-            )
+        if (prediction.family, targets) != (self.family, width):
+            given = f"got {prediction.family} with {targets}"
+            raise PyroDropoutError(f"prediction must be of {self.family} with {width} targets, as held back; {given}.")
         if (groups is not None) != self.grouped:
             what = "were calibrated by groups; give groups" if self.grouped else "have no groups; leave groups out"
             raise PyroDropoutError(f"groups: the held-back rows {what}.")
@@ -215,12 +201,10 @@ class Conformal:
         exact = Fraction(str(float(level)))  # 0.55·100 is 55.000000000000007 in floating point, and its ceiling 56
         place = math.ceil((len(scores) + 1) * exact)
         if place > len(scores):
-            least = math.ceil(exact / (1 - exact))
             where = f" in group {label!r}" if self.grouped else ""
             raise RangeError(
                 f"level must be at most {len(scores) / (len(scores) + 1):.4g} with {len(scores)} held-back rows{where};"
-                f" got {level!r}, which needs {least}. Hold back more rows"
-                + (", or do not calibrate by groups." if self.grouped else ", or lower the level.")
+                f" got {level!r}, which needs {math.ceil(exact / (1 - exact))}."
             )
         return scores[place - 1]
 
@@ -258,10 +242,9 @@ def _read_scores(rows: object) -> Tensor:
     if not isinstance(rows, list) or not rows or not all(isinstance(row, list) and row for row in rows):
         raise TypeError("the scores of held-back rows")
     values = [value for row in rows for value in row]
-    if any(isinstance(value, bool) or not isinstance(value, int | float | None) for value in values):
-        raise TypeError("a score of a held-back row")
-    if len({len(row) for row in rows}) > 1:
-        raise TypeError("the scores of held-back rows, which have different numbers of targets,")
+    known = all(isinstance(value, int | float | None) and not isinstance(value, bool) for value in values)
+    if not known or len({len(row) for row in rows}) > 1:
+        raise TypeError("the scores of held-back rows")
     found = torch.tensor([[math.inf if value is None else value for value in row] for row in rows], dtype=_F64)
     if bool(found.isnan().any()) or not torch.equal(found, found.sort(0).values):
         raise TypeError("the scores of held-back rows, which are not in order,")

@@ -14,7 +14,7 @@ from torch import Tensor
 from pyro_dropout.errors import PyroDropoutError, ShapeError
 from pyro_dropout.generative.likelihoods.moments import is_class
 from pyro_dropout.generative.own_noise import check_no_noise
-from pyro_dropout.judging.checked_prediction import checked_targets
+from pyro_dropout.judging.checked_prediction import check_numbers, check_prediction, checked_targets
 from pyro_dropout.mathematics.checks import check_choice, check_finite, check_non_negative, check_number, check_rate
 from pyro_dropout.mathematics.shapes import Bool, Float, Int
 from pyro_dropout.prediction.plot_style import axes_or_new
@@ -133,19 +133,18 @@ def rejection_curve(
     check_finite("score", values)
     order = uncertainty.argsort(stable=True)
     count = torch.arange(1, len(values) + 1, dtype=_F64, device=values.device)
-    mean, square = (_fairly(uncertainty, part)[order].cumsum(0) / count for part in (values, values.square()))
+    levels, group = uncertainty.unique(return_inverse=True)
+
+    def kept(each: Tensor) -> Tensor:  # averaged over equally uncertain inputs: the expectation over random orders
+        total = each.new_zeros(len(levels)).index_add(0, group, each)
+        fair: Tensor = (total / group.bincount())[group]
+        return fair[order].cumsum(0) / count
+
+    mean, square = kept(values), kept(values.square())
     error = ((square - mean.square()).clamp_min(0) / count).sqrt()
     best = values.sort(descending=higher_is_better).values.cumsum(0) / count
     random = values.mean().expand(len(values)).clone()
     return RejectionCurve(count / len(values), mean, random, best, error)
-
-
-def _fairly(uncertainty: Tensor, values: Tensor) -> Tensor:
-    """Return the values, averaged over equally uncertain inputs: the expectation over random orders."""
-    levels, group = uncertainty.unique(return_inverse=True)
-    total = values.new_zeros(len(levels)).index_add(0, group, values)
-    fair: Tensor = (total / group.bincount())[group]
-    return fair
 
 
 def check_vector(name: str, value: Tensor) -> None:
@@ -156,7 +155,6 @@ def check_vector(name: str, value: Tensor) -> None:
         raise ShapeError(f"{name} must have one number for each input, (N,); got shape {tuple(value.shape)}.{hint}")
 
 
-_F64 = torch.float64
 _OF_CLASSES = ("entropy", "mutual_information", "variation_ratio")
 _OF_MOMENTS = ("std", "epistemic")
 
@@ -212,10 +210,7 @@ class Cascade:
 
     def rmse(self, y: Tensor) -> float:
         """Return the root mean squared error over all N·D targets, in units of y."""
-        if is_class(self.weak.target_distribution):
-            raise PyroDropoutError(
-                f"rmse(y) is for numbers, and this cascade is of {self.weak.family}; use accuracy(y)."
-            )
+        check_numbers(self.weak, "rmse(y)")
         y = checked_targets(self.weak, y)
         return (self.mean.to(_F64) - y.to(_F64)).square().mean().sqrt().item()
 
@@ -254,9 +249,7 @@ def cascade(
         >>> result.deferred.tolist(), result.cost
         ([False, False, True, True], 1020.0)
     """
-    if not isinstance(x, Tensor) or x.dim() == 0 or len(x) == 0:
-        given = f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-        raise ShapeError(f"x must hold at least one input, (N, ...); got {given}.")
+    _check_shape("x", x, 1, "(N, ...)")
     if not isinstance(costs, tuple | list) or len(costs) != 2:
         raise ShapeError(f"costs must be two numbers, of the weak and of the strong model; got {costs!r}.")
     for cost in costs:
@@ -264,44 +257,34 @@ def cascade(
     if not callable(uncertainty):
         check_choice("uncertainty", uncertainty, ("auto", *_OF_CLASSES, *_OF_MOMENTS), "a function of a Prediction")
     first = _called("weak", weak, x)
-    unsure = _uncertainty_of(first, uncertainty)
+    unsure = uncertainty_of(first, uncertainty)
     deferred = defer(unsure, budget, threshold)
     mean, second = first.mean, None
     if bool(deferred.any()):
         second = _called("strong", strong, x[deferred.to(x.device)])
         if second.mean.shape[1:] != mean.shape[1:] or second.family != first.family:
-            raise ShapeError(
-                f"weak and strong must predict the same targets; {first.family} with {mean.shape[-1]} and"
-                f" {second.family} with {second.mean.shape[-1]} do not fit together."
-            )
+            raise ShapeError(f"weak and strong must predict the same targets; they give {first!r} and {second!r}.")
         mean = mean.index_put((deferred,), second.mean.to(mean))
     cost = float(len(x) * costs[0] + int(deferred.sum()) * costs[1])
     return Cascade(mean, deferred, unsure, cost, first, second)
 
 
 def _called(name: str, predict: Callable[[Tensor], Prediction], x: Tensor) -> Prediction:
-    if not callable(predict):
-        raise PyroDropoutError(
-            f"{name} must be a function of x that returns a Prediction; got {type(predict).__name__} {predict!r}."
-        )
-    found = predict(x)
+    found = predict(x) if callable(predict) else f"{type(predict).__name__} {predict!r}"
     if not isinstance(found, Prediction) or len(found.mean) != len(x):
-        raise PyroDropoutError(
-            f"{name} must be a function of x that returns a Prediction of all {len(x)} inputs, such as"
-            f" lambda x: predict(model, guide, x); it returned {found!r}."
-        )
+        advice = f"returns a Prediction of all {len(x)} inputs, such as lambda x: predict(model, guide, x)"
+        raise PyroDropoutError(f"{name} must be a function of x that {advice}; got {found}.")
     return found
 
 
-def _uncertainty_of(prediction: Prediction, kind: str | Callable[[Prediction], Tensor]) -> Tensor:
+def uncertainty_of(prediction: Prediction, kind: str | Callable[[Prediction], Tensor]) -> Tensor:
     """Return one number for each input, (N,)."""
+    check_prediction(prediction)
     if callable(kind):
         found = kind(prediction)
         check_vector("uncertainty(prediction)", found)
         if len(found) != len(prediction.mean):
-            raise ShapeError(
-                f"uncertainty must give one number for each of {len(prediction.mean)} inputs; got {len(found)}."
-            )
+            raise ShapeError(f"uncertainty must give {len(prediction.mean)} numbers, one an input; got {len(found)}.")
         return found
     if kind == "auto":
         kind = "entropy" if is_class(prediction.target_distribution) else "std"
@@ -336,9 +319,7 @@ def thompson(model: PyroModel, posterior: object, contexts: Tensor, *, seed: int
         >>> set(chosen) == {0, 1}
         True
     """
-    if not isinstance(contexts, Tensor) or contexts.dim() < 2 or contexts.numel() == 0:
-        given = f"shape {tuple(contexts.shape)}" if isinstance(contexts, Tensor) else type(contexts).__name__
-        raise ShapeError(f"contexts must be (N, A, features...) or (A, features), and not empty; got {given}.")
+    _check_shape("contexts", contexts, 2, "(N, A, features...) or (A, features)")
     lead = contexts.shape[: 1 if contexts.dim() == 2 else 2]
     x = contexts.flatten(0, len(lead) - 1)
     reward = predict(model, posterior, x, samples=1, shared=True, seed=seed, keep_samples=True).mean
@@ -347,3 +328,9 @@ def thompson(model: PyroModel, posterior: object, contexts: Tensor, *, seed: int
         raise ShapeError(f"model must have one target, the reward of an action; it has {reward.shape[-1]}.")
     best: Tensor = reward.reshape(lead).argmax(-1)
     return best
+
+
+def _check_shape(name: str, value: object, least: int, allowed: str) -> None:
+    if not isinstance(value, Tensor) or value.dim() < least or value.numel() == 0:
+        given = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise ShapeError(f"{name} must be {allowed}, and not empty; got {given}.")

@@ -23,7 +23,7 @@ from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.judging.checked_prediction import check_prediction
-from pyro_dropout.judging.decisions import check_vector
+from pyro_dropout.judging.decisions import check_vector, uncertainty_of
 from pyro_dropout.mathematics.checks import check_level
 from pyro_dropout.mathematics.shapes import Bool, Float
 from pyro_dropout.prediction.predict import predict
@@ -34,45 +34,8 @@ _F64 = torch.float64
 _NEIGHBOURS, _MOST, _AT_ONCE = 5, 5000, 1024  # nearest features; training inputs that are kept; inputs in a pass
 
 
-def mutual_information(prediction: Prediction) -> Float[Tensor, " N"]:
-    """Return how much the draws of the weights disagree about the class of each input, in nats, (N,).
-
-    Example:
-        >>> import torch, pyro_dropout as pdrop
-        >>> from pyro_dropout.judging.out_of_distribution import mutual_information
-        >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 3), likelihood=pdrop.Categorical())
-        >>> answer = pdrop.predict(model, pdrop.AutoDropout(model, keep=1.0), torch.ones(4, 2), samples=5)
-        >>> bool(mutual_information(answer).abs().max() < 1e-6)  # all draws are the same
-        True
-    """
-    return _of_classes(prediction, "mutual_information")
-
-
-def entropy(prediction: Prediction) -> Float[Tensor, " N"]:
-    """Return the entropy of the class of each input, in nats, (N,).
-
-    Example:
-        >>> import torch, pyro_dropout as pdrop
-        >>> from pyro_dropout.judging.out_of_distribution import entropy
-        >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 3), likelihood=pdrop.Categorical())
-        >>> guide = pdrop.AutoDropout(model, keep=1.0, init=lambda name, shape: torch.zeros(shape))
-        >>> round(entropy(pdrop.predict(model, guide, torch.ones(1, 2), samples=5)).item(), 4)  # log 3
-        1.0986
-    """
-    return _of_classes(prediction, "entropy")
-
-
 def energy(prediction: Prediction) -> Float[Tensor, " N"]:
-    """Return the energy of each input, -log Σ_c exp f_c, averaged over the draws, (N,) (Liu et al. 2020).
-
-    Example:
-        >>> import torch, pyro_dropout as pdrop
-        >>> from pyro_dropout.judging.out_of_distribution import energy
-        >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 3), likelihood=pdrop.Categorical())
-        >>> guide = pdrop.AutoDropout(model, keep=1.0, init=lambda name, shape: torch.zeros(shape))
-        >>> round(energy(pdrop.predict(model, guide, torch.ones(1, 2), samples=5)).item(), 4)  # -log 3
-        -1.0986
-    """
+    """Return the energy of each input, -log Σ_c exp f_c, averaged over the draws, (N,) (Liu et al. 2020)."""
     check_prediction(prediction)
     if not prediction.one_of_several or getattr(prediction.likelihood, "shape", None) is not None:
         raise PyroDropoutError(
@@ -82,47 +45,17 @@ def energy(prediction: Prediction) -> Float[Tensor, " N"]:
     return -torch.cat([prediction.samples[:, piece].logsumexp(-1).mean(0) for piece in prediction.pieces()])
 
 
-def epistemic(prediction: Prediction) -> Float[Tensor, " N"]:
-    """Return the standard deviation of E[y] between draws of the weights, over all targets of an input, (N,).
-
-    Example:
-        >>> import torch, pyro_dropout as pdrop
-        >>> from pyro_dropout.judging.out_of_distribution import epistemic
-        >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 1))
-        >>> epistemic(pdrop.predict(model, pdrop.AutoDropout(model), torch.zeros(4, 2), samples=5)).tolist()
-        [0.0, 0.0, 0.0, 0.0]
-    """
-    check_prediction(prediction)
-    each = prediction.epistemic
-    return prediction.per_point(each.sum(-1) if prediction.one_of_several else each).sqrt()
-
-
-def _of_classes(prediction: Prediction, name: str) -> Tensor:
-    check_prediction(prediction)
-    prediction.check_classes(name)
-    return prediction.per_point(getattr(prediction, name))
-
-
-_SCORES: dict[str, Callable[[Prediction], Tensor]] = {
-    "mutual_information": mutual_information,
-    "entropy": entropy,
-    "energy": energy,
-    "epistemic": epistemic,
-}
 _DISTANCE = "distance"
+_SCORES: dict[str, Callable[[Prediction], Tensor]] = {
+    "mutual_information": lambda p: uncertainty_of(p, "mutual_information"),
+    "entropy": lambda p: uncertainty_of(p, "entropy"),
+    "energy": energy,
+    "epistemic": lambda p: uncertainty_of(p, "epistemic"),
+}
 
 
 def features(model: PyroModel, posterior: object, x: object) -> Float[Tensor, "N K"]:
-    """Return what enters the last layer at each input, (N, K), with the mean of the weights; for images, texts, tables.
-
-    Example:
-        >>> import torch, pyro_dropout as pdrop
-        >>> from pyro_dropout.judging.out_of_distribution import features
-        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-        >>> model = pdrop.BayesianNet(net, likelihood=pdrop.Categorical())
-        >>> features(model, pdrop.AutoDropout(model), torch.randn(5, 3)).shape
-        torch.Size([5, 8])
-    """
+    """Return what enters the last layer at each input, (N, K), with the mean of the weights."""
     net: Any = model.model if isinstance(model, Standardised) else model
     if not isinstance(net, BayesianNet) or not isinstance(posterior, SiteGuide):
         raise PyroDropoutError(
@@ -141,7 +74,7 @@ def features(model: PyroModel, posterior: object, x: object) -> Float[Tensor, "N
             if last.features is None:
                 raise PyroDropoutError(
                     f"the network does not end with a Linear layer that gives its outputs (the last is {last.path!r}),"
-                    " so the features of its last hidden layer are unknown. Use mutual_information, entropy or energy."
+                    " so its features are unknown. Use mutual_information, entropy or energy."
                 )
             found.append(last.features.detach())
     return torch.cat(found)
@@ -222,12 +155,6 @@ class Separation:
         auroc: the probability that an input outside has the higher score; a tie counts half.
         error: its standard error (DeLong et al. 1988).
         fpr95: the share of inputs outside that pass where 95 % of those inside do.
-
-    Example:
-        >>> import torch
-        >>> from pyro_dropout.judging.out_of_distribution import separation
-        >>> separation(torch.arange(100.0), torch.arange(100.0) + 200).fpr95
-        0.0
     """
 
     auroc: float
@@ -302,9 +229,10 @@ def out_of_distribution(
     """
     answers = [predict(model, posterior, x, samples=samples, seed=seed, keep_samples=True) for x in (inside, outside)]
     if scores is None:
-        classes = is_class(answers[0].target_distribution)
         one = answers[0].one_of_several and getattr(answers[0].likelihood, "shape", None) is None
-        scores = ["mutual_information", "entropy", *(["energy"] if one else [])] if classes else ["epistemic"]
+        scores = ["epistemic"]
+        if is_class(answers[0].target_distribution):
+            scores = ["mutual_information", "entropy", *(["energy"] if one else [])]
         scores = [*([_DISTANCE] if isinstance(posterior, SiteGuide) else []), *scores]
     unknown = [name for name in scores if name not in (*_SCORES, _DISTANCE)]
     if unknown or isinstance(scores, str):

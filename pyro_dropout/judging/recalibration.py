@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyro_dropout.errors import PyroDropoutError, ShapeError
 from pyro_dropout.generative.likelihoods import Gaussian
-from pyro_dropout.generative.likelihoods.moments import Running, block_log_prob, block_sums, is_class
+from pyro_dropout.generative.likelihoods.moments import Running, block_log_prob, block_sums
 from pyro_dropout.judging.checked_prediction import check_prediction, checked_targets
 from pyro_dropout.mathematics.checks import check_positive, describe
 from pyro_dropout.prediction.prediction import Prediction
@@ -42,7 +42,7 @@ def refit_tau(prediction: Prediction, y: Tensor) -> float:
         >>> round(pdrop.judging.refit_tau(answer, y), 6)
         0.25
     """
-    _check_gaussian(prediction, "refit_tau")
+    _check_outputs(prediction, "refit_tau", gaussian=True)
     y = checked_targets(prediction, y).to(_F64)
     count, _, width = prediction.samples.shape
     pieces = [(prediction.samples[:, n].to(_F64) - y[n]).square().sum(-1) for n in prediction.pieces()]
@@ -83,7 +83,7 @@ def refit_temperature(prediction: Prediction, y: Tensor) -> float:
         >>> round(pdrop.judging.tempered(answer, temperature).probs[0].item(), 4)
         0.75
     """
-    _check_classes(prediction, "refit_temperature")
+    _check_outputs(prediction, "refit_temperature", gaussian=False)
     y = checked_targets(prediction, y)
     y = y if prediction.one_of_several else y.to(_F64)
     samples, pieces = prediction.samples, list(prediction.pieces())
@@ -103,10 +103,7 @@ def refit_temperature(prediction: Prediction, y: Tensor) -> float:
     if not inside:
         why = "The logits carry no information about these classes, or the opposite; check the accuracy first."
         if found < (low + high) / 2:
-            why = (
-                "Sharper draws only help here: they are almost never wrong, or they are uncertain one by one but right"
-                " when averaged; train longer, or with less noise."
-            )
+            why = "Sharper draws always help here, as they are almost never wrong; train longer, or with less noise."
         raise PyroDropoutError(f"no temperature is best: the likelihood still rises at {math.exp(found):.3g}. {why}")
     _warn_if_in_vain(prediction, y, math.exp(found))
     return math.exp(found)
@@ -144,7 +141,7 @@ def with_tau(prediction: Prediction, tau: float) -> Prediction:
         >>> wider.aleatoric[0].item(), torch.equal(wider.epistemic, answer.epistemic)
         (4.0, True)
     """
-    _check_gaussian(prediction, "with_tau")
+    _check_outputs(prediction, "with_tau", gaussian=True)
     check_positive("tau", tau)
     if torch.as_tensor(tau).numel() != 1:
         raise ShapeError(f"tau must be one number for all targets; got {describe(tau)}.")
@@ -165,7 +162,7 @@ def tempered(prediction: Prediction, temperature: float) -> Prediction:
         >>> bool((pdrop.judging.tempered(answer, temperature=2.0).entropy > answer.entropy).all())
         True
     """
-    _check_classes(prediction, "tempered")
+    _check_outputs(prediction, "tempered", gaussian=False)
     check_positive("temperature", temperature)
     return reweighted(prediction, prediction.likelihood, prediction.samples / float(temperature))
 
@@ -181,27 +178,17 @@ def reweighted(prediction: Prediction, likelihood: Likelihood, samples: Tensor) 
     return made
 
 
-def _check_outputs(prediction: Prediction, name: str) -> None:
-    """Raise unless the samples are outputs of a network."""
+def _check_outputs(prediction: Prediction, name: str, *, gaussian: bool) -> None:
+    """Raise unless the samples are outputs of a network, with Gaussian noise or of classes."""
     check_prediction(prediction)
     if isinstance(prediction, SitePrediction):
+        raise PyroDropoutError(f"{name} is for outputs of networks; site {prediction.site!r} of a Pyro model has none.")
+    if not gaussian:
+        prediction.check_classes(name)
+    elif not isinstance(prediction.likelihood, Gaussian):
         raise PyroDropoutError(
-            f"{name} reinterprets the outputs of a network; site {prediction.site!r} of a Pyro model has none. Change"
-            " the model instead."
-        )
-
-
-def _check_classes(prediction: Prediction, name: str) -> None:
-    _check_outputs(prediction, name)
-    prediction.check_classes(name)
-
-
-def _check_gaussian(prediction: Prediction, name: str) -> None:
-    _check_outputs(prediction, name)
-    if not isinstance(prediction.likelihood, Gaussian):
-        raise PyroDropoutError(
-            f"{name} is for the likelihood Gaussian(tau), and this prediction is of {prediction.family}"
-            + ("; for classes use refit_temperature and tempered." if is_class(prediction.target_distribution) else ".")
+            f"{name} is for the likelihood Gaussian(tau), and this prediction is of {prediction.family}; for classes"
+            " use refit_temperature and tempered."
         )
 
 

@@ -10,7 +10,6 @@ import functools
 import math
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -36,7 +35,7 @@ from pyro_dropout.training.out_of_memory import is_out_of_memory, unless_out_of_
 
 
 class _Sizes(TorchDispatchMode):
-    """Records how many bytes each operation returns."""
+    """Records how many bytes each operation returns; a view that repeats its rows has no memory for them."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -45,22 +44,12 @@ class _Sizes(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         result = func(*args, **(kwargs or {}))
         tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        # A view that repeats its rows has no memory for them.
         self.each.append(sum(min(leaf.nbytes, leaf.untyped_storage().nbytes()) for leaf in tensors))
         return result
 
 
 def bytes_per_row(run: Callable[[int], object]) -> int:
-    """Return by how many bytes the largest result of an operation grows with a row; ``run`` takes the number of rows.
-
-    What has the same size in both runs, such as the weights, does not count.
-
-    Example:
-        >>> import torch
-        >>> weight = torch.zeros(1000, 3)
-        >>> bytes_per_row(lambda rows: (torch.zeros(rows, 3) @ weight.abs().T).sum(1))
-        4000
-    """
+    """Return by how many bytes the largest result of an operation grows with a row; ``run`` takes how many."""
     sizes: list[list[int]] = []
     for rows in (1, 2):
         with _Sizes() as seen:
@@ -116,12 +105,14 @@ class Block:
         if self.rows <= max(1, rows) or self.smallest:
             yield self
             return
-        for half in _halves(self.draws) if self.count > 1 else _halves(self.points):
+        whole = self.draws if self.count > 1 else self.points
+        middle = (whole.start + whole.stop) // 2
+        for half in (slice(whole.start, middle), slice(middle, whole.stop)):
             parts = (half, self.points) if self.count > 1 else (self.draws, half)
             yield from Block(self.drawn, *parts, self.whole).within(rows)
 
 
-Receive = Callable[[Block, Result], None]
+Receive = Callable[[Block, Result], None]  # is given the results; for each point the draws come in order
 
 
 def run_blocks(
@@ -132,11 +123,7 @@ def run_blocks(
 ) -> list[Block]:
     """Run blocks in order, and return those that were run: smaller ones if memory ran out.
 
-    Args:
-        blocks: all blocks.
-        run: returns a block's result, which is not None.
-        receive: is given every result; for each point the draws come in order.
-        prepare: is called before a block is run, and not repeated by the halves of one that did not fit.
+    ``prepare`` is called before a block, and not repeated by the halves of one that did not fit.
     """
     todo, taken = deque(blocks), []
     while todo:
@@ -166,9 +153,6 @@ class Walk:
         seed: for the random numbers; without one they come from torch's generators in their current state.
         compile: whether a block is compiled.
         together: draws whose weights are made together; by default what fits.
-
-    Attributes:
-        together: the same.
     """
 
     def __init__(
@@ -177,9 +161,9 @@ class Walk:
         x: AnyInputs,
         samples: int,
         *,
-        chunk: int | None,
-        seed: int | None,
-        compile: bool,
+        chunk: int | None = None,
+        seed: int | None = None,
+        compile: bool = False,
         together: int | None = None,
     ) -> None:
         self.weights, self.x, self.samples, self.seed, self.compile = weights, x, samples, seed, compile
@@ -189,15 +173,13 @@ class Walk:
         self._programs: dict[Hashable, Program] = {}
         whole = takes_all(weights.model)
         self._some = x if whole else x[:1]
-        with self._trial():
-            self.like = self.weights.one(self._some)
+        with forked(), evaluating(weights.model, weights.posterior):
+            self.like = weights.one(self._some)
             most = weights.most(samples, self._some)
-            rows = chunk or (self._rows_that_fit() if x.is_cuda else self._rows_on_cpu())
+            rows = chunk or self._rows_that_fit(whole)
         points = len(x) if whole else _even(len(x), max(1, rows // (together or 1)))
         self.together = draws = together or _even(samples, min(most, max(1, rows // points)))
         self._blocks = [Block(drawn, drawn, p, whole) for drawn in cuts(samples, draws) for p in cuts(len(x), points)]
-
-    # --- the two passes -----------------------------------------------------------------------------------------------
 
     def first(self, label: str, reduce: Reduce[Result], receive: Receive[Result], progress: bool = False) -> None:
         """Run all blocks, and pass every result to ``receive``; ``label`` tells compiled blocks apart."""
@@ -253,8 +235,6 @@ class Walk:
         ):
             return run_blocks(self._blocks, run, pass_on, draw)
 
-    # --- compiled blocks ----------------------------------------------------------------------------------------------
-
     @functools.cached_property
     def _parameters(self) -> Parameters:
         return Parameters(self.weights.model, self.weights.posterior, self.weights, (self._some,), {})
@@ -282,37 +262,30 @@ class Walk:
         found: Result = self._programs[key](values, weights, *inputs)
         return found
 
-    # --- before the first step ----------------------------------------------------------------------------------------
+    def _rows_that_fit(self, whole: bool) -> int:
+        """Return how many rows one pass may have, a power of two, so that a seed gives the same draws.
 
-    @contextmanager
-    def _trial(self) -> Iterator[None]:
-        """Within this context a run has no side effects on random states or networks."""
-        with forked(), evaluating(self.weights.model, self.weights.posterior):
-            yield
-
-    def _rows_on_cpu(self) -> int:
-        """Return how many rows keep the largest tensor of a forward pass small; it does not depend on the machine."""
-        if takes_all(self.weights.model):
-            return _CPU_ROWS
-        each = bytes_per_row(lambda rows: self.weights.one(copies(self._some, rows)))
-        return _power_of_two(min(_CPU_ROWS, _CPU_BYTES // max(1, each)))
-
-    def _rows_that_fit(self) -> int:
-        """Return how many rows use half of the free memory, from the peak of a small block."""
-        x, device = self.x if takes_all(self.weights.model) else self.x[:_TRIAL_ROWS], self.x.device
-        self.weights.one(x)  # libraries allocate their workspace on first use
-        before = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        self.weights.one(x)
-        peak = max(1, torch.cuda.max_memory_allocated(device) - before)
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        free = torch.cuda.mem_get_info(device)[0] + unused
-        return _power_of_two(min(_CUDA_ROWS, int(free / 2 * len(x) / peak)))  # so that a seed gives the same draws
+        On the CPU they keep the largest tensor small, whatever the machine; on a GPU they use half of the free memory.
+        """
+        if not self.x.is_cuda:
+            each = 1 if whole else bytes_per_row(lambda rows: self.weights.one(copies(self._some, rows)))
+            most = min(_CPU_ROWS, _CPU_BYTES // max(1, each))
+        else:
+            x, device = self.x if whole else self.x[:_TRIAL_ROWS], self.x.device
+            self.weights.one(x)  # libraries allocate their workspace on first use
+            before = torch.cuda.memory_allocated(device)
+            torch.cuda.reset_peak_memory_stats(device)
+            self.weights.one(x)
+            peak = max(1, torch.cuda.max_memory_allocated(device) - before)
+            unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+            free = torch.cuda.mem_get_info(device)[0] + unused
+            most = min(_CUDA_ROWS, int(free / 2 * len(x) / peak))
+        return 1 << max(0, most.bit_length() - 1)
 
     def _fingerprint(self) -> list[str]:
         model, posterior = self.weights.model, self.weights.posterior
         modules = [part for part in (model, posterior) if isinstance(part, nn.Module)]
-        with self._trial():
+        with forked(), evaluating(model, posterior):
             found = Parameters(model, posterior, self.weights, (self._some,), {}).by_name.values()
             owned = (tensor for module in modules for tensor in (*module.parameters(), *module.buffers()))
             tensors = {id(tensor): tensor for tensor in (*found, *leaves_of(self.x), *owned)}
@@ -322,16 +295,6 @@ class Walk:
 def cuts(total: int, size: int) -> list[slice]:
     """Return slices of at most ``size`` that cover ``total`` items."""
     return [slice(start, min(start + size, total)) for start in range(0, total, size)]
-
-
-def _halves(whole: slice) -> list[slice]:
-    middle = (whole.start + whole.stop) // 2
-    return [slice(whole.start, middle), slice(middle, whole.stop)]
-
-
-def _power_of_two(most: int) -> int:
-    """Return the largest power of two up to ``most``, and at least 1."""
-    return 1 << max(0, most.bit_length() - 1)
 
 
 def _even(total: int, most: int) -> int:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.errors import PyroDropoutError
-from pyro_dropout.generative.inputs import AnyInputs, check_inputs, check_pairs
+from pyro_dropout.generative.inputs import check_inputs, check_pairs
 from pyro_dropout.generative.model_call import ModelCall, is_network
 from pyro_dropout.generative.observed_sites import (
     check_latent,
@@ -45,34 +45,20 @@ _PER_DRAW = ("weights", "log_likelihood", "log_data", "log_prior", "replicated",
 
 @dataclass(frozen=True)
 class JointDraws:
-    """Draws of the latent sites with their densities and data, S = (chains, draws) of them.
+    """Draws of the latent sites with their densities and data, S = (chains, draws) of them; densities in float64."""
 
-    Attributes:
-        weights: {latent site: (*S, *shape)}.
-        log_likelihood: {observed site: log p(y_n | w), (*S, *points)}, in float64.
-        log_data: log p(y | w) with all scales, S, in float64.
-        log_prior: log p(w), S, in float64.
-        observed: {observed site: the data}.
-        dims: {observed site: the names of the dimensions of the data}, points first.
-        replicated: {observed site: data drawn from p(y | w), (*S, ...)}; empty if not requested.
-        counts: {observed site: how often each point counts in ``log_data``, (*points)}: its scale, zero if it is
-            masked. Sites that are left out count each point once.
-        deterministic: {site of ``pyro.deterministic``: (*S, *shape)}, of those with one shape at all draws.
-        log_q: log q(w), S, in float64; None if it does not exist.
-        why: why there is no log q; empty if there is one.
-    """
-
-    weights: Weights
-    log_likelihood: dict[str, Tensor]
-    log_data: Tensor
-    log_prior: Tensor
-    observed: dict[str, Tensor]
-    dims: dict[str, tuple[str, ...]]
-    replicated: dict[str, Tensor]
-    counts: dict[str, Tensor] = field(default_factory=dict)
-    deterministic: dict[str, Tensor] = field(default_factory=dict)
-    log_q: Tensor | None = None
-    why: str = ""
+    weights: Weights  # {latent site: (*S, *shape)}
+    log_likelihood: Weights  # {observed site: log p(y_n | w), (*S, *points)}
+    log_data: Tensor  # log p(y | w) with all scales, S
+    log_prior: Tensor  # log p(w), S
+    observed: Weights  # {observed site: the data}
+    dims: dict[str, tuple[str, ...]]  # {observed site: the names of the dimensions of the data}, points first
+    replicated: Weights  # {observed site: data drawn from p(y | w), (*S, ...)}; empty if not requested
+    # {observed site: how often each point counts in log_data, (*points)}: its scale, zero if masked; once by default
+    counts: Weights = field(default_factory=dict)
+    deterministic: Weights = field(default_factory=dict)  # of pyro.deterministic, those with one shape at all draws
+    log_q: Tensor | None = None  # log q(w), S; None if it does not exist
+    why: str = ""  # why there is no log q
 
     @property
     def log_joint(self) -> Tensor:
@@ -91,42 +77,33 @@ def _changed(chains: list[JointDraws], change: Callable[[list[Tensor]], Tensor])
     return replace(chains[0], **{name: made([getattr(chain, name) for chain in chains]) for name in _PER_DRAW})
 
 
-def weigh_traces(call: ModelCall, weights: Weights, replicate: bool) -> JointDraws:
-    """Run a model once for each of S draws, and read its log densities and data from the trace.
-
-    Args:
-        call: the model and its arguments, data included.
-        weights: {latent site: (S, *shape)}.
-        replicate: whether to draw data from each draw as well.
-    """
+def _weigh_traces(call: ModelCall, weights: Weights, replicate: bool) -> JointDraws:
+    """Run a model once for each of S draws, {site: (S, *shape)}, and read densities and data from the trace."""
     data = check_latent(call, weights)
     rows: list[_Row] = []
     for t in range(len(next(iter(weights.values())))):
         row = _Row({name: value[t] for name, value in weights.items()}, call, replicate)
         if set(row.each) != set(data):
             raise PyroDropoutError(
-                f"the model observes different sites at different draws: {', '.join(data)} at first, and then"
-                f" {', '.join(row.each) or 'none'}. It must always observe the same ones."
+                f"the model observes {', '.join(data)} at one draw and {', '.join(row.each) or 'nothing'} at another;"
+                " it must always observe the same sites."
             )
         rows.append(row)
-    points = {name: value.dim() for name, value in rows[0].each.items()}
+    shapes = {
+        name: {row.deterministic[name].shape if name in row.deterministic else None for row in rows}
+        for name in rows[0].deterministic
+    }
     return JointDraws(
         weights=weights,
         log_likelihood={name: torch.stack([row.each[name] for row in rows]) for name in data},
         log_data=torch.stack([row.log_data for row in rows]),
         log_prior=torch.stack([row.log_prior for row in rows]),
         observed={name: value_of(site) for name, site in data.items()},
-        dims=_dims(data, points, {*data, *weights}),
+        dims=_dims(data, {name: value.dim() for name, value in rows[0].each.items()}, {*data, *weights}),
         replicated={name: torch.stack([row.replicated[name] for row in rows]) for name in rows[0].replicated},
         counts=rows[0].counts,
-        deterministic=_stacked([row.deterministic for row in rows]),
+        deterministic={k: torch.stack([row.deterministic[k] for row in rows]) for k in shapes if len(shapes[k]) == 1},
     )
-
-
-def _stacked(rows: list[Weights]) -> Weights:
-    """Stack the values that all rows have in one shape."""
-    shapes = {name: {row[name].shape if name in row else None for row in rows} for name in rows[0]}
-    return {name: torch.stack([row[name] for row in rows]) for name in rows[0] if len(shapes[name]) == 1}
 
 
 class _Row:
@@ -170,26 +147,20 @@ def _dims(data: dict[str, Message], points: dict[str, int], taken: set[str]) -> 
     return found
 
 
-def weigh_network(call: ModelCall, weights: Weights, replicate: bool) -> JointDraws:
+def _weigh_network(call: ModelCall, weights: Weights, replicate: bool) -> JointDraws:
     """Run a network with (x, y) at S draws of its weights; ``replicate`` asks for targets drawn from each as well."""
-    x, y = call.args
-    likelihood = call.model.likelihood
+    likelihood, y = call.model.likelihood, call.args[1]
     f, log_prior = _outputs_and_priors(call, weights)
     target = likelihood.checked(f[0], y)
-    each = torch.cat([likelihood.distribution(part).log_prob(target).to(F64) for part in f.split(_most(x, f))])
+    most = max(1, _BLOCK // max(1, f[0].numel()))
+    each = torch.cat([likelihood.distribution(part).log_prob(target).to(F64) for part in f.split(most)])
     drawn = {"y": likelihood.distribution(f).sample()} if replicate else {}
     observed = {"y": target}
     if likelihood.distribution(f[0]).event_shape == (1,):  # ArviZ's plots expect no dimension for a single output
         observed, drawn = ({name: value.squeeze(-1) for name, value in part.items()} for part in (observed, drawn))
-    names = (
-        ("point", "output") if observed["y"].dim() <= 2 else ("point", *(f"y_dim_{k}" for k in range(1, target.dim())))
-    )
-    dims = {"y": names[: observed["y"].dim()]}
-    return JointDraws(weights, {"y": each}, each.sum(-1), log_prior, observed, dims, drawn)
-
-
-def _most(x: AnyInputs, f: Tensor) -> int:
-    return max(1, _BLOCK // max(1, len(x) * f.shape[-1]))
+    count = observed["y"].dim()
+    names = ("point", "output")[:count] if count <= 2 else ("point", *(f"y_dim_{k}" for k in range(1, count)))
+    return JointDraws(weights, {"y": each}, each.sum(-1), log_prior, observed, {"y": names}, drawn)
 
 
 def _outputs_and_priors(call: ModelCall, weights: Weights) -> tuple[Tensor, Tensor]:
@@ -199,7 +170,7 @@ def _outputs_and_priors(call: ModelCall, weights: Weights) -> tuple[Tensor, Tens
     f, first = _visit(call, weights, 0)
     if isinstance(model, Model) and hasattr(model, "prior_of") and set(weights) == set(model.sites):
         logs = [model.prior_of(name).log_prob(value).to(F64) for name, value in weights.items()]
-        size = _most(x, f)
+        size = max(1, _BLOCK // max(1, f.numel()))
         blocks = [{k: w[b : b + size] for k, w in weights.items()} for b in range(0, count, size)]
         outputs = [model.evaluate(block, x).reshape(-1, *f.shape) for block in blocks]
         return torch.cat(outputs), torch.stack(logs).sum(0)
@@ -238,7 +209,7 @@ def joint_draws(
         posterior: a guide; a fleet, whose replicas are chains; or anything with ``weights`` of shape (chains, draws,
             ...), which is thinned evenly if it has more than ``samples`` per chain.
         samples: draws of each chain.
-        seed: makes the draws reproducible, and leaves torch's random state as it was.
+        seed: makes the draws reproducible.
         replicate: whether to draw data from each draw as well.
         by_member: whether each member of an ensemble is a chain; they then share the draws equally.
     """
@@ -277,7 +248,9 @@ def _drawn(call: ModelCall, posterior: object, samples: int, by_member: bool) ->
     kept = getattr(posterior, "weights", None)
     place = next(call.leaves(), torch.zeros(())).device
     if isinstance(kept, dict) and kept:
-        return _thinned(kept, samples, place), None, SAMPLED
+        draws = next(iter(kept.values())).shape[1]
+        rows = torch.linspace(0, draws - 1, min(samples, draws), dtype=F64).round().long()
+        return {name: value[:, rows.to(value.device)].to(place) for name, value in kept.items()}, None, SAMPLED
     shape = (1, -1)
     if by_member and isinstance(posterior, Ensemble):
         shape = (posterior.members, 1 if posterior.points else -(-samples // posterior.members))
@@ -292,12 +265,6 @@ def _drawn(call: ModelCall, posterior: object, samples: int, by_member: bool) ->
 def _weighed(call: ModelCall, weights: Weights, log_q: Tensor | None, why: str, replicate: bool) -> JointDraws:
     """Return the chains of one model and one posterior: one, or as many as a sampler has."""
     shape = next(iter(weights.values())).shape[:2]
-    weigh = weigh_network if speaks_by_likelihood(call) else weigh_traces
+    weigh = _weigh_network if speaks_by_likelihood(call) else _weigh_traces
     found = weigh(call, {name: value.flatten(0, 1) for name, value in weights.items()}, replicate)
     return replace(_changed([found], lambda parts: parts[0].unflatten(0, shape)), log_q=log_q, why=why)
-
-
-def _thinned(kept: Weights, samples: int, place: torch.device) -> Weights:
-    draws = next(iter(kept.values())).shape[1]
-    rows = torch.linspace(0, draws - 1, min(samples, draws), dtype=F64).round().long()
-    return {name: value[:, rows.to(value.device)].to(place) for name, value in kept.items()}

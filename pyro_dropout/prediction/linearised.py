@@ -4,7 +4,7 @@
 member is linearised at its own mean.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
@@ -36,13 +36,23 @@ _MOST = 2**30  # numbers in the Jacobian of one point, in all covariances, and i
 
 def predict_linearised(model: object, posterior: object, x: AnyInputs, asked: Request) -> LinearisedPrediction:
     """Return the prediction of a linearised network at the points ``x``."""
-    check_linearised(model, posterior)
-    assert isinstance(model, Model)
+    if not isinstance(posterior, HasMoments | Ensemble):
+        raise PyroDropoutError(
+            "method='linearised' needs E[w] and Cov[w] of the posterior, by mean() and covariance_root(rows), as the"
+            f" guides of this package have them; {type(posterior).__name__} has none. Use method='mc'."
+        )
+    if not isinstance(model, Model):
+        raise PyroDropoutError(f"method='linearised' is for networks of this package; got {type(model).__name__}.")
     check_single_points(model, x)
-    parts = []
     with evaluating(model, posterior):
-        for guide in _members(posterior):
-            parts.append(_outputs(model, guide, x, asked))
+        if isinstance(posterior, Ensemble):
+            posterior.check_usable()
+            parts = []
+            for member in range(posterior.members):
+                with posterior.as_member(member) as guide:
+                    parts.append(_outputs(model, guide, x, asked))
+        else:
+            parts = [_outputs(model, posterior, x, asked)]
     mean, covariance = (torch.stack([part[k] for part in parts]) for k in range(2))
     joint = torch.stack([part[2] for part in parts]) if asked.shared else None
     return _made(frozen(likelihood_of(model)), mean, covariance, joint, asked)
@@ -50,8 +60,6 @@ def predict_linearised(model: object, posterior: object, x: AnyInputs, asked: Re
 
 def joined(parts: Sequence[LinearisedPrediction], asked: Request) -> LinearisedPrediction:
     """Return the prediction of all points of several predictions, in order; all with the same seed."""
-    if not parts:
-        raise PyroDropoutError("the DataLoader gave no batch.")
     mean, covariance = (torch.cat(each, 1) for each in zip(*(part.outputs for part in parts), strict=True))
     return _made(parts[0].likelihood, mean, covariance, None, asked)
 
@@ -64,40 +72,16 @@ def _made(
     return LinearisedPrediction(likelihood, mean, covariance, joint, samples=asked.samples, seed=seed, keeps=keeps)
 
 
-def check_linearised(model: object, posterior: object) -> None:
-    """Raise unless a network and its posterior can be linearised."""
-    if not isinstance(posterior, HasMoments | Ensemble):
-        raise PyroDropoutError(
-            "method='linearised' needs E[w] and Cov[w] of the posterior, by mean() and covariance_root(rows), as the"
-            f" guides of this package have them; {type(posterior).__name__} has none. Use method='mc'."
-        )
-    if not isinstance(model, Model):
-        raise PyroDropoutError(
-            "method='linearised' is for networks of this package, such as BayesianNet(net);"
-            f" {type(model).__name__} is none. Use method='mc'."
-        )
-
-
-def _members(posterior: object) -> Iterator[HasMoments]:
-    if not isinstance(posterior, Ensemble):
-        assert isinstance(posterior, HasMoments)
-        yield posterior
-        return
-    posterior.check_usable()
-    for member in range(posterior.members):
-        with posterior.as_member(member) as guide:
-            yield guide
-
-
 def _outputs(model: Model, guide: HasMoments, x: AnyInputs, asked: Request) -> tuple[Tensor, Tensor, Tensor]:
     """Return E[f], (N, D), Cov[f] of each point, (N, D, D), and of all points, if they share the draws."""
     weights = guide.mean()
     if set(weights) != set(model.sites):
-        raise PyroDropoutError(
-            f"the posterior has the sites {', '.join(weights)}, and the model {', '.join(model.sites)}: is it for this"
-            " model?"
-        )
-    free = _random_sites(guide, weights)
+        raise PyroDropoutError(f"the posterior has the sites {', '.join(weights)}, the model {', '.join(model.sites)}.")
+    if isinstance(guide, Marginals):
+        free = guide.random_sites()
+    else:  # points need no derivative
+        of = getattr(guide, "posterior", lambda name: None)
+        free = [name for name in weights if not isinstance(of(name), Delta)]
     count, whole = len(x), takes_all(model)
     plain = not asked.shared and not whole and _is_plain(model, free)
     last = _last_layer(model, guide, weights, free, x[:2], sure=True) if plain else None
@@ -105,8 +89,11 @@ def _outputs(model: Model, guide: HasMoments, x: AnyInputs, asked: Request) -> t
     if last is None:
         near = Jacobians(model, weights, free, x)
         last = None if asked.shared else _last_layer(model, guide, weights, free, x if whole else x[:2])
-        _check_size(near, count, whole, last is not None)
-    _check_covariances(count, len(weights[free[0]]) if near is None else near.width)
+        if last is None:
+            each = near.width * near.numbers
+            _check_size("the Jacobian with respect to the random weights", count * each if whole else each, _MOST)
+    width = len(weights[free[0]]) if near is None else near.width
+    _check_size("the covariances of the outputs at all points", count * width**2, _MOST // 4)
     means: list[Tensor] = []
     covariances: list[Tensor] = []
     roots: list[Tensor] = []
@@ -128,25 +115,20 @@ def _outputs(model: Model, guide: HasMoments, x: AnyInputs, asked: Request) -> t
         means.append(found[0])
         covariances.append(_squared(found[1]) if asked.shared else found[1].to(F64))
         if asked.shared:
-            _check_shared(count * found[0].shape[-1], found[1].shape[-1])
+            outputs = count * found[0].shape[-1]
+            most = max(outputs, found[1].shape[-1])
+            _check_size("the covariance of all points with shared=True", most * outputs, _MOST // 4)
             roots.append(found[1].flatten(0, 1))
         bar.update(len(found[0]))
 
-    size = asked.chunk or (_most_points(x) if near is None else _points_at_once(near, x, last is not None))
+    most = _POINTS_ON_GPU if x.is_cuda else _POINTS
+    size = asked.chunk or (most if near is None else _points_at_once(near, x, last is not None))
     one = slice(0, 1)
     blocks = [Block(one, one, points, whole) for points in cuts(count, count if whole else size)]
     with tqdm(total=count, disable=not asked.progress, unit="point", desc="predict") as bar:
         run_blocks(blocks, run, receive)
     mean, covariance = (parts[0] if len(parts) == 1 else torch.cat(parts) for parts in (means, covariances))
     return mean, covariance, _squared(torch.cat(roots)) if asked.shared else covariance[:0]
-
-
-def _random_sites(guide: HasMoments, weights: Weights) -> list[str]:
-    """Return the sites that are not points: those need no derivative."""
-    if isinstance(guide, Marginals):
-        return guide.random_sites()
-    points_of = getattr(guide, "posterior", lambda name: None)
-    return [name for name in weights if not isinstance(points_of(name), Delta)]
 
 
 def _is_plain(model: Model, free: list[str]) -> bool:
@@ -158,10 +140,6 @@ def _is_plain(model: Model, free: list[str]) -> bool:
     hooked = any(module._forward_hooks or module._forward_pre_hooks for module in net.net.modules())
     own = {f"{path}.weight", f"{path}.bias"}
     return type(last) is nn.Linear and bool(free) and set(free) <= own and not hooked and not noise_of(net)
-
-
-def _most_points(x: AnyInputs) -> int:
-    return _POINTS_ON_GPU if x.is_cuda else _POINTS
 
 
 def _points_at_once(near: Jacobians, x: AnyInputs, last: bool) -> int:
@@ -212,27 +190,9 @@ def _last_layer(
         return None
 
 
-def _check_size(near: Jacobians, count: int, whole: bool, last: bool) -> None:
-    once = (count if whole else 1) * near.width * near.numbers
-    if once > _MOST and not last:
+def _check_size(what: str, numbers: int, most: int) -> None:
+    if numbers > most:
         raise PyroDropoutError(
-            f"the Jacobian of {near.width:,} outputs by {near.numbers:,} random weights has {once:,} numbers"
-            f"{' at all points, which this network takes at once' if whole else ' at each point'}. Make fewer weights"
+            f"{what} would have {numbers:,} numbers, and at most {most:,} fit. Predict fewer points, make fewer weights"
             " random, as in BayesianNet(net, only=...), or use method='mc'."
-        )
-
-
-def _check_covariances(count: int, width: int) -> None:
-    if count * width**2 > _MOST // 4:
-        raise PyroDropoutError(
-            f"the covariances of {width:,} outputs at {count:,} points are {count * width**2:,} numbers."
-            " Predict fewer points at a time, or use method='mc'."
-        )
-
-
-def _check_shared(outputs: int, columns: int) -> None:
-    if max(outputs, columns) * outputs > _MOST // 4:
-        raise PyroDropoutError(
-            f"shared=True takes all points together, and needs {max(outputs, columns) * outputs:,} numbers for"
-            f" {outputs:,} outputs at all points. Predict fewer points, or use shared=False."
         )

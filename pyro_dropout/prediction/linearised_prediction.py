@@ -7,10 +7,7 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.errors import NotAvailableError, PyroDropoutError
-from pyro_dropout.generative.likelihoods.gaussian_outputs import (
-    Nodes,
-    outputs_of,
-)
+from pyro_dropout.generative.likelihoods.gaussian_outputs import Nodes, outputs_of
 from pyro_dropout.generative.likelihoods.moments import F64, Points, Sums
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.mathematics.gaussian_rows import semidefinite_root
@@ -26,10 +23,9 @@ class LinearisedPrediction(Prediction):
     """The prediction of a network that is linear in its weights; made by ``predict(..., method="linearised")``.
 
     At each point the outputs f are Gaussian if the guide is; of other guides they have the exact mean and variance.
-    With Gaussian noise all that follows is exact. The moments of counts, of
-    yes and no and of a learned noise are exact as well, and so is ``log_prob`` of a single such target. Probabilities
-    of several classes, and densities of several targets that are not Gaussian, are means over quasi-random points of
-    the Gaussian. ``samples`` are draws from it, made when they are asked for.
+    With Gaussian noise all that follows is exact. The moments of counts, of yes and no and of a learned noise are exact
+    as well, and so is ``log_prob`` of a single such target. Probabilities of several classes, and densities of several
+    targets that are not Gaussian, are means over quasi-random points. ``samples`` are drawn when asked for.
 
     Equation: linearised-output.
 

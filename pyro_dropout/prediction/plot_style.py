@@ -22,13 +22,9 @@ def literal_text() -> Iterator[None]:
 
 
 def percent(share: float, digits: int | None = None) -> str:
-    """Return a share as a percentage; by default with as many digits as it needs, four at most.
+    """Return a share as a percentage, with as many digits as it needs, four at most.
 
     Where digits are given, nothing but all is 100 %, and nothing but none is 0 %.
-
-    Example:
-        >>> percent(0.95), percent(0.995), percent(0.8333, 0), percent(0.9967, 0)
-        ('95 %', '99.5 %', '83 %', '99.7 %')
     """
     if digits is None:
         return f"{100 * share:.4g} %"
@@ -38,12 +34,7 @@ def percent(share: float, digits: int | None = None) -> str:
 
 
 def short_number(value: float, _: object = None) -> str:
-    """Return a number as it is written on axes: thousands as k, millions as M, then G.
-
-    Example:
-        >>> [short_number(value) for value in (0.01, 700, 1500, 2e6)]
-        ['0.01', '700', '1.5k', '2M']
-    """
+    """Return a number as it is written on axes: thousands as k, millions as M, then G."""
     for unit, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if unit <= abs(value) < 1e12:
             return f"{value / unit:g}{letter}"
@@ -54,15 +45,6 @@ def finish(ax: Axes) -> None:
     """Give axes the look of all: no frame, large numbers short, labels away from the numbers.
 
     Numbers up to 10,000 on an axis that is far from 0, such as years, stay as they are.
-
-    Example:
-        >>> from matplotlib.figure import Figure
-        >>> ax = Figure().subplots()
-        >>> ax.set_ylim(0, 6000)
-        (0.0, 6000.0)
-        >>> finish(ax)
-        >>> ax.yaxis.get_major_formatter()(1500)
-        '1.5k'
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, ScalarFormatter
 
@@ -82,15 +64,7 @@ def finish(ax: Axes) -> None:
 
 
 def categories_below(ax: Axes, places: Sequence[float], names: Sequence[str]) -> None:
-    """Write names below an axis, all on one line; at an angle, if they are long together.
-
-    Example:
-        >>> from matplotlib.figure import Figure
-        >>> ax = Figure().subplots()
-        >>> categories_below(ax, [0, 1], ["Audi", "Škoda"])
-        >>> [text.get_text() for text in ax.get_xticklabels()]
-        ['Audi', 'Škoda']
-    """
+    """Write names below an axis, all on one line; at an angle, if they are long together."""
     turned: Record = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
     # Text is aligned by its box by default: a letter with an accent would push its name down.
     ax.set_xticks(places, names, va="baseline", **(turned if sum(map(len, names)) > _LONG else {}))

@@ -1,7 +1,6 @@
 """The posterior predictive p(y | x) ≈ (1/T) Σ_t p(y | f_t), from T draws of the weights with outputs f_t."""
 
 import warnings
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
@@ -29,11 +28,6 @@ from pyro_dropout.prediction.site_prediction import predict_sites
 from pyro_dropout.protocols import FunctionPosterior, HasSupport, Posterior, Predictor
 from pyro_dropout.training.fit import place_of
 from pyro_dropout.training.loader import loader_of
-
-_NO_CURVATURE = (
-    "AutoLaplace has no curvature yet, so it is a point, and this prediction has no uncertainty about the weights. fit"
-    " adds the curvature when it is done; after SVI, or a loop of your own, write laplace(model, guide, x, y)."
-)
 
 
 @also(num_samples="samples")
@@ -108,18 +102,16 @@ def predict(
         >>> bool((answer.epistemic > 0).all()), answer.log_prob(torch.zeros(5, 1)).shape
         (True, torch.Size([5]))
     """
-    loader = loader_of(args)
-    if loader is not None:
-        check_keywords(predict, model, kwargs)
-        if not is_network(model):
-            raise PyroDropoutError("predict takes a DataLoader for networks; give it the data instead.")
-    elif target is not None:
+    loader, x = loader_of(args), None
+    if loader is None and target is not None:
         raise PyroDropoutError(f"target is for the batches of a DataLoader; got {target!r} with x.")
     network = loader is not None or isinstance(posterior, FunctionPosterior)
     network = network or speaks_by_likelihood(ModelCall(model, args, kwargs))
-    if loader is None and network:
+    if loader is not None:
+        check_keywords(predict, model, kwargs)
+    elif network:
         x = _points_of(model, posterior, args, kwargs).to(place_of([model, posterior]))
-    elif not network:
+    else:
         call = call_of(predict, model, args, kwargs)
     check_count("samples", samples)
     if chunk is not None:
@@ -129,62 +121,45 @@ def predict(
     check_seed(seed)
     check_flag("compile", compile)
     check_precision(precision, model)
-    _check_posterior(posterior)
-    _check_shapes(model, posterior)
-    if isinstance(posterior, AutoLaplace) and method != "standard":
-        for words in _doubts(model, posterior):
-            warnings.warn(words, stacklevel=4)
+    _check_posterior(model, posterior)
+    linearised, ensemble = method == "linearised", posterior if isinstance(posterior, Ensemble) else None
+    refused = {
+        "a DataLoader for a model that is not a network": loader is not None and not is_network(model),
+        "compile=True for a model that is not a network": compile and not network,
+        "support but for networks and x as a tensor": support is not None and not isinstance(x, Tensor),
+        "method='linearised' with compile=True": linearised and compile,
+        f"method='linearised' with precision={precision!r}": linearised and precision != "float32",
+        "method='linearised' for a model that is not a network": linearised and not network,
+        "method='linearised' with shared=True and a DataLoader": linearised and shared and loader is not None,
+        # The mean of the weights of different networks is none of them.
+        "method='standard' with an ensemble": method == "standard" and ensemble is not None and ensemble.members > 1,
+    }
+    for words, given in refused.items():
+        if given:
+            raise PyroDropoutError(f"predict does not take {words}; leave it out.")
+    if isinstance(posterior, AutoLaplace) and method != "standard" and _doubt(model, posterior):
+        warnings.warn(_doubt(model, posterior), stacklevel=4)
     if ignored_inputs(posterior):
         warnings.warn(ignored_inputs(posterior), IgnoredInputsWarning, stacklevel=4)
-    if isinstance(posterior, Ensemble):
-        if method == "standard" and posterior.members > 1:
-            raise PyroDropoutError(
-                "method='standard' predicts with the mean weights, but the members of an ensemble are different"
-                " networks, and the mean of their weights is none of them; use method='mc'."
-            )
-        if posterior.points and not noise_of(model):
-            samples = min(samples, posterior.members)  # more would repeat functions, some of them oftener than others
-    if method == "linearised":
-        refused = {
-            "compile=True": compile,
-            f"precision={precision!r}": precision != "float32",
-            "a model that is not a network": not network,
-            "a DataLoader with shared=True": shared and loader is not None,
-        }
-        for name, given in refused.items():
-            if given:
-                raise PyroDropoutError(f"method='linearised' does not take {name}; use method='mc', or leave it out.")
-    unfamiliar = None
-    if support is not None:
-        if loader is not None or not network or not isinstance(x, Tensor):
-            raise PyroDropoutError("support is for networks and x as a tensor; call support.flag(x) yourself.")
-        unfamiliar = support.flag(x)
-    asked = Request(
-        1 if method == "standard" else samples, method, shared, seed, keep_samples, compile, chunk, progress
-    )
+    if ensemble is not None and ensemble.points and not noise_of(model):
+        samples = min(samples, ensemble.members)  # more would repeat functions, some of them oftener than others
+    unfamiliar = support.flag(x) if support is not None and isinstance(x, Tensor) else None
+    members = None if ensemble is None else min(ensemble.members, samples)
+    count = 1 if method == "standard" else samples
+    asked = Request(count, method, shared, seed, keep_samples, compile, chunk, progress)
     if not network:
-        if compile:
-            raise PyroDropoutError(
-                "compile=True is for networks: here any other Pyro model is run once for each draw. Leave it out."
-            )
         found = predict_sites(call, posterior, asked)
         for each in found.values() if isinstance(found, dict) else [found]:
-            each.members = _members(posterior, samples)
+            each.members = members
         return found
     with products_in(precision):
         if loader is not None:
             answer = predict_loader(model, posterior, loader, target, asked)
-        elif method == "linearised":
-            answer = predict_linearised(model, posterior, x, asked)
         else:
-            answer = predict_network(model, posterior, x, asked)
-    answer.members, answer.unfamiliar = _members(posterior, samples), unfamiliar
+            assert x is not None
+            answer = (predict_linearised if linearised else predict_network)(model, posterior, x, asked)
+    answer.members, answer.unfamiliar = members, unfamiliar
     return answer
-
-
-def _members(posterior: object, samples: int) -> int | None:
-    """Return how many members of an ensemble a prediction was made with; None if it is not of an ensemble."""
-    return min(posterior.members, samples) if isinstance(posterior, Ensemble) else None
 
 
 def _points_of(model: Predictor, posterior: object, args: tuple[object, ...], kwargs: dict[str, object]) -> AnyInputs:
@@ -199,48 +174,46 @@ def _points_of(model: Predictor, posterior: object, args: tuple[object, ...], kw
     return check_inputs(given[0], whole=takes_all(model))
 
 
-def _doubts(model: object, guide: AutoLaplace) -> Iterator[str]:
-    """Yield what is wrong with predictions of a Laplace approximation that was not finished, or not for these τ."""
+def _doubt(model: object, guide: AutoLaplace) -> str:
+    """Return what is wrong with predictions of a Laplace approximation that was not finished, or not for these τ."""
     if not guide.finished:
-        yield _NO_CURVATURE
-        return
+        return (
+            "AutoLaplace has no curvature yet, so it is a point, and this prediction has no uncertainty about the"
+            " weights: after SVI, or a loop of your own, write laplace(model, guide, x, y)."
+        )
     net = model.model if isinstance(model, Standardised) else model
     then, likelihood = guide.curvature.tau, getattr(net, "likelihood", None)
     if then is None or not isinstance(likelihood, Gaussian) or likelihood.tau.shape != then.shape:
-        return
-    if not torch.allclose(likelihood.tau.to(then), then, rtol=1e-4):
-        yield (
-            f"the model's noise has tau {likelihood.tau.tolist()} now, and the covariance of this AutoLaplace was"
-            f" measured with tau {then.tolist()}: something else has trained the noise since. Write"
-            " laplace(model, guide, x, y) again."
-        )
+        return ""
+    if torch.allclose(likelihood.tau.to(then), then, rtol=1e-4):
+        return ""
+    return (
+        f"the model's noise has tau {likelihood.tau.tolist()} now, and the covariance of this AutoLaplace was measured"
+        f" with tau {then.tolist()}. Write laplace(model, guide, x, y) again."
+    )
 
 
-def _check_shapes(model: object, posterior: object) -> None:
-    """Raise if a guide has weights of other shapes than the network: it would run with those of another one."""
-    net = model.model if isinstance(model, Standardised) else model
-    if not isinstance(net, BayesianNet):
-        return
-    known = getattr(getattr(posterior, "prototype_trace", None), "nodes", {})
-    for name in net.sites:
-        if name not in known:
-            continue
-        own, given = tuple(net.net.get_parameter(name).shape), tuple(known[name]["value"].shape)
-        if own != given:
-            raise PyroDropoutError(
-                f"the posterior has {name!r} of shape {given}, and the model of shape {own}: is it for this model?"
-            )
-
-
-def _check_posterior(posterior: object) -> None:
-    """Raise unless a posterior can be drawn from."""
+def _check_posterior(model: object, posterior: object) -> None:
+    """Raise unless a posterior can be drawn from, and has weights of the network's shapes: others might run too."""
     if not (callable(posterior) or isinstance(posterior, Posterior | FunctionPosterior)):
         raise PyroDropoutError(
             f"posterior must be a guide, or what nuts, conjugate or gp_posterior give; got {describe(posterior)}."
         )
     # A guide cannot read its model here: without ``y`` it would take y for a weight.
-    if getattr(posterior, "prototype_trace", posterior) is None:
+    trace = getattr(posterior, "prototype_trace", posterior)
+    if trace is None:
         raise PyroDropoutError(
             f"{type(posterior).__name__} has not seen its model yet: first fit it, or call posterior(x, y) once, with"
             " the data."
         )
+    net: object = model.model if isinstance(model, Standardised) else model
+    known = getattr(trace, "nodes", {})
+    if not isinstance(net, BayesianNet):
+        return
+    for name in net.sites:
+        own = tuple(net.net.get_parameter(name).shape)
+        given = tuple(known[name]["value"].shape) if name in known else own
+        if own != given:
+            raise PyroDropoutError(
+                f"the posterior has {name!r} of shape {given}, and the model of shape {own}: is it for this model?"
+            )

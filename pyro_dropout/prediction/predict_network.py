@@ -1,6 +1,7 @@
 """Predictions of a network in one process: which weights are drawn, how they are walked through, and what is kept."""
 
 import copy
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -53,7 +54,7 @@ def predict_network(model: Predictor, posterior: object, x: AnyInputs, asked: Re
     likelihood = frozen(likelihood_of(model))
     walk = walk_of(model, posterior, x, asked)
     shape = (asked.samples, len(x), walk.like.shape[-1])
-    kept = walk.like.new_empty(shape) if asked.keeps(shape[0] * shape[1] * shape[2]) else None
+    kept = walk.like.new_empty(shape) if asked.keeps(math.prod(shape)) else None
     running = Running(len(x))
 
     def reduce(f: Tensor) -> tuple[Sums, list[Tensor]]:

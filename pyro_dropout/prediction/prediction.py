@@ -26,8 +26,8 @@ from pyro_dropout.generative.likelihoods.moments import (
     is_class,
     normal_parts,
 )
-from pyro_dropout.mathematics.checks import check_dense, check_level, check_number, describe
-from pyro_dropout.prediction.blocks import Block, Walk
+from pyro_dropout.mathematics.checks import check_dense, check_finite, check_level, check_number
+from pyro_dropout.prediction.blocks import Walk
 from pyro_dropout.prediction.tails import Normals, Tails, behind, is_whole, log_tails, mixed, mixture_ends
 from pyro_dropout.protocols import Distribution, Likelihood
 
@@ -159,15 +159,16 @@ class Prediction:
 
     def _accumulated(self, label: str, reduce: _Compute, of_points: Tensor, found: Tensor, add: _Compute) -> Tensor:
         """Return ``found`` with what all draws add to it: those that were kept, or the same ones made again."""
+
+        def receive(points: Points, new: Tensor) -> None:
+            found[points] = add(found[points], new)
+
         if self._walk is None:
             for points in self.pieces():
-                found[points] = add(found[points], reduce(self.distribution_at(points), of_points[points]))
-            return found
-
-        def receive(block: Block, new: Tensor) -> None:
-            found[block.points] = add(found[block.points], new)
-
-        self._walk.again(label, lambda f, of: reduce(self.likelihood.distribution(f), of), receive, of_points)
+                receive(points, reduce(self.distribution_at(points), of_points[points]))
+        else:
+            from_outputs = lambda f, of: reduce(self.likelihood.distribution(f), of)  # noqa: E731
+            self._walk.again(label, from_outputs, lambda block, new: receive(block.points, new), of_points)
         return found
 
     # --- the whole distribution ---------------------------------------------------------------------------------------
@@ -232,15 +233,12 @@ class Prediction:
             [0.5, 0.5, 0.5, 0.5]
         """
         if self.one_of_several:
-            raise PyroDropoutError(f"probability_above is for numbers; this prediction is of {self.family}; use probs.")
+            self._check_numbers("probability_above()")
         t = torch.as_tensor(check_number("threshold", threshold), dtype=F64, device=self.like.device)
         shape = self.mean.shape
-        if not bool(t.isfinite().all()):
-            raise RangeError(f"threshold must be finite; got {describe(threshold)}.")
+        check_finite("threshold", t)
         if t.dim() and t.shape not in (shape, shape[1:]):
-            raise ShapeError(
-                f"threshold must be a number, or {tuple(shape[1:])} or {tuple(shape)} of them; got {tuple(t.shape)}."
-            )
+            raise ShapeError(f"threshold must be a number, {tuple(shape[1:])} or {tuple(shape)}; got {tuple(t.shape)}.")
         t = t.floor() + 1 if is_whole(self.target_distribution) else t  # P(y > 2.5) and P(y > 2) are P(y ≥ 3)
         return self.log_tails(t)[1].exp().to(self.like)
 
@@ -297,10 +295,7 @@ class Prediction:
     def check_classes(self, name: str) -> None:
         """Raise an error unless targets are classes; ``name`` is what was asked for."""
         if not is_class(self.target_distribution):
-            raise NotAvailableError(
-                f"{name} is for classes, but this prediction is of {self.family}; it has mean, variance, epistemic,"
-                " aleatoric, std, log_prob(y) and interval(level)."
-            )
+            raise NotAvailableError(f"{name} is for classes; this prediction is of {self.family}; use its mean.")
 
     def checked_targets(self, y: Tensor) -> Tensor:
         """Return ``y`` as the likelihood expects it; raise if it or one of its values is not valid."""

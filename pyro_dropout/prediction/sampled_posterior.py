@@ -46,9 +46,7 @@ class SampledPosterior:
             raise ShapeError("weights must hold at least one site, {name: (chains, draws, ...)}; it is empty.")
         shapes = {name: tuple(value.shape[:2]) for name, value in self.weights.items()}
         if len(set(shapes.values())) > 1 or any(len(shape) < 2 or 0 in shape for shape in shapes.values()):
-            raise ShapeError(
-                f"weights must have shape (chains, draws, ...), with the same two at all sites; got {shapes}."
-            )
+            raise ShapeError(f"weights must be (chains, draws, ...), the same two at all sites; got {shapes}.")
 
     def __repr__(self) -> str:
         lost = "1 divergence" if self.divergences == 1 else f"{self.divergences} divergences"
@@ -84,13 +82,10 @@ class SampledPosterior:
         """Return the draws with these indices, which run through the first chain, then the second, and so on."""
         return {name: value.flatten(0, 1)[numbers.to(value.device)] for name, value in self.weights.items()}
 
-    # --- whether the chains agree -------------------------------------------------------------------------------------
-
     def rhat_of(self, values: Tensor) -> Tensor:
         """Return R-hat of values (chains, draws, ...), rank-normalised and split; above 1.01 the chains disagree.
 
         It is that of Vehtari, Gelman, Simpson, Carpenter and Bürkner (2021), by ArviZ, and 1 for constant values.
-        The result has shape (...).
         """
         return self._by_arviz("rhat", values, 1.0)
 
@@ -101,13 +96,11 @@ class SampledPosterior:
     def _by_arviz(self, name: str, values: Tensor, constant: float) -> Tensor:
         import arviz
 
-        if values.shape[:2] != (self.num_chains, self.num_draws):
-            raise ShapeError(
-                f"values must have shape (chains, draws, ...) = ({self.num_chains}, {self.num_draws}, ...); got"
-                f" {tuple(values.shape)}."
-            )
+        shape = (self.num_chains, self.num_draws)
+        if values.shape[:2] != shape:
+            raise ShapeError(f"values must begin with (chains, draws) = {shape}; got shape {tuple(values.shape)}.")
         of = getattr(arviz, name)
-        each = values.detach().to("cpu", torch.float64).reshape(self.num_chains, self.num_draws, -1).unbind(-1)
+        each = values.detach().to("cpu", torch.float64).reshape(*shape, -1).unbind(-1)
         with np.errstate(divide="ignore", invalid="ignore"):  # for a chain that never moved
             found = [constant if bool((v == v[0, 0]).all()) else float(of(v.contiguous().numpy())) for v in each]
         return torch.tensor(found, dtype=torch.float64).reshape(values.shape[2:])

@@ -1,8 +1,7 @@
 """A prediction of one site of a Pyro model: the mixture of the site's distributions over draws.
 
-A network gives outputs, and a likelihood gives their meaning. Any other Pyro model gives a site's distribution at each
-draw of its latent sites, and these are kept: one distribution for each draw. Results have the shape of the site: its
-points, as its plates lay them out, and then the numbers of one point.
+A Pyro model that is not a network gives a site's distribution at each draw of its latent sites, and these are kept.
+Results have the shape of the site: its points, as its plates lay them out, and then the numbers of one point.
 """
 
 import functools
@@ -15,7 +14,7 @@ from pyro.distributions import Delta
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
+from pyro_dropout.errors import NotAvailableError, PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.generative.likelihoods.moments import (
     F64,
     Points,
@@ -23,18 +22,11 @@ from pyro_dropout.generative.likelihoods.moments import (
     Sums,
     base_of,
     indicator_covariance,
-    is_class,
     is_normal,
     moments_of,
 )
 from pyro_dropout.generative.model_call import ModelCall
-from pyro_dropout.generative.observed_sites import (
-    full_distribution,
-    holds_data,
-    no_sites,
-    sample_sites,
-    trace_of,
-)
+from pyro_dropout.generative.observed_sites import full_distribution, holds_data, no_sites, sample_sites, trace_of
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.mathematics.checks import check_dense, check_level, describe
@@ -88,9 +80,9 @@ class SitePrediction(Prediction):
         parts: list[Distribution] | None,
         samples: Tensor | None,
     ) -> None:
-        tensors = (value for value in vars(base_of(kind)).values() if isinstance(value, Tensor))
-        floating = next((value for value in tensors if value.is_floating_point()), torch.zeros(()))
-        super().__init__(kind, sums, count, floating.new_zeros(()), samples, None)
+        tensors = [value for value in vars(base_of(kind)).values() if isinstance(value, Tensor)]
+        like = next((value for value in tensors if value.is_floating_point()), torch.zeros(())).new_zeros(())
+        super().__init__(kind, sums, count, like, samples, None)
         self.site, self._each = site, parts
         self.deterministic: dict[str, SitePrediction] = {}
 
@@ -120,7 +112,7 @@ class SitePrediction(Prediction):
     def parts(self) -> list[Distribution]:
         """The site's distribution at each draw, T of them."""
         if self._each is None:
-            raise PyroDropoutError("the draws were not kept; call predict(..., keep_samples=True).")
+            raise NotAvailableError("the draws were not kept; call predict(..., keep_samples=True).")
         return self._each
 
     def _covariance(self) -> Tensor:
@@ -156,13 +148,12 @@ class SitePrediction(Prediction):
         if is_normal(self.target_distribution):
             return super().interval(level)
         check_level("level", level)
-        if is_class(self.target_distribution):
-            raise PyroDropoutError(f"interval() is for numbers, but site {self.site!r} is of {self.family}; use probs.")
+        self._check_numbers("interval()")
         ends = np.quantile(self.samples.double().cpu().numpy(), [(1 - level) / 2, (1 + level) / 2], axis=0)
         low, high = torch.from_numpy(ends).to(self.like)
         return low, high
 
-    # --- the interface for scores -------------------------------------------------------------------------------------
+    # --- the draws, all points in one piece ---------------------------------------------------------------------------
 
     def distribution_at(self, points: Points) -> Distribution:
         """Return the normal distributions of all draws as one distribution, (T, ...)."""
@@ -192,17 +183,15 @@ class SitePrediction(Prediction):
 
     def per_point(self, each: Tensor) -> Tensor:
         """Return values of single numbers, added up for each point."""
-        dims = list(range(-self.likelihood.event_dim, 0))
-        return each.sum(dims) if dims else each
+        return each.sum(list(range(-self.likelihood.event_dim, 0))) if self.likelihood.event_dim else each
 
     def checked_targets(self, y: Tensor) -> Tensor:
         """Return ``y`` as the site's distribution expects it; raise if it is not valid."""
-        if not isinstance(y, Tensor):
-            raise ShapeError(f"y must be a tensor; got {type(y).__name__} {y!r}.")
         check_dense("y", y)
         wanted = tuple(self.likelihood.shape())
-        if tuple(y.shape) != wanted:
-            raise ShapeError(f"y must have the shape of site {self.site!r}, {wanted}; got {tuple(y.shape)}.")
+        if not isinstance(y, Tensor) or tuple(y.shape) != wanted:
+            given = tuple(y.shape) if isinstance(y, Tensor) else f"{type(y).__name__} {y!r}"
+            raise ShapeError(f"y must be a tensor of the shape of site {self.site!r}, {wanted}; got {given}.")
         y = y.to(self.like.device)
         y = y.long() if self.one_of_several else y.to(self.like.dtype)
         try:
@@ -221,11 +210,6 @@ def predict_sites(call: ModelCall, posterior: object, asked: Request) -> SitePre
     """Return predictions of the sites that the posterior does not have: one, or several by name.
 
     A single site that is random has those of ``pyro.deterministic`` beside it, as ``answer["name"]``.
-
-    Args:
-        call: the model and its arguments; if they include data, the sites that hold the data are predicted.
-        posterior: a guide, or draws.
-        asked: the options. What may be kept is each draw's distribution and a sample of it.
     """
     samples = asked.samples
     if not callable(call.model):
@@ -243,8 +227,8 @@ def predict_sites(call: ModelCall, posterior: object, asked: Request) -> SitePre
                 found = {name: _Tally(name, keeps) for name in sites}
             if set(sites) != set(found):
                 raise PyroDropoutError(
-                    f"the model samples different sites at different draws: {', '.join(found)} at first, and then"
-                    f" {', '.join(sites)}. It must always sample the same ones."
+                    f"the model samples {', '.join(found)} at one draw and {', '.join(sites)} at another; these must"
+                    " be the same sites."
                 )
             for name, site in sites.items():
                 found[name].add(t, site)
@@ -269,14 +253,10 @@ def _draws(call: ModelCall, posterior: object, asked: Request) -> Iterator[Weigh
     left, together = asked.samples, 1
     while left:
         weights = way.draw(min(together, left), call)
-        left -= min(together, left)
+        count = min(together, left)
+        left -= count
         together = max(1, MOST_NUMBERS // max(1, sum(value[0].numel() for value in weights.values())))
-        yield from _one_by_one(weights)
-
-
-def _one_by_one(weights: Weights) -> Iterator[Weights]:
-    for t in range(len(next(iter(weights.values())))):
-        yield {name: value[t] for name, value in weights.items()}
+        yield from ({name: value[t] for name, value in weights.items()} for t in range(count))
 
 
 def _asked(call: ModelCall, draw: Weights) -> dict[str, Message]:
@@ -286,9 +266,7 @@ def _asked(call: ModelCall, draw: Weights) -> dict[str, Message]:
         raise PyroDropoutError(no_sites(call.model))
     known = [name for name in sites if name in draw]
     if not known:
-        raise PyroDropoutError(
-            f"the model samples none of the posterior's sites, {', '.join(draw)}; is it the posterior of this model?"
-        )
+        raise PyroDropoutError(f"the model samples none of the posterior's sites, {', '.join(draw)}.")
     asked = {
         name: site
         for name, site in sites.items()
@@ -296,8 +274,8 @@ def _asked(call: ModelCall, draw: Weights) -> dict[str, Message]:
     }
     if not asked:
         raise PyroDropoutError(
-            f"the posterior has all sites of the model, {', '.join(known)}, so there is nothing to predict: a guide"
-            " must be called with the data, so that it does not sample them."
+            f"the posterior has all sites of the model, {', '.join(known)}, so none is left to predict: call the guide"
+            " with the data once, so that it does not sample them."
         )
     return asked
 

@@ -61,14 +61,10 @@ def log_tails(p: Distribution, y: Tensor) -> Tails:
     if normal is not None:
         return _normal_tails(*normal, y)
     if isinstance(base, Bernoulli):
-        no, yes = (
-            torch.nn.functional.logsigmoid(-base.logits.to(F64)),
-            torch.nn.functional.logsigmoid(base.logits.to(F64)),
-        )
+        no, yes = (torch.nn.functional.logsigmoid(sign * base.logits.to(F64)) for sign in (-1, 1))
         return _steps(y >= 1, y >= 0, no), _steps(y <= 0, y <= 1, yes)
     if isinstance(base, Poisson):
-        rate, least, most = base.rate.to(F64), y.ceil(), y.floor()
-        rate, least, most = torch.broadcast_tensors(rate, least, most)
+        rate, least, most = torch.broadcast_tensors(base.rate.to(F64), y.ceil(), y.floor())
         below = torch.special.gammaincc(most.clamp_min(0) + 1, rate).log()
         above = torch.special.gammainc(least.clamp_min(1), rate).log()
         return torch.where(most < 0, -math.inf, below), torch.where(least < 1, 0.0, above)
@@ -100,14 +96,10 @@ def _normal_tails(normal: Distribution, function: Transform, y: Tensor) -> Tails
     low, high = (function(loc.new_tensor(end)) for end in (-math.inf, math.inf))
     inside = (y > low) & (y < high)
     u = (function.inv(torch.where(inside, y, function(loc))) - loc) / scale
-    below, above = torch.special.log_ndtr(u), torch.special.log_ndtr(-u)
     return (
-        torch.where(inside, below, torch.where(y >= high, 0.0, -math.inf)),
-        torch.where(inside, above, torch.where(y <= low, 0.0, -math.inf)),
+        _steps(y >= high, inside, torch.special.log_ndtr(u)),
+        _steps(y <= low, inside, torch.special.log_ndtr(-u)),
     )
-
-
-# --- of mixtures ------------------------------------------------------------------------------------------------------
 
 
 def mixed(each: Tensor) -> Tensor:

@@ -63,10 +63,9 @@ def latent_draws(posterior: object, count: int, call: ModelCall) -> Weights:
 
 def checked_outputs(f: object, count: int) -> Tensor:
     """Return the outputs of a model if they have one row for each data point."""
-    if not isinstance(f, Tensor):
-        raise ShapeError(f"model must return its outputs f, a tensor (N, D); it returned {type(f).__name__}.")
-    if f.dim() < 2 or f.shape[-2] != count:
-        raise ShapeError(f"model must return its outputs f, (N, D) with N = {count}; got shape {tuple(f.shape)}.")
+    if not isinstance(f, Tensor) or f.dim() < 2 or f.shape[-2] != count:
+        given = f"shape {tuple(f.shape)}" if isinstance(f, Tensor) else type(f).__name__
+        raise ShapeError(f"model must return its outputs f, a tensor (N, D) with N = {count}; got {given}.")
     return f
 
 
@@ -81,10 +80,7 @@ class WeightDraws(ABC):
 
     @abstractmethod
     def draw(self, count: int, call: ModelCall) -> Weights:
-        """Return ``count`` draws of the weights that are held while some forward passes use them.
-
-        A guide is called as the model is.
-        """
+        """Return ``count`` draws of the weights that are held while some passes use them; a guide gets ``call``."""
 
     @abstractmethod
     def outputs(self, weights: Weights, x: AnyInputs, count: int) -> Tensor:
@@ -145,9 +141,8 @@ class PerExample(WeightDraws):
                 if not isinstance(site["fn"], Delta) and drawn_per_data_point(site["value"]) is None:
                     raise PyroDropoutError(
                         f"site {name!r} of the posterior ({type(site['fn']).__name__}) is drawn once for all data"
-                        " points, not for each: only weights with a distribution of this package, real-valued and in"
-                        " no plate, can be. predict(model, guide, ..., shared=True) draws all of them so; with a fleet,"
-                        " call it for each of its pairs."
+                        " points, not for each; predict(model, guide, ..., shared=True) draws all of them so, also for"
+                        " each pair of a fleet."
                     )
             with _NothingFromThePrior():
                 f = cast(PyroModel, poutine.replay(self.model, trace=trace))(rows)
@@ -166,10 +161,8 @@ class MeanWeights(WholeFunctions):
     def draw(self, count: int, call: ModelCall) -> Weights:
         """Return E[w], as one draw."""
         if not isinstance(self.posterior, HasMean):
-            raise PyroDropoutError(
-                f"method='standard' takes E[w] from posterior.mean(), but {type(self.posterior).__name__} has none; use"
-                " method='mc'."
-            )
+            name = type(self.posterior).__name__
+            raise PyroDropoutError(f"method='standard' takes E[w] from posterior.mean(); {name} has none.")
         return {name: value.unsqueeze(0) for name, value in self.posterior.mean().items()}
 
     def outputs(self, weights: Weights, x: AnyInputs, count: int) -> Tensor:
@@ -239,10 +232,10 @@ class _NothingFromThePrior(Messenger):
             )
 
 
-F64 = torch.float64
+Drawn = tuple[Weights, Tensor | None, str]  # draws, their log density, and why there is none
 
 
-def of_members(ensemble: Ensemble, numbers: Tensor) -> tuple[Weights, Tensor | None, str]:
+def of_members(ensemble: Ensemble, numbers: Tensor) -> Drawn:
     """Return a draw of each of these members, with the density of the mixture or why there is none."""
     weights = ensemble.draws_at(numbers)
     try:
@@ -251,17 +244,14 @@ def of_members(ensemble: Ensemble, numbers: Tensor) -> tuple[Weights, Tensor | N
         return weights, None, str(cause)
 
 
-def draws_with_density(call: ModelCall, posterior: object, samples: int) -> tuple[Weights, Tensor | None, str]:
+def draws_with_density(call: ModelCall, posterior: object, samples: int) -> Drawn:
     """Return ``samples`` draws of a guide, called as the model is, with their log density or why there is none."""
     if isinstance(posterior, Ensemble):
         # Points that are repeated would pass for independent draws.
         return of_members(posterior, posterior.order(min(samples, posterior.members) if posterior.points else samples))
     if not callable(posterior):
         if not isinstance(posterior, Posterior):
-            raise PyroDropoutError(
-                "posterior must be a guide, a fleet or draws with their weights, as nuts gives; got"
-                f" {describe(posterior)}."
-            )
+            raise PyroDropoutError(f"posterior must be a guide, a fleet or what nuts gives; got {describe(posterior)}.")
         weights = posterior.sample_weights(samples)
         if isinstance(posterior, HasDensity):
             return weights, posterior.log_prob(weights), ""
@@ -273,8 +263,7 @@ def draws_with_density(call: ModelCall, posterior: object, samples: int) -> tupl
         why = _singularity(probes)
         if not why:
             try:
-                traced = _at_once if isinstance(posterior, SiteGuide) and _plain(probes[0]) else _one_by_one
-                weights, density = traced(posterior, call, samples)
+                weights, density = _traced(posterior, call, samples, probes[0])
             except SingularError as cause:
                 why = str(cause)
         if why:
@@ -287,8 +276,9 @@ def draws_with_density(call: ModelCall, posterior: object, samples: int) -> tupl
 
 def _singularity(probes: list[poutine.Trace]) -> str:
     """Return why a guide has no density, from two of its traces; empty if it has one."""
-    mapped = any(site["infer"].get("is_auxiliary") for site in latent_sites(probes[0]).values())
-    for name, site in latent_sites(probes[0]).items():
+    sites = latent_sites(probes[0])
+    mapped = any(site["infer"].get("is_auxiliary") for site in sites.values())
+    for name, site in sites.items():
         q = site["fn"]
         if isinstance(q, RowMixture) and q.singular:
             return (
@@ -309,26 +299,18 @@ def _proper(trace: poutine.Trace) -> dict[str, Message]:
     return {name: site for name, site in latent_sites(trace).items() if not site["infer"].get("is_auxiliary")}
 
 
-def _plain(trace: poutine.Trace) -> bool:
-    """Whether no site is in a plate or represents another site."""
-    sites = latent_sites(trace)
-    return len(sites) == len(_proper(trace)) and not any(site["cond_indep_stack"] for site in sites.values())
-
-
-def _at_once(guide: PyroModel, call: ModelCall, samples: int) -> tuple[Weights, Tensor]:
-    """Trace all draws at once, as particles."""
-    with pyro.plate("_draws", samples, dim=-1):
-        trace = call.of(poutine.trace(guide).get_trace)
-    sites = latent_sites(trace)
-    density = torch.stack([site["fn"].log_prob(site["value"]).to(F64) for site in sites.values()]).sum(0)
-    return {name: site["value"] for name, site in sites.items()}, density
-
-
-def _one_by_one(guide: PyroModel, call: ModelCall, samples: int) -> tuple[Weights, Tensor]:
+def _traced(guide: PyroModel, call: ModelCall, samples: int, probe: poutine.Trace) -> tuple[Weights, Tensor]:
+    """Trace a guide: all draws at once, as particles, if no site is in a plate or represents another; or one by one."""
+    plain = len(latent_sites(probe)) == len(_proper(probe))
+    if isinstance(guide, SiteGuide) and plain and not any(s["cond_indep_stack"] for s in _proper(probe).values()):
+        with pyro.plate("_draws", samples, dim=-1):
+            sites = latent_sites(call.of(poutine.trace(guide).get_trace))
+        density = torch.stack([site["fn"].log_prob(site["value"]).double() for site in sites.values()]).sum(0)
+        return {name: site["value"] for name, site in sites.items()}, density
     rows, densities = [], []
     for _ in range(samples):
         trace = call.of(poutine.trace(guide).get_trace)
-        logs = [site["fn"].log_prob(site["value"]).to(F64).sum() for site in latent_sites(trace).values()]
+        logs = [site["fn"].log_prob(site["value"]).double().sum() for site in latent_sites(trace).values()]
         densities.append(torch.stack(logs).sum())
         rows.append({name: site["value"] for name, site in _proper(trace).items()})
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}, torch.stack(densities)

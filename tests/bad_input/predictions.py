@@ -89,7 +89,7 @@ ROWS = [
     Row(SHAPE, "x", "got (9, 1)", lambda: judging.Support.of(X[:9])),
     Row(RANGE, "rate", "got 1.0", lambda: judging.Support.of(X, rate=1.0)),
     Row(SHAPE, "x", "got (3, 2)", lambda: judging.Support.of(X).flag(torch.zeros(3, 2))),
-    Row(OTHER, "support", "is for networks",
+    Row(OTHER, "support", "but for networks",
         lambda: pd.predict(line, prediction.SampledPosterior({"slope": torch.zeros(1, 4)}), X,
             support=judging.Support.of(X))),
     Row(RANGE, "y", "got a tensor of shape (12, 1)", lambda: pd.conformal(answer(), Y * NAN)),

@@ -124,7 +124,7 @@ def test_a_posterior_that_is_drawn_once_for_all_points_is_refused_with_a_way_out
         return model, pd.AutoFullRank(model)
 
     fleet = pd.Fleet(build, {"seed": [0, 1]})
-    with pytest.raises(pd.errors.PyroDropoutError, match=r"shared=True\) .* for each of its pairs"):
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"shared=True\) .* for each pair of a fleet"):
         pd.prediction.predict_fleet(fleet, x, samples=5)
     for pair in fleet:
         assert pd.predict(*pair, x, shared=True, samples=5).mean.shape == (12, 1)

@@ -241,9 +241,7 @@ def test_classes_have_what_classes_have() -> None:
     assert answer.probs.shape == answer.entropy.shape == answer.mutual_information.shape == (12,)
     torch.testing.assert_close(pd.judging.brier(answer, case.args[1]), (answer.probs - case.args[1]).square())
     assert 0 <= pd.ece(answer, case.args[1]) <= 1
-    with pytest.raises(
-        pd.errors.PyroDropoutError, match=r"interval\(\) is for numbers, but site 'obs' is of Bernoulli"
-    ):
+    with pytest.raises(pd.errors.NotAvailableError, match=r"interval\(\) is for numbers; .* of Bernoulli"):
         answer.interval()
 
 
@@ -286,13 +284,13 @@ def test_what_reads_outputs_in_another_way_is_refused_and_decisions_are_made() -
         lambda: pd.judging.tempered(answer, 2.0),
         lambda: pd.judging.refit_temperature(answer, (Y > 0).to(F64)),
     ):
-        with pytest.raises(pd.errors.PyroDropoutError, match="reinterprets the outputs of a network; site 'obs'"):
+        with pytest.raises(pd.errors.PyroDropoutError, match="is for outputs of networks; site 'obs'"):
             change()
     handed = pd.judging.cascade(lambda x: answer, lambda x: pd.predict(model, guide, x, samples=5), X, budget=0.25)
     assert int(handed.deferred.sum()) == 3
     _, model, guide = posed("line")
     answer = pd.predict(model, guide, X, samples=20, seed=0)
-    with pytest.raises(pd.errors.PyroDropoutError, match="with_tau reinterprets the outputs"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="with_tau is for outputs"):
         pd.judging.with_tau(answer, 2.0)
     handed = pd.judging.cascade(lambda x: answer, lambda x: pd.predict(model, guide, x, samples=5), X, budget=0.25)
     assert torch.equal(handed.uncertainty, answer.std)
@@ -370,12 +368,14 @@ def test_mistakes_are_told() -> None:
         pd.errors.ShapeError, match=r"site 'theta' has shape \(12,\) in the posterior, but \(5,\) in the"
     ):
         pd.predict(posed("schools")[1], posed("schools")[2], X[:5] + 2, samples=3)
-    with pytest.raises(pd.errors.PyroDropoutError, match="compile=True is for networks"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="does not take compile=True"):
         pd.predict(model, guide, X, samples=3, compile=True)
     answer = pd.predict(model, guide, X, samples=3)
-    with pytest.raises(pd.errors.ShapeError, match=r"y must have the shape of site 'obs', \(12,\); got \(12, 1\)"):
+    with pytest.raises(
+        pd.errors.ShapeError, match=r"y must be a tensor of the shape of site 'obs', \(12,\); got \(12, 1\)"
+    ):
         answer.log_prob(Y.unsqueeze(-1))
-    with pytest.raises(pd.errors.PyroDropoutError, match="probs is for classes, but this prediction is of Normal"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="probs is for classes; this prediction is of Normal"):
         answer.probs  # noqa: B018
     counts = posed("counts")
     with pytest.raises(pd.errors.RangeError, match="y must lie in the support of site 'obs', Poisson"):

@@ -20,9 +20,9 @@ _F64 = torch.float64
 
 @dataclass(frozen=True, eq=False)
 class Reliability:
-    """Accuracy against confidence of the most probable class; returned by ``reliability``.
+    """Accuracy against confidence of the most probable class, in bins of equal width; returned by ``reliability``.
 
-    The range of confidences from 0 to 1 is divided into bins of equal width. Bins without points hold NaN.
+    Bins without points hold NaN.
 
     Attributes:
         confidence: the mean probability of the most probable class, (bins,).
@@ -115,9 +115,8 @@ def ece(prediction: Prediction, y: Tensor, bins: int = 15) -> float:
     """Return the expected calibration error: the mean distance of observed from predicted frequencies.
 
     For classes it is the distance of accuracy from confidence, of the most probable class, in bins of its probability,
-    averaged over points. For continuous numbers it is the distance of coverage from its level, averaged
-    over central intervals of the levels 0.05, 0.1, ... 0.95. It is biased upwards with few points: with n of them in
-    a bin, by about 1/√n.
+    averaged over points; for continuous numbers that of coverage from its level, averaged over central intervals of the
+    levels 0.05, 0.1, ... 0.95. It is biased upwards with few points: with n of them in a bin, by about 1/√n.
 
     Args:
         prediction: of classes; or of continuous numbers, with its samples kept.
