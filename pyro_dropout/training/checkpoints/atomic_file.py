@@ -17,9 +17,6 @@ def whole_file(path: str | Path) -> Iterator[Path]:
 
     Until then, and after any error, an existing file stays as it was. A symbolic link stays a link: the file that it
     points to is replaced. An error of the disk names ``path``, not the temporary file.
-
-    Args:
-        path: the file; its folder must exist.
     """
     path = Path(os.path.realpath(path))
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix="-" + path.name)
@@ -28,7 +25,13 @@ def whole_file(path: str | Path) -> Iterator[Path]:
     try:
         with naming(path, name, beside):
             yield beside
-            beside.chmod(_mode(path))  # only its owner can read a temporary file
+            if path.exists():
+                mode = path.stat().st_mode & 0o777
+            else:
+                mask = os.umask(0)
+                os.umask(mask)
+                mode = 0o666 & ~mask
+            beside.chmod(mode)  # only its owner can read a temporary file
             _force(beside)
             os.replace(beside, path)
     finally:
@@ -49,21 +52,9 @@ def naming(path: Path, *instead: str | Path) -> Iterator[None]:
 
 
 def clear_unfinished(folder: Path, pattern: str) -> None:
-    """Remove the temporary files of ``whole_file`` for such names; a process that is killed while writing leaves one.
-
-    Only for a folder that no other process writes to.
-    """
+    """Remove what ``whole_file`` left when it was killed; only for a folder that no other process writes to."""
     for left in folder.glob(f".????????-{pattern}"):
         left.unlink(missing_ok=True)
-
-
-def _mode(path: Path) -> int:
-    """Return the permissions of the file that is replaced, or the default ones for a new file."""
-    if path.exists():
-        return path.stat().st_mode & 0o777
-    mask = os.umask(0)
-    os.umask(mask)
-    return 0o666 & ~mask
 
 
 def _force(path: Path) -> None:

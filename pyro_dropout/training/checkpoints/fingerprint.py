@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from pyro_dropout.protocols import Record
 from pyro_dropout.training.optimisers import Schedule, Update, plain
@@ -20,10 +20,16 @@ def told_update(update: Update) -> Record:
     """
     schedule = None if update.schedule is None else _told_schedule(update.schedule)
     if update.optimiser is not None:
-        groups = {str(k): _options(**group) for k, group in enumerate(update.optimiser.param_groups)}
+        groups = {}
+        for k, group in enumerate(update.optimiser.param_groups):
+            groups[str(k)] = options = {"params": len(group["params"])}
+            for name, value in group.items():
+                told = plain(value)
+                if name != "params":  # what is not JSON is told by its class
+                    options[name] = told if isinstance(told, str | int | float | list | dict | None) else _kind(told)
         own = {"schedule": schedule, "clip_norm": update.clip_norm}
         given = {name: value for name, value in own.items() if value is not None}
-        return {"name": type(update.optimiser).__name__, "groups": groups, **given}
+        return {"name": _kind(update.optimiser), "groups": groups, **given}
     bare = dataclasses.replace(update, schedule=None)
     p, state = [torch.ones(2)], bare.start([torch.ones(2)])
     seen: list[float] = []
@@ -32,15 +38,6 @@ def told_update(update: Update) -> Record:
         seen += p[0].tolist()
     clips = {"clip_norm": update.clip_norm, "clip_value": update.clip_value}
     return {"name": update.name, **clips, "steps": seen, "schedule": schedule}
-
-
-def _options(params: list[Tensor], **options: object) -> Record:
-    """Return the options of a group of parameters, those that are not JSON by their class, and how many it has."""
-    found: Record = {"params": len(params)}
-    for name, value in options.items():
-        told = plain(value)
-        found[name] = told if isinstance(told, str | int | float | list | dict | None) else type(told).__name__
-    return found
 
 
 def _told_schedule(schedule: Schedule) -> str:
@@ -52,21 +49,14 @@ def _told_schedule(schedule: Schedule) -> str:
         try:
             value = float(schedule(torch.tensor(float(step), dtype=torch.float64)))
         except (IndexError, ValueError, RuntimeError) as end:
-            seen.append(type(end).__name__)
+            seen.append(_kind(end))
             break
         seen.append(f"{value:.6e}")  # so few digits that two machines agree
     return hashlib.sha256(" ".join(seen).encode()).hexdigest()
 
 
 def told_loss(loss: object, model: object = None) -> dict[str, str | int | float | bool]:
-    """Return the class of a loss, with its settings; with a model, also whether its prior is tempered.
-
-    Example:
-        >>> import pyro_dropout as pdrop
-        >>> from pyro_dropout.training.checkpoints.fingerprint import told_loss
-        >>> told_loss(pdrop.ELBO(num_particles=2))["num_particles"]
-        2
-    """
+    """Return the class of a loss, with its settings; with a model, also whether its prior is tempered."""
     found = {name: value for name, value in vars(loss).items() if isinstance(value, str | int | float | bool)}
     heat = getattr(loss, "temperature", None)
     if callable(heat):
@@ -75,7 +65,7 @@ def told_loss(loss: object, model: object = None) -> dict[str, str | int | float
         parts = model.modules() if isinstance(model, nn.Module) else ()
         tempered = any(getattr(getattr(part, "prior", None), "tempered", False) for part in parts)
         found["temperature"] = "auto" if tempered else 1.0
-    return {"kind": type(loss).__name__} | found
+    return {"kind": _kind(loss)} | found
 
 
 def told_layers(model: object) -> dict[str, dict[str, object]]:
@@ -89,15 +79,12 @@ def told_layers(model: object) -> dict[str, dict[str, object]]:
         >>> told_layers(pdrop.BayesianNet(torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.ELU(2.0))))["model.net.1"]
         {'kind': 'ELU', 'alpha': 2.0}
     """
-    if not isinstance(model, nn.Module):
-        return {}
     found: dict[str, dict[str, object]] = {}
-    for path, module in model.named_modules():
-        name, kind = ".".join(filter(None, ("model", path))), type(module)
-        found[name] = {"kind": kind.__name__}
-        if kind.__module__.split(".")[0] in ("torch", "pyro_dropout"):
+    for path, module in model.named_modules() if isinstance(model, nn.Module) else ():
+        own = found[".".join(filter(None, ("model", path)))] = {"kind": _kind(module)}
+        if type(module).__module__.split(".")[0] in ("torch", "pyro_dropout"):
             told = {key: _setting(value) for key, value in vars(module).items() if key not in _NO_SETTINGS}
-            found[name] |= {key: value for key, value in told.items() if value is not None and key[0] != "_"}
+            own |= {key: value for key, value in told.items() if value is not None and key[0] != "_"}
     return found
 
 
@@ -110,3 +97,7 @@ def _setting(value: object) -> object:
         return None if any(part is None for part in parts) else parts
     name = getattr(value, "__name__", None)
     return name if callable(value) and isinstance(name, str) else None
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__

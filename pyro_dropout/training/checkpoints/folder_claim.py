@@ -23,9 +23,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # of some network fi
 def claimed(folder: Path, *, make: bool = False) -> Iterator[None]:
     """Hold a folder exclusively; raise if another process holds it.
 
-    Args:
-        folder: the folder.
-        make: create it, with its parents, if it does not exist; those that are empty at the end are removed again.
+    With ``make`` it is created with its parents, and those that are empty at the end are removed again.
 
     Example:
         >>> import pathlib, tempfile
@@ -43,7 +41,7 @@ def claimed(folder: Path, *, make: bool = False) -> Iterator[None]:
     if folder.exists() and not folder.is_dir():
         raise PyroDropoutError(f"{str(folder)!r} is a file; a folder is needed.")
     check_no_links(folder, LOCK)
-    made = [each for each in (folder.absolute(), *folder.absolute().parents) if not each.exists()] if make else []
+    made = [each for each in (folder.absolute(), *folder.absolute().parents) if make and not each.exists()]
     try:
         try:
             handle = _lock(folder, make)
@@ -77,11 +75,16 @@ def _lock(folder: Path, make: bool) -> int:
                 raise
             continue  # the folder was removed by the process that had made it
         try:
-            if not _locked(handle, folder):
-                raise PyroDropoutError(
-                    f"{str(folder)!r} is in use: another process is writing to it. Wait until it ends, or use another"
-                    " folder."
-                )
+            try:
+                _try(handle)
+            except OSError as cause:
+                if cause.errno not in _NO_LOCKS:
+                    raise PyroDropoutError(
+                        f"{str(folder)!r} is in use: another process is writing to it. Wait until it ends, or use"
+                        " another folder."
+                    ) from None
+                told = f"{folder} is on a file system without locks: make sure that no other process writes to it."
+                warnings.warn(told, stacklevel=4)
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(handle), os.stat(folder / LOCK)):
                     return handle
@@ -102,16 +105,3 @@ else:
 
     def _try(handle: int) -> None:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def _locked(handle: int, folder: Path) -> bool:
-    """Lock an open file and return whether that succeeded; where nothing can be locked, warn."""
-    try:
-        _try(handle)
-    except OSError as cause:
-        if cause.errno not in _NO_LOCKS:
-            return False
-        warnings.warn(
-            f"{folder} is on a file system without locks: make sure that no other process writes to it.", stacklevel=5
-        )
-    return True

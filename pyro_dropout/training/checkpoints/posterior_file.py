@@ -20,9 +20,9 @@ from pyro_dropout.training.checkpoints.atomic_file import FULL, MAKE_ROOM
 from pyro_dropout.training.checkpoints.fingerprint import told_layers
 from pyro_dropout.training.checkpoints.tensor_file import read_tensors, write_tensors
 
-_RIGHTS = "Give a file in a folder that you may write to"
-_REMEDIES = dict.fromkeys(FULL, MAKE_ROOM)
-_REMEDIES |= dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _RIGHTS)
+_REMEDIES = dict.fromkeys(FULL, MAKE_ROOM) | dict.fromkeys(
+    (errno.EACCES, errno.EPERM, errno.EROFS), "Give a file in a folder that you may write to"
+)
 _SHOWN = 8  # the most differences that an error lists
 
 
@@ -96,19 +96,24 @@ def load(path: str | Path, model: object, guide: object) -> Record:
         True
     """
     tensors, facts = read_tensors(path)
-    before = None
-    if isinstance(guide, AutoLaplace):  # whose tensors training adds: make room for those of the file
-        before = guide.curvature if guide.finished else None
-        own = ((name, value) for name, value in tensors.items() if name.startswith("guide."))
-        guide.expect({name.removeprefix("guide."): value for name, value in own})
+    laplace = guide if isinstance(guide, AutoLaplace) else None
+    before = laplace.curvature if laplace is not None and laplace.finished else None
+    if laplace is not None:  # whose tensors training adds: make room for those of the file
+        laplace.expect({name.removeprefix("guide."): t for name, t in tensors.items() if name.startswith("guide.")})
     try:
         check_identity(path, facts, tensors, model, guide)
     except Exception:
-        if isinstance(guide, AutoLaplace):
-            guide.set_curvature(before)
+        if laplace is not None:
+            laplace.set_curvature(before)
         raise
     put(tensors, model, guide)
-    _note_widths(model, facts)
+    for path_to, module in model.named_modules() if isinstance(model, nn.Module) else ():
+        if isinstance(module, BayesianNet):  # prior widths that the file's model had found from data are no settings
+            names = {name: f"prior_scale/{name.replace('.', '/')}" for name in module.sites}
+            free = {n: b for n, b in names.items() if _joined("model", path_to, b) not in facts.get("told", [])}
+            module.set_prior_scales({name: module.get_buffer(buffer) for name, buffer in free.items()})
+            if set(free) - set(module.learned):
+                module.take_in_full()
     note_training(guide, "", ignores=str(facts.get("ignores", "")))
     extra: Record = facts.get("extra", {})
     return extra
@@ -123,20 +128,20 @@ def tensors_of(model: object, guide: object, names: Sequence[str] = ()) -> dict[
         raise PyroDropoutError(
             f"{type(guide).__name__} has not seen its model's sites yet: call it once with the model's arguments first."
         )
+    owners = {"model": owner_of(model), "guide": owner_of(guide)}
     found = {
         f"{root}.{name}": tensor
-        for root, part in (("model", owner_of(model)), ("guide", owner_of(guide)))
+        for root, part in owners.items()
         if isinstance(part, nn.Module)
         for name, tensor in (*part.named_parameters(), *part.named_buffers())
     }
     known = {id(tensor) for tensor in found.values()}
     store = pyro.get_param_store()._params
-    met = met_by(owner_of(model), owner_of(guide)) | {name: store[name] for name in names if name in store}
+    met = met_by(*owners.values()) | {name: store[name] for name in names if name in store}
     found |= {f"store.{name}": tensor for name, tensor in met.items() if id(tensor) not in known}
     for number, module in enumerate(holders_of(model, guide)):
-        for name, tensor in module._buffers.items():
-            if tensor is not None and id(tensor) not in known:
-                found[f"called.{number}.{name}"] = tensor
+        own = module._buffers.items()
+        found |= {f"called.{number}.{name}": t for name, t in own if t is not None and id(t) not in known}
     if not found and not names:
         raise PyroDropoutError(
             "there is nothing to save: neither model nor guide is a module with tensors, and neither was trained"
@@ -147,43 +152,32 @@ def tensors_of(model: object, guide: object, names: Sequence[str] = ()) -> dict[
 
 def identity_of(model: object, guide: object) -> Record:
     """Return the classes of a model and a guide, the layers, and which tensors are settings."""
-    likelihood = getattr(model, "likelihood", None)
-    kinds = {"model": type(model).__name__, "guide": type(guide).__name__, "likelihood": type(likelihood).__name__}
+    parts = {"model": model, "guide": guide, "likelihood": getattr(model, "likelihood", None)}
+    kinds = {name: type(part).__name__ for name, part in parts.items()}
     return {"kinds": kinds, "layers": told_layers(model), "told": sorted(settings_of(model, guide))}
 
 
 def settings_of(model: object, guide: object) -> set[str]:
     """Return the names of the buffers that are settings: a guide's, and those of a model's prior and likelihood."""
     learned = getattr(guide, "learned_buffers", ())
-    names = {f"guide.{name}" for name, _ in guide.named_buffers()} if isinstance(guide, nn.Module) else set()
-    names -= {f"guide.{name}" for name in learned}
+    own = guide.named_buffers() if isinstance(guide, nn.Module) else ()
+    names = {f"guide.{name}" for name, _ in own if name not in learned}
     if isinstance(model, nn.Module):
         fixed = [name for name, _ in model.named_buffers() if "likelihood." in name]
         # The offset of counts is found from data, as the mean and the spread of other targets are.
         names |= {f"model.{name}" for name in fixed if not name.endswith("likelihood.offset")}
         for path, module in model.named_modules():
             found = module.found_widths() if isinstance(module, BayesianNet) else ()
-            priors = (name for name in module._buffers if _is_prior(name, vars(module).get("sites")))
-            names |= {".".join(filter(None, ("model", path, name))) for name in priors if name not in found}
+            sites = vars(module).get("sites")
+            for name in module._buffers:  # the standard deviation of a prior, as BayesianNet or DeepGP names it
+                of_site = isinstance(sites, Mapping) and name.endswith("_std") and name.removesuffix("_std") in sites
+                if name not in found and (name.startswith("prior_scale/") or of_site):
+                    names.add(_joined("model", path, name))
     return names
 
 
-def _note_widths(model: object, facts: Record) -> None:
-    """Note which prior widths the file's model had found from data: here they are no settings any more."""
-    told: list[str] = facts.get("told", [])
-    for path, module in model.named_modules() if isinstance(model, nn.Module) else ():
-        if isinstance(module, BayesianNet):
-            names = {name: f"prior_scale/{name.replace('.', '/')}" for name in module.sites}
-            free = {n: b for n, b in names.items() if ".".join(filter(None, ("model", path, b))) not in told}
-            module.set_prior_scales({name: module.get_buffer(buffer) for name, buffer in free.items()})
-            if set(free) - set(module.learned):
-                module.take_in_full()
-
-
-def _is_prior(name: str, sites: object) -> bool:
-    """Whether a model's buffer is the standard deviation of a site's prior, as BayesianNet or DeepGP names it."""
-    known = sites if isinstance(sites, Mapping) else {}
-    return name.startswith("prior_scale/") or (name.endswith("_std") and name.removesuffix("_std") in known)
+def _joined(*parts: str) -> str:
+    return ".".join(filter(None, parts))
 
 
 def _here(tensors: Mapping[str, Tensor], model: object, guide: object) -> dict[str, Tensor]:
@@ -207,7 +201,13 @@ def check_identity(
             wrong.append(f"{name}: {theirs.dtype} in the file, {mine.dtype} here")
         elif name in told and not torch.equal(mine.cpu(), theirs):
             wrong.append(f"{name}: {_short(theirs)} in the file, {_short(mine)} here")
-    wrong += _other_layers(facts.get("layers", {}), own["layers"])
+    there: dict[str, Record] = facts.get("layers", {})
+    wrong += _only_on_one_side(there, own["layers"])
+    for name, layer in ((name, layer) for name, layer in own["layers"].items() if name in there):
+        if there[name]["kind"] != layer["kind"]:
+            wrong.append(f"{name}: {there[name]['kind']} in the file, {layer['kind']} here")
+        else:  # a setting may be one that only one version of torch has
+            wrong += _other_values(there[name], layer, f"{name}.")
     if wrong:
         more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
         functions = any(name.startswith(("store.", "called.")) and name not in here for name in tensors)
@@ -226,18 +226,6 @@ def _only_on_one_side(theirs: Mapping[str, object], mine: Mapping[str, object]) 
 def _other_values(theirs: Mapping[str, object], mine: Mapping[str, object], prefix: str = "") -> list[str]:
     both = (name for name in theirs if name in mine and theirs[name] != mine[name])
     return [f"{prefix}{name}: {theirs[name]} in the file, {mine[name]} here" for name in both]
-
-
-def _other_layers(theirs: Mapping[str, Record], mine: Mapping[str, Record]) -> list[str]:
-    """Describe which layers have another class or other settings."""
-    wrong = _only_on_one_side(theirs, mine)
-    for name in (name for name in mine if name in theirs):
-        there, here = theirs[name], mine[name]
-        if there["kind"] != here["kind"]:
-            wrong.append(f"{name}: {there['kind']} in the file, {here['kind']} here")
-        else:
-            wrong += _other_values(there, here, f"{name}.")  # a setting may be one that only one version of torch has
-    return wrong
 
 
 def _short(tensor: Tensor) -> str:

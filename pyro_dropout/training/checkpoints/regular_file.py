@@ -9,22 +9,12 @@ from pathlib import Path
 
 from pyro_dropout.errors import PyroDropoutError
 
-_KINDS = {
-    stat.S_IFDIR: "a folder",
-    stat.S_IFIFO: "a pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
+_KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+_KINDS |= dict.fromkeys((stat.S_IFCHR, stat.S_IFBLK), "a device")
 
 
 def check_regular(path: str | Path, advice: str, missing: str = "") -> None:
-    """Raise unless a path leads to a regular file.
-
-    Args:
-        path: the file; symbolic links are followed.
-        advice: what to do if it is a folder, a pipe, a socket or a device.
-        missing: the message if there is no such file.
+    """Raise unless a path leads to a regular file, with advice, or with what to say if there is none.
 
     Example:
         >>> from pyro_dropout.training.checkpoints.regular_file import check_regular

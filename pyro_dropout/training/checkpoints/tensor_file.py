@@ -1,13 +1,13 @@
 """One file of named tensors and a few plain facts, which is whole or is refused, and never runs anything.
 
 Tensors lie in the safetensors format, the facts as JSON in its header. Every tensor has its SHA-256 among the facts,
-and the facts have one of their own, so that a flipped bit is found before anything is used. A file is written beside
-its place, forced to the disk and renamed, so that the old one stays until the new one is whole.
+and the facts have one of their own, so that a flipped bit is found before anything is used.
 """
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +24,10 @@ from pyro_dropout.training.checkpoints.regular_file import check_regular
 FORMAT = 1
 ADVICE = " Take an older checkpoint, or train anew."  # ends the error of a damaged file
 _KEY = "pyro_dropout"
-_LONGEST_HEADER = 2**26  # bytes; a network of a million layers needs less
-_MAPPED = 2**30  # bytes that are always mapped into memory; a longer file must first be as long as its header tells
 
 
 def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], facts: Mapping[str, object]) -> None:
-    """Write tensors and facts to ``path``, all of it or nothing.
-
-    Args:
-        path: the file; its folder must exist.
-        tensors: by name; they are copied to the CPU.
-        facts: what JSON can hold.
+    """Write tensors, by name, and facts that JSON can hold to ``path``: all of it or nothing.
 
     Example:
         >>> import pathlib, tempfile, torch
@@ -56,28 +49,22 @@ def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], facts: Mappin
 
 def read_facts(path: str | Path) -> Record:
     """Return the facts of a file, checked, without its tensors."""
-    path = _as_path(path)
-    with _opened(path) as file:
-        facts: Record = _told(path, file)["facts"]
-    return facts
+    with _opened(_as_path(path)) as (_, told):
+        facts: Record = told["facts"]
+        return facts
 
 
 def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], Record]:
     """Return the tensors, by name, and the facts of a file, all of them checked."""
-    path = _as_path(path)
     tensors: dict[str, Tensor] = {}
-    with _opened(path) as file:
-        told = _told(path, file)
+    with _opened(path := _as_path(path)) as (file, told):
         if set(file.keys()) != set(told["tensors"]):
             raise _damaged(path, "its tensors are not those that its header tells of")
         for name, expected in told["tensors"].items():
-            try:
-                tensors[name] = file.get_tensor(name).clone()
-            except (SafetensorError, KeyError, RuntimeError) as cause:
-                raise _damaged(path, f"tensor {name!r}: {_first_line(cause)}") from None
+            tensors[name] = file.get_tensor(name).clone()
             if digest(tensors[name]) != expected:
                 raise _damaged(path, f"tensor {name!r} is not what was written")
-    return tensors, told["facts"]
+        return tensors, told["facts"]
 
 
 def _as_path(path: object) -> Path:
@@ -86,55 +73,32 @@ def _as_path(path: object) -> Path:
     return Path(path)
 
 
-def _opened(path: Path) -> Any:
-    """Open a file of tensors, whose header is not longer than the file and not absurd."""
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, Record]]:
+    """Open a file of tensors, with its checked header."""
     check_regular(path, "give the file that save wrote.")
     try:
-        size = path.stat().st_size
-        with path.open("rb") as raw:
-            first = raw.read(8)
-            length = int.from_bytes(first, "little")
-            if len(first) < 8 or length > min(_LONGEST_HEADER, size - 8):
-                raise _damaged(path, "it is cut off, or no file of tensors")
-            if size > _MAPPED and size != 8 + length + _end(raw.read(length)):
-                raise _damaged(path, "it is longer than its header tells")
-        return safe_open(path, framework="pt")
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            text = header.get(_KEY)
+            if text is None:
+                raise _damaged(path, "it was not written by pyro_dropout")
+            if hashlib.sha256(text.encode()).hexdigest() != header.get("sha256"):
+                raise _damaged(path, "its header is not what was written")
+            try:
+                told = json.loads(text)
+            except (ValueError, RecursionError):
+                raise _damaged(path, "its header is not JSON") from None
+            if not isinstance(told, dict) or told.get("format") != FORMAT:
+                version = told.get("format") if isinstance(told, dict) else None
+                raise _damaged(path, f"it has format {version!r}, and this version reads format {FORMAT}")
+            if not all(isinstance(told.get(part), dict) for part in ("facts", "tensors")):
+                raise _damaged(path, "its header lacks facts or tensors")
+            yield file, told
     except SafetensorError as cause:
-        raise _damaged(path, _first_line(cause)) from None
+        raise _damaged(path, str(cause).split("\n")[0][:200]) from None
     except OSError as cause:
         raise PyroDropoutError(f"{path.name} cannot be read: {cause.strerror or cause}.") from None
-
-
-def _end(header: bytes) -> int:
-    """Return where the last tensor of a header ends; -1 if it is not a header."""
-    try:
-        tensors = {name: told for name, told in json.loads(header).items() if name != "__metadata__"}
-        return max((int(told["data_offsets"][1]) for told in tensors.values()), default=0)
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-        return -1
-
-
-def _told(path: Path, file: Any) -> Record:
-    header = file.metadata() or {}
-    text = header.get(_KEY)
-    if text is None:
-        raise _damaged(path, "it was not written by pyro_dropout")
-    if hashlib.sha256(text.encode()).hexdigest() != header.get("sha256"):
-        raise _damaged(path, "its header is not what was written")
-    try:
-        told = json.loads(text)
-    except (ValueError, RecursionError):
-        raise _damaged(path, "its header is not JSON") from None
-    if not isinstance(told, dict) or told.get("format") != FORMAT:
-        version = told.get("format") if isinstance(told, dict) else None
-        raise _damaged(path, f"it has format {version!r}, and this version reads format {FORMAT}")
-    if not all(isinstance(told.get(part), dict) for part in ("facts", "tensors")):
-        raise _damaged(path, "its header lacks facts or tensors")
-    return told
-
-
-def _first_line(cause: BaseException) -> str:
-    return str(cause).split("\n")[0][:200]
 
 
 def _damaged(path: Path, why: str) -> DamagedFileError:
