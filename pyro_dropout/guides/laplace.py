@@ -4,7 +4,7 @@ Training finds the point: until the curvature is known, q is a point for each si
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast
 
 import pyro.distributions as dist
 import torch
@@ -28,6 +28,14 @@ from pyro_dropout.protocols import Distribution, PyroModel, SiteDistribution, We
 from pyro_dropout.registry import guide
 
 Structure = Literal["full", "layer", "kron", "diagonal", "last"]
+# By structure: what a block is, and whether each layer has its own.
+STRUCTURES: dict[Structure, tuple[tuple[type[Block], ...], bool]] = {
+    "full": ((Dense,), False),
+    "layer": ((Dense,), True),
+    "kron": ((Kronecker,), True),
+    "diagonal": ((Diagonal,), False),
+    "last": ((Dense, Kronecker), False),  # of the last layer only
+}
 _NUMBERS = 2**24  # of a root that are held at once
 MOST = 4096  # weights with one matrix by default, and in the last layer
 
@@ -77,11 +85,9 @@ class AutoLaplace(SiteGuide):
                 f" {type(model).__name__}. For other Pyro models, Pyro has AutoLaplaceApproximation."
             )
         if structure is not None:
-            check_choice("structure", structure, get_args(Structure), "None")
+            check_choice("structure", structure, tuple(STRUCTURES), "None")
         super().__init__(model, bias="map", other="map", init=init, init_loc_fn=init_loc_fn)
-        self._modules["measured"] = None
-        self._noise: dict[str, SharedNoise] = {}
-        self._roots: tuple[list[tuple[Tensor, int]], dict[str, Any]] = ([], {})
+        self.set_curvature(None)
         self._start()
         size = sum(site.start.numel() for site in self._sites.values())
         self.structure: Structure = ("full" if size <= MOST else "last") if structure is None else structure
@@ -94,7 +100,7 @@ class AutoLaplace(SiteGuide):
 
     def weight_distribution(self, site: GuideSite, state: State) -> SiteDistribution:
         """A point, or what the curvature makes of it."""
-        found: SiteDistribution = self._marginal_at(site, state)
+        found: SiteDistribution = self._at(site, state, drawn=False)
         return found
 
     # --- the curvature ------------------------------------------------------------------------------------------------
@@ -159,27 +165,20 @@ class AutoLaplace(SiteGuide):
     def set_curvature(self, curvature: Curvature | None) -> None:
         """Make q the Gaussian with this curvature; with None, points again."""
         self._modules["measured"] = curvature
-        self._noise, self._roots = {}, ([], {})
+        self._noise: dict[str, SharedNoise] = {}
+        self._roots: tuple[list[tuple[Tensor, int]], dict[str, Any]] = ([], {})
 
     def expect(self, tensors: Mapping[str, Tensor]) -> None:
         """Make room for the curvature in a file, given as the tensors of this guide by name."""
         prefix = "measured."
         own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
         shapes = {name: site.start.shape for name, site in self._sites.items()}
-        place = next(self.parameters()).device
-        found = Curvature.room_for(own, shapes, place) if own else None
-        self.set_curvature(found if found is not None and self._fits(found) else None)
-
-    def _fits(self, curvature: Curvature) -> bool:
-        """Whether a curvature has the blocks of this guide's structure."""
-        wanted = {"kron": Kronecker, "diagonal": Diagonal, "last": Dense | Kronecker}.get(self.structure, Dense)
-        layers = {name.rpartition(".")[0] for name in self._sites}
-        blocks = list(curvature)
-        whole = sum(len(block.shapes) for block in blocks) == len(self._sites)
-        count = len(layers) if self.structure in ("layer", "kron") else 1
-        return (
-            all(isinstance(b, wanted) for b in blocks) and len(blocks) == count and (whole or self.structure == "last")
-        )
+        found = Curvature.room_for(own, shapes, next(self.parameters()).device) if own else None
+        blocks, (kinds, by_layer) = list(found or ()), STRUCTURES[self.structure]
+        count = len({name.rpartition(".")[0] for name in shapes}) if by_layer else 1
+        whole = self.structure == "last" or sum(len(block.shapes) for block in blocks) == len(shapes)
+        fits = whole and len(blocks) == count and all(isinstance(block, kinds) for block in blocks)
+        self.set_curvature(found if fits else None)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Load the tensors of another guide, with its curvature."""
@@ -198,26 +197,24 @@ class AutoLaplace(SiteGuide):
 
     def _block(self, name: str) -> Block | None:
         """Return the block that a site belongs to; None for a point."""
-        blocks = self.curvature if self.finished else ()
-        return next((block for block in blocks if name in block.shapes), None)
+        return next((block for block in (self.curvature if self.finished else ()) if name in block.shapes), None)
 
     def _root(self, block: Block, like: Tensor) -> Any:
         """Return the factors of a block's covariance, computed when the curvature changes."""
         now = [(tensor, tensor._version) for tensor in self.curvature.buffers()]
         known = self._roots[0]
-        same = len(now) == len(known) and all(a[0] is b[0] and a[1] == b[1] for a, b in zip(now, known, strict=True))
-        if not same:
+        if len(now) != len(known) or any(a[0] is not b[0] or a[1] != b[1] for a, b in zip(now, known, strict=True)):
             self._roots = (now, {})
         key = f"{','.join(block.shapes)} {like.dtype} {like.device}"
         if key not in self._roots[1]:
             with torch.no_grad():
-                if isinstance(block, Dense):
-                    self._roots[1][key] = block.root().to(like)
-                elif isinstance(block, Kronecker):
-                    self._roots[1][key] = Rotated.of(block, like)
+                if isinstance(block, Kronecker):
+                    found: Any = Rotated.of(block, like)
+                elif isinstance(block, Diagonal):
+                    found = {name: scale.to(like) for name, scale in block.scales().items()}
                 else:
-                    assert isinstance(block, Diagonal)
-                    self._roots[1][key] = {name: scale.to(like) for name, scale in block.scales().items()}
+                    found = cast(Dense, block).root().to(like)
+            self._roots[1][key] = found
         return self._roots[1][key]
 
     # --- distributions ------------------------------------------------------------------------------------------------
@@ -231,38 +228,29 @@ class AutoLaplace(SiteGuide):
             size = len(block.outputs) * len(block.inputs) if isinstance(block, Kronecker) else block.size()
             self._noise |= dict.fromkeys(block.shapes, SharedNoise(size))
 
-    def _rows(self, block: Dense, name: str, like: Tensor) -> Tensor:
-        """Return a site's rows of L, up to the diagonal of its last row."""
-        names = list(block.shapes)
-        sizes = [block.shapes[each].numel() for each in names]
-        start = sum(sizes[: names.index(name)])
-        end = start + block.shapes[name].numel()
-        rows: Tensor = self._root(block, like)[start:end, :end]
-        return rows
-
     def _made(self, site: GuideSite, state: State) -> Distribution:
-        block = self._block(site.name)
-        if isinstance(block, Dense):
-            return FullRankBlock(state.loc, self._rows(block, site.name, state.loc), self._noise[site.name])
-        if isinstance(block, Kronecker):
-            layer = self._root(block, state.loc)
-            return KroneckerBlock(state.loc, layer, _is_bias(block, site.name), self._noise[site.name])
-        return self._marginal_at(site, state)
+        return self._at(site, state, drawn=True)
 
-    def _marginal_at(self, site: GuideSite, state: State) -> Distribution:
+    def _marginal(self, site: GuideSite) -> Distribution:
+        return self._at(site, self._state(site), drawn=False)
+
+    def _at(self, site: GuideSite, state: State, drawn: bool) -> Distribution:
+        """Return the distribution of a site: drawn with the others of its block, or by itself."""
         block, loc = self._block(site.name), state.loc
         if block is None:
             return dist.Delta(loc, event_dim=loc.dim())
-        root = self._root(block, loc)
-        if isinstance(block, Dense):
-            return FullRankNormal(loc, self._rows(block, site.name, loc))
+        root, names = self._root(block, loc), list(block.shapes)
         if isinstance(block, Diagonal):
             return gaussian(loc, root[site.name].log())
-        assert isinstance(block, Kronecker)
-        return KroneckerNormal(loc, root, _is_bias(block, site.name))
-
-    def _marginal(self, site: GuideSite) -> Distribution:
-        return self._marginal_at(site, self._state(site))
+        if isinstance(block, Kronecker):
+            is_bias = names.index(site.name) > 0
+            if drawn:
+                return KroneckerBlock(loc, root, is_bias, self._noise[site.name])
+            return KroneckerNormal(loc, root, is_bias)
+        start = sum(block.shapes[name].numel() for name in names[: names.index(site.name)])
+        end = start + loc.numel()
+        rows = root[start:end, :end]  # up to the diagonal of its last row
+        return FullRankBlock(loc, rows, self._noise[site.name]) if drawn else FullRankNormal(loc, rows)
 
     def random_sites(self) -> list[str]:
         """Return the names of the sites that are not points."""
@@ -273,10 +261,6 @@ class AutoLaplace(SiteGuide):
         """Return the point."""
         with torch.no_grad():
             return {site.name: site.image(self._state(site).loc.clone()) for site in self._known()}
-
-    def squared_length(self, by_site: Mapping[str, Tensor]) -> Tensor:
-        """Return gᵀ Λ⁻¹ g of a vector g, given by site, with the precision Λ of the posterior; in float64."""
-        return torch.stack([block.squared_length(by_site) for block in self.curvature]).sum()
 
     def _joint_root(self, rows: Mapping[str, Tensor]) -> Tensor:
         """Return the root of the blocks that the rows belong to."""
@@ -323,7 +307,3 @@ class AutoLaplace(SiteGuide):
 def _log(name: str, value: float | Tensor) -> Tensor:
     check_positive(name, value)
     return torch.as_tensor(value, dtype=torch.float64).log()
-
-
-def _is_bias(block: Kronecker, name: str) -> bool:
-    return list(block.shapes).index(name) > 0

@@ -48,40 +48,41 @@ class Block(nn.Module):
 
     def gathered(self, precisions: Mapping[str, Tensor]) -> Tensor:
         """Return the prior's precisions as the block needs them, from those by site; with gradients."""
-        parts = (precisions[name].to(F64).expand(shape).flatten() for name, shape in self.shapes.items())
-        return torch.cat(list(parts))
+        return torch.cat([precisions[name].to(F64).expand(shape).flatten() for name, shape in self.shapes.items()])
 
     def size(self) -> int:
         """Return how many numbers the sites of the block have."""
         return sum(shape.numel() for shape in self.shapes.values())
 
-    def by_site(self) -> dict[str, Tensor]:
-        """Return the prior's precisions by site, each of the site's shape."""
-        parts = self.prior.split([shape.numel() for shape in self.shapes.values()])
+    def divided(self, numbers: Tensor) -> dict[str, Tensor]:
+        """Return the numbers of a block by site, each of the site's shape."""
+        parts = numbers.split([shape.numel() for shape in self.shapes.values()])
         return {name: part.reshape(self.shapes[name]) for name, part in zip(self.shapes, parts, strict=True)}
 
-    def log_det(self, prior: Tensor | None = None) -> Tensor:
-        """Return log det(H + P), with gradients in ``prior``, which is as ``gathered`` returns it."""
-        raise NotImplementedError
+    def by_site(self) -> dict[str, Tensor]:
+        """Return the prior's precisions by site, each of the site's shape."""
+        return self.divided(self.prior)
 
     def flat(self, by_site: Mapping[str, Tensor]) -> Tensor:
         """Return tensors (..., *shape) by site as rows, (..., n), in the order of the block; in float64."""
-        rows = []
-        for name, shape in self.shapes.items():
-            value = by_site[name].to(F64)
-            rows.append(value.reshape(*value.shape[: value.dim() - len(shape)], shape.numel()))
-        return torch.cat(rows, -1)
+        return torch.cat([_leading(by_site[name], shape).flatten(-2) for name, shape in self.shapes.items()], -1)
 
-    def squared_length(self, by_site: Mapping[str, Tensor]) -> Tensor:
-        """Return gᵀ Λ⁻¹ g for a vector g, given by site."""
-        raise NotImplementedError
-
-    def spectrum(self) -> tuple[Tensor, Callable[[Mapping[str, Tensor]], Tensor]]:
+    def spectrum(self, prior: Tensor) -> tuple[Tensor, Callable[[Mapping[str, Tensor]], Tensor]]:
         """Return λ, (n,), and a function of rows R by site that returns R', (B, n), for any factor c of the prior.
 
         R (H + cP)⁻¹ Rᵀ = R' diag(1/(λ + c)) R'ᵀ: λ and R' are those of the eigenvectors of P^-½ H P^-½.
         """
         raise NotImplementedError
+
+    def log_det(self, prior: Tensor | None = None) -> Tensor:
+        """Return log det(H + P) = log det P + Σ log(λ + 1), with gradients in a prior as ``gathered`` returns it."""
+        prior = self.prior if prior is None else prior
+        return self.size() // len(prior) * prior.log().sum() + self.spectrum(prior)[0].log1p().sum()
+
+    def rooted(self, rows: Mapping[str, Tensor]) -> Tensor:
+        """Return R L, (B, n), of rows R by site, for some L with L Lᵀ = Λ⁻¹."""
+        values, rotated = self.spectrum(self.prior)
+        return rotated(rows) * (values + 1).rsqrt()
 
 
 class Diagonal(Block):
@@ -90,22 +91,13 @@ class Diagonal(Block):
     factors, order = ("diagonal",), 1
     diagonal: Tensor
 
-    def log_det(self, prior: Tensor | None = None) -> Tensor:
-        """Return Σ log(h + P)."""
-        return (self.diagonal + (self.prior if prior is None else prior)).log().sum()
+    def spectrum(self, prior: Tensor) -> tuple[Tensor, Callable[[Mapping[str, Tensor]], Tensor]]:
+        """Return h/P, and R P^-½."""
+        return self.diagonal / prior, lambda rows: self.flat(rows) * prior.rsqrt()
 
     def scales(self) -> dict[str, Tensor]:
         """Return the standard deviations of the posterior, by site."""
-        parts = (self.diagonal + self.prior).rsqrt().split([shape.numel() for shape in self.shapes.values()])
-        return {name: part.reshape(self.shapes[name]) for name, part in zip(self.shapes, parts, strict=True)}
-
-    def squared_length(self, by_site: Mapping[str, Tensor]) -> Tensor:
-        """Return Σ g²/(h + P)."""
-        return (self.flat(by_site).square() / (self.diagonal + self.prior)).sum()
-
-    def spectrum(self) -> tuple[Tensor, Callable[[Mapping[str, Tensor]], Tensor]]:
-        """Return h/P, and R P^-½."""
-        return self.diagonal / self.prior, lambda rows: self.flat(rows) * self.prior.rsqrt()
+        return self.divided((self.diagonal + self.prior).rsqrt())
 
 
 class Dense(Block):
@@ -114,37 +106,44 @@ class Dense(Block):
     factors = ("hessian",)
     hessian: Tensor
 
-    def log_det(self, prior: Tensor | None = None) -> Tensor:
-        """Return log det(H + P)."""
-        prior = self.prior if prior is None else prior
-        return prior.log().sum() + 2 * _cholesky(self.scaled(prior), self.shapes).diagonal().log().sum()
+    def spectrum(self, prior: Tensor) -> tuple[Tensor, Callable[[Mapping[str, Tensor]], Tensor]]:
+        """Return the eigenvalues of P^-½ H P^-½, and R P^-½ U."""
+        values, vectors = torch.linalg.eigh(_scaled(self.hessian, prior))
+        basis = prior.rsqrt()[:, None] * vectors
+        return values.clamp_min(0), lambda rows: self.flat(rows) @ basis
 
-    def scaled(self, prior: Tensor) -> Tensor:
-        """Return I + P^-½ H P^-½."""
-        half = prior.rsqrt()
-        return torch.eye(len(prior), dtype=F64, device=prior.device) + half[:, None] * self.hessian * half
+    def cholesky(self, prior: Tensor, backwards: bool = False) -> Tensor:
+        """Return C with C Cᵀ = I + P^-½ H P^-½, or its order of numbers reversed."""
+        matrix = _scaled(self.hessian, prior) + torch.eye(len(prior), dtype=F64, device=prior.device)
+        found: Tensor
+        found, info = torch.linalg.cholesky_ex(matrix.flip(0, 1) if backwards else matrix)
+        if int(info):
+            raise PyroDropoutError(
+                f"the precision of {', '.join(map(repr, self.shapes))} cannot be factorised, in float64 either: the"
+                f" data say more than {1 / torch.finfo(F64).eps:.0e} times as much as the prior about some weights, or"
+                " a number is not finite. Are inputs, targets and tau in units that make sense?"
+                " Standardised(model, x, y) may help."
+            )
+        return found
+
+    def log_det(self, prior: Tensor | None = None) -> Tensor:
+        """Return log det(H + P), from the Cholesky factor."""
+        prior = self.prior if prior is None else prior
+        return prior.log().sum() + 2 * self.cholesky(prior).diagonal().log().sum()
+
+    def rooted(self, rows: Mapping[str, Tensor]) -> Tensor:
+        """Return R P^-½ C⁻ᵀ."""
+        half = (self.flat(rows) * self.prior.rsqrt()).reshape(-1, len(self.prior))
+        found: Tensor = torch.linalg.solve_triangular(self.cholesky(self.prior), half.mT, upper=False)
+        return found.mT
 
     def root(self) -> Tensor:
         """Return the lower-triangular L with L Lᵀ = Λ⁻¹, (n, n)."""
         # Λ turned around is C Cᵀ, so Λ = K Kᵀ with an upper-triangular K, and L = K⁻ᵀ.
-        upper = _cholesky(self.scaled(self.prior).flip(0, 1), self.shapes).flip(0, 1)
+        upper = self.cholesky(self.prior, backwards=True).flip(0, 1)
         eye = torch.eye(len(upper), dtype=F64, device=upper.device)
         lower: Tensor = torch.linalg.solve_triangular(upper.mT, eye, upper=False)
         return lower * self.prior.rsqrt()[:, None]
-
-    def squared_length(self, by_site: Mapping[str, Tensor]) -> Tensor:
-        """Return ‖C⁻¹ P^-½ g‖²."""
-        half = (self.flat(by_site) * self.prior.rsqrt()).unsqueeze(-1)
-        cholesky = _cholesky(self.scaled(self.prior), self.shapes)
-        whitened: Tensor = torch.linalg.solve_triangular(cholesky, half, upper=False)
-        return whitened.square().sum()
-
-    def spectrum(self) -> tuple[Tensor, Callable[[Mapping[str, Tensor]], Tensor]]:
-        """Return the eigenvalues of P^-½ H P^-½, and R P^-½ U."""
-        half = self.prior.rsqrt()
-        values, vectors = torch.linalg.eigh(half[:, None] * self.hessian * half)
-        basis = half[:, None] * vectors
-        return values.clamp_min(0), lambda rows: self.flat(rows) @ basis
 
 
 class Kronecker(Block):
@@ -169,16 +168,13 @@ class Kronecker(Block):
 
     def gathered(self, precisions: Mapping[str, Tensor]) -> Tensor:
         """Return D; raise unless all outputs have the same."""
-        columns = []
-        for name, shape in self.shapes.items():
-            each = precisions[name].to(F64).expand(shape).reshape(shape[0], -1)
-            if not bool((each == each[:1]).all()):
-                raise PyroDropoutError(
-                    f"structure='kron' needs one prior width for all outputs of a layer, and {name!r} has several."
-                    " Use structure='full', 'layer' or 'diagonal'."
-                )
-            columns.append(each[0])
-        return torch.cat(columns)
+        whole = self.matrix({name: precisions[name].expand(shape) for name, shape in self.shapes.items()})
+        if not bool((whole == whole[:1]).all()):
+            raise PyroDropoutError(
+                "structure='kron' needs one prior width for all outputs of a layer, and"
+                f" {', '.join(map(repr, self.shapes))} have several. Use structure='full', 'layer' or 'diagonal'."
+            )
+        return whole[0]
 
     def by_site(self) -> dict[str, Tensor]:
         """Return the prior's precisions by site, each of the site's shape."""
@@ -188,45 +184,29 @@ class Kronecker(Block):
 
     def matrix(self, by_site: Mapping[str, Tensor]) -> Tensor:
         """Return tensors (..., *shape) by site as (W, b), (..., outputs, inputs and bias); in float64."""
-        parts = []
-        for name, shape in self.shapes.items():
-            value = by_site[name].to(F64)
-            lead = value.shape[: value.dim() - len(shape)]
-            parts.append(value.reshape(*lead, shape[0], math.prod(shape[1:])))
-        return torch.cat(parts, -1)
+        return torch.cat([_leading(by_site[name], shape) for name, shape in self.shapes.items()], -1)
 
     def flat(self, by_site: Mapping[str, Tensor]) -> Tensor:
         """Return tensors by site as rows, in the order of (W, b)."""
         return self.matrix(by_site).flatten(-2)
 
-    def log_det(self, prior: Tensor | None = None) -> Tensor:
-        """Return Σ_kj log(β_k λ_j + 1) + outputs · Σ log D."""
-        prior = self.prior if prior is None else prior
-        products = _eigenvalues(self.outputs)[:, None] * _eigenvalues(self.scaled(prior))
-        return products.log1p().sum() + len(self.outputs) * prior.log().sum()
-
-    def scaled(self, prior: Tensor) -> Tensor:
-        """Return D^-½ A D^-½."""
-        half = prior.rsqrt()
-        return half[:, None] * self.inputs * half
+    def _eigen(self, prior: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return U, V, and β_k λ_j."""
+        beta, left = torch.linalg.eigh(self.outputs)
+        lam, right = torch.linalg.eigh(_scaled(self.inputs, prior))
+        return left, right, beta.clamp_min(0)[:, None] * lam.clamp_min(0)  # rounding may leave a little less than 0
 
     def rotations(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return U, V and the standard deviations s_kj = (β_k λ_j + 1)^-½ in the rotated units."""
         with torch.no_grad():
-            beta, left = torch.linalg.eigh(self.outputs)
-            lam, right = torch.linalg.eigh(self.scaled(self.prior))
-        return left, right, (beta.clamp_min(0)[:, None] * lam.clamp_min(0) + 1).rsqrt()
+            left, right, values = self._eigen(self.prior)
+        return left, right, (values + 1).rsqrt()
 
-    def squared_length(self, by_site: Mapping[str, Tensor]) -> Tensor:
-        """Return ‖s ∘ Uᵀ G D^-½ V‖² of the matrix G."""
-        left, right, widths = self.rotations()
-        return (left.mT @ (self.matrix(by_site) * self.prior.rsqrt()) @ right * widths).square().sum()
-
-    def spectrum(self) -> tuple[Tensor, Callable[[Mapping[str, Tensor]], Tensor]]:
+    def spectrum(self, prior: Tensor) -> tuple[Tensor, Callable[[Mapping[str, Tensor]], Tensor]]:
         """Return β_k λ_j, and Uᵀ R D^-½ V."""
-        left, right, widths = self.rotations()
-        left, right = left.mT, self.prior.rsqrt()[:, None] * right
-        return (widths.pow(-2) - 1).flatten(), lambda rows: (left @ self.matrix(rows) @ right).flatten(-2)
+        left, right, values = self._eigen(prior)
+        columns = prior.rsqrt()[:, None] * right
+        return values.flatten(), lambda rows: (left.mT @ self.matrix(rows) @ columns).flatten(-2)
 
 
 class Curvature(nn.Module):
@@ -258,7 +238,8 @@ class Curvature(nn.Module):
         self, blocks: list[Block], log_likelihood: Tensor, num_data: int, noise: Mapping[str, Tensor] | None = None
     ) -> None:
         super().__init__()
-        self.blocks = nn.ModuleDict({_key(block): block for block in blocks})
+        # torch allows no dot in the name of a submodule
+        self.blocks = nn.ModuleDict({",".join(block.shapes).replace(".", "/"): block for block in blocks})
         self.register_buffer("log_likelihood", log_likelihood.detach().to(F64))
         self.register_buffer("num_data", torch.tensor(num_data, device=log_likelihood.device))
         for name in OF_NOISE:
@@ -273,6 +254,10 @@ class Curvature(nn.Module):
         each = [block.log_det(None if precisions is None else block.gathered(precisions)) for block in self]
         return torch.stack(each).sum()
 
+    def squared_length(self, by_site: Mapping[str, Tensor]) -> Tensor:
+        """Return gᵀ Λ⁻¹ g of a vector g, given by site."""
+        return torch.stack([block.rooted(by_site).square().sum() for block in self]).sum()
+
     @classmethod
     def room_for(cls, tensors: Mapping[str, Tensor], shapes: Shapes, device: torch.device) -> "Curvature | None":
         """Return a curvature with tensors of these names and sizes, without their values; None if it cannot be one."""
@@ -281,43 +266,32 @@ class Curvature(nn.Module):
             if name.startswith("blocks."):
                 key, _, factor = name.removeprefix("blocks.").rpartition(".")
                 factors.setdefault(key, {})[factor] = value
-        noise = {name: torch.zeros_like(tensors[name]) for name in OF_NOISE if name in tensors}
-        made = cls([], torch.zeros((), device=device), 0, noise)
+        blocks: list[Block] = []
         for key, found in factors.items():
             names = key.replace("/", ".").split(",")
             kind = next((kind for kind in (Diagonal, Dense, Kronecker) if set(found) == {*kind.factors, "prior"}), None)
             if kind is None or not set(names) <= set(shapes):
                 return None
             own = {name: shapes[name] for name in names}
-            sizes = kind.sizes(own)
-            if {factor: value.shape for factor, value in found.items()} != sizes:
+            if {factor: value.shape for factor, value in found.items()} != (sizes := kind.sizes(own)):
                 return None
             ones = {name: torch.ones((), device=device) for name in names}
-            empty = {name: torch.zeros(sizes[name], device=device) for name in kind.factors}
-            made.blocks[key] = kind(own, ones, **empty)
-        return made
+            blocks.append(kind(own, ones, **{name: torch.zeros(sizes[name], device=device) for name in kind.factors}))
+        noise = {name: torch.zeros_like(tensors[name]) for name in OF_NOISE if name in tensors}
+        return cls(blocks, torch.zeros((), device=device), 0, noise)
 
 
-def _key(block: Block) -> str:
-    """Return the names of a block's sites as torch allows them for a submodule, which may hold no dot."""
-    return ",".join(block.shapes).replace(".", "/")
+def _leading(value: Tensor, shape: Size) -> Tensor:
+    """Return a tensor (..., *shape) in float64 as (..., first dimension, the rest)."""
+    lead = value.shape[: value.dim() - len(shape)]
+    first = shape[0] if len(shape) else 1
+    return value.to(F64).reshape(*lead, first, shape.numel() // first)
 
 
-def _eigenvalues(matrix: Tensor) -> Tensor:
-    found: Tensor = torch.linalg.eigvalsh(matrix)
-    return found.clamp_min(0)  # rounding may leave a little less than nothing
-
-
-def _cholesky(matrix: Tensor, shapes: Shapes) -> Tensor:
-    found: Tensor
-    found, info = torch.linalg.cholesky_ex(matrix)
-    if int(info):
-        raise PyroDropoutError(
-            f"the precision of {', '.join(map(repr, shapes))} cannot be factorised, in float64 either: the data say"
-            f" more than {1 / torch.finfo(F64).eps:.0e} times as much as the prior about some weights, or a number is"
-            " not finite. Are inputs, targets and tau in units that make sense? Standardised(model, x, y) may help."
-        )
-    return found
+def _scaled(matrix: Tensor, prior: Tensor) -> Tensor:
+    """Return P^-½ M P^-½."""
+    half = prior.rsqrt()
+    return half[:, None] * matrix * half
 
 
 def log_evidence(curvature: Curvature, point: Mapping[str, Tensor], logs: Mapping[str, Tensor] | None = None) -> Tensor:
@@ -341,24 +315,17 @@ def log_evidence(curvature: Curvature, point: Mapping[str, Tensor], logs: Mappin
     """
     logs = logs or {}
     likelihood, log_ratio = curvature.log_likelihood, logs.get(NOISE)
-    if log_ratio is not None:
-        numbers, squares = _noise(curvature)
-        likelihood = likelihood + 0.5 * (numbers * log_ratio - torch.expm1(log_ratio) * squares)
     precisions = precisions_of(curvature, logs)
     prior = [0.5 * (p.log() - p * point[name].to(F64).square()).sum() for name, p in precisions.items()]
     if log_ratio is None:
         log_det = curvature.log_det(precisions)
     else:  # log det(rH + P) = n log r + log det(H + P/r)
+        assert curvature.numbers is not None, "without Gaussian noise"
+        assert curvature.squares is not None
+        likelihood = likelihood + 0.5 * (curvature.numbers * log_ratio - torch.expm1(log_ratio) * curvature.squares)
         size = sum(block.size() for block in curvature)
         log_det = size * log_ratio + curvature.log_det({n: p * torch.exp(-log_ratio) for n, p in precisions.items()})
     return likelihood + torch.stack(prior).sum() - 0.5 * log_det
-
-
-def _noise(curvature: Curvature) -> tuple[Tensor, Tensor]:
-    """Return how many numbers the targets have, and Σ τ(y - f)²."""
-    if curvature.numbers is None or curvature.squares is None:
-        raise PyroDropoutError("the likelihood has no precision tau; only the widths of the prior can be changed.")
-    return curvature.numbers, curvature.squares
 
 
 def precisions_of(curvature: Curvature, logs: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:

@@ -20,9 +20,10 @@ def told_update(update: Update) -> Record:
     """
     schedule = None if update.schedule is None else _told_schedule(update.schedule)
     if update.optimiser is not None:
-        groups = {}
+        groups: Record = {}
         for k, group in enumerate(update.optimiser.param_groups):
-            groups[str(k)] = options = {"params": len(group["params"])}
+            options: Record = {"params": len(group["params"])}
+            groups[str(k)] = options
             for name, value in group.items():
                 told = plain(value)
                 if name != "params":  # what is not JSON is told by its class

@@ -46,13 +46,12 @@ def as_points(model: PyroModel, guide: object, loss: object) -> Iterator[None]:
         net = network_in(model)
         layers_of(net, list(net.sites))
     before = guide.curvature if guide.finished else None
-    points = {name: value.clone() for name, value in guide.point().items()} if before is not None else {}
+    points = {name: value.clone() for name, value in guide.point().items()}
     guide.set_curvature(None)
     try:
         yield
     except BaseException:
-        now = guide.point()
-        if not guide.finished and all(torch.equal(now[name], value) for name, value in points.items()):
+        if not guide.finished and all(torch.equal(value, points[name]) for name, value in guide.point().items()):
             guide.set_curvature(before)
         raise
 
@@ -65,17 +64,13 @@ def finish_on(
     batch_size: int | None,
     held_out: ModelCall | None = None,
 ) -> None:
-    """Add the curvature of a model call's data, or of all batches of a loader, to an ``AutoLaplace``.
-
-    Held-out data tune the width of its prior.
-    """
-    if not isinstance(guide, AutoLaplace):
-        return
-    x, y, *number = call.args
-    batches = batches_of(call.model, x, y) if loader is None else batches_of(call.model, loader, None, target)
-    number = number or [call.kwargs.get("num_data")]
-    validation = None if held_out is None else held_out.args
-    finish(guide, call.model, batches, batch_size=batch_size, num_data=number[0], validation=validation)
+    """Add the curvature of a call's data, or of a loader's, to an ``AutoLaplace``; held-out data tune its width."""
+    if isinstance(guide, AutoLaplace):
+        x, y, *number = call.args
+        batches = batches_of(call.model, x, y) if loader is None else batches_of(call.model, loader, None, target)
+        num_data = number[0] if number else call.kwargs.get("num_data")
+        validation = None if held_out is None else held_out.args
+        finish(guide, call.model, batches, batch_size=batch_size, num_data=num_data, validation=validation)
 
 
 @contextlib.contextmanager
@@ -84,8 +79,7 @@ def curvature_after(replicas: Iterable[tuple[Any, Any]], x: object, y: Tensor, o
     pairs = list(replicas)
 
     def finished(history: History) -> History:
-        inputs = inputs_of(x)
-        rows = options.get("indices")
+        inputs, rows = inputs_of(x), options.get("indices")
         for k, (model, guide) in enumerate(pairs):
             if isinstance(guide, AutoLaplace) and not bool(history.diverged[k]):
                 own = slice(None) if rows is None else rows[k].to(y.device)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Size, Tensor
+from torch import Tensor
 
 from pyro_dropout.engines.engine import exact_products
 from pyro_dropout.errors import PyroDropoutError
@@ -27,12 +27,7 @@ _OUTPUTS = 4096  # the most outputs at a point: the likelihood's curvature has a
 
 
 class Sums(ABC):
-    """What is added up over the data, for the curvature of a network at a point.
-
-    Args:
-        net: a ``BayesianNet``, in evaluation mode.
-        weights: a value for every site.
-        sites: those whose curvature is wanted.
+    """What is added up over the data, for the curvature of some sites of a network in evaluation mode.
 
     Attributes:
         count: how many points there have been.
@@ -43,7 +38,7 @@ class Sums(ABC):
         self.net, self.sites = net, list(sites)
         self.fixed = {name: value.detach() for name, value in weights.items() if name not in self.sites}
         self.free = {name: weights[name].detach() for name in self.sites}
-        self.shapes: dict[str, Size] = {name: value.shape for name, value in self.free.items()}
+        self.shapes = {name: value.shape for name, value in self.free.items()}
         self.count = 0
         self.gradient = {name: torch.zeros_like(value, dtype=F64) for name, value in self.free.items()}
 
@@ -81,35 +76,20 @@ class Sums(ABC):
 
 
 class JacobianSums(Sums):
-    """Curvature from Jacobians, for groups of sites: a matrix for each group, or its diagonal.
+    """Curvature from Jacobians, for groups of sites that are correlated: a matrix for each, or its diagonal.
 
-    Args:
-        net: a ``BayesianNet``, in evaluation mode.
-        weights: a value for every site.
-        groups: sites that are correlated with each other.
-        x: some data.
-        diagonal: whether only the diagonal is wanted.
-        last: whether the sites are those of a last layer f = W φ(x) + b, whose Jacobian is known.
+    With ``last``, the sites are those of a last layer f = W φ(x) + b, whose Jacobian is known.
     """
 
     def __init__(
-        self,
-        net: Any,
-        weights: Weights,
-        groups: Sequence[Sequence[str]],
-        x: AnyInputs,
-        *,
-        diagonal: bool = False,
-        last: bool = False,
+        self, net: Any, weights: Weights, groups: Sequence[Sequence[str]], x: AnyInputs, kind: type[Block], last: bool
     ) -> None:
         super().__init__(net, weights, [name for group in groups for name in group])
-        self.groups, self.diagonal = [list(group) for group in groups], diagonal
+        self.groups, self.kind = groups, kind
         self._rows = self._of_last_layer if last else Jacobians(net, weights, self.sites, x, ASKER).rows
-        sizes = [sum(self.shapes[name].numel() for name in group) for group in self.groups]
-        like = next(iter(self.free.values()))
-        self._sums = [
-            torch.zeros((size,) if diagonal else (size, size), dtype=F64, device=like.device) for size in sizes
-        ]
+        sizes = [sum(self.shapes[name].numel() for name in group) for group in groups]
+        place = next(iter(self.free.values())).device
+        self._sums = [torch.zeros([size] * kind.order, dtype=F64, device=place) for size in sizes]
 
     def points(self, outputs: int) -> int:
         """Return how many points can be added at once: all, if the network takes them together."""
@@ -130,12 +110,9 @@ class JacobianSums(Sums):
             }
         return found.outputs, each
 
+    @exact_products()
     def add(self, x: AnyInputs, y: Tensor) -> Tensor:
         """Add some points, and return the outputs at them."""
-        with exact_products():
-            return self._add(x, y)
-
-    def _add(self, x: AnyInputs, y: Tensor) -> Tensor:
         f, slopes = self._rows(x)
         slope, root = self._slope(f, y)
         for name, value in slopes.items():
@@ -143,7 +120,7 @@ class JacobianSums(Sums):
         for group, total in zip(self.groups, self._sums, strict=True):
             rows = torch.cat([slopes[name].flatten(2) for name in group], -1)
             rows = (root.mT @ rows.to(root)).flatten(0, 1).to(F64)
-            total += rows.square().sum(0) if self.diagonal else rows.mT @ rows
+            total += rows.square().sum(0) if self.kind is Diagonal else rows.mT @ rows
         self.count += len(f)
         return f
 
@@ -151,7 +128,7 @@ class JacobianSums(Sums):
         """Return a block for each group."""
         shapes = [{name: self.shapes[name] for name in group} for group in self.groups]
         pairs = zip(shapes, self._sums, strict=True)
-        if self.diagonal:
+        if self.kind is Diagonal:
             return [Diagonal(shape, priors, diagonal=scale * total) for shape, total in pairs]
         return [Dense(shape, priors, hessian=scale * total) for shape, total in pairs]
 

@@ -38,6 +38,7 @@ from pyro_dropout.training.laplace.most_probable import can_climb, most_probable
 from pyro_dropout.training.optimisers import cosine_decay
 
 Tuned = Literal["tau", "length_scales"]
+F64 = torch.float64
 _PATIENCE = 4  # rounds in succession without a gain
 _SHORTEST = 0.5  # part of a step
 
@@ -76,17 +77,6 @@ class Evidence:
             f"Evidence(log p(D) = {self.log_evidence:.2f} after {len(self.trace)} rounds, {noise}length-scales"
             f" {{{lengths}}})"
         )
-
-
-@dataclass(frozen=True)
-class _Round:
-    """A round: the settings that it was trained with, and what came of it."""
-
-    log_evidence: float
-    guide: AutoLaplace
-    tau: Any
-    state: dict[str, Tensor]
-    said: list[warnings.WarningMessage]
 
 
 @one_at_a_time
@@ -157,8 +147,20 @@ def maximise_evidence(
         check_count(name, value)
     check_positive("tolerance", tolerance)
     check_seed(seed)
-    structure = _checked_structure(structure, net)
-    noise, widths = _chosen(tune, net)
+    if structure == "last":
+        raise PyroDropoutError(
+            "structure='last' has points in all layers but one, and points fit the noise: their evidence grows with"
+            " tau. Use 'kron', or freeze the other layers with BayesianNet(net, only=...)."
+        )
+    if structure is None:
+        structure = "full" if sum(net.prior_of(name).event_shape.numel() for name in net.sites) <= MOST else "kron"
+    known = ("tau", "length_scales") if isinstance(net.likelihood, Gaussian) else ("length_scales",)
+    wanted = set(known) if tune is None else {tune} if isinstance(tune, str) else set(tune)
+    if not wanted or not wanted <= set(known):
+        raise PyroDropoutError(
+            f"tune must hold {' or '.join(map(repr, known))}, for a likelihood of the kind"
+            f" {type(net.likelihood).__name__}; got {tune!r}."
+        )
     batches_of(model, x, y)  # raises unless they are data
 
     def trained(weights: Weights, number: int) -> Weights:
@@ -171,8 +173,9 @@ def maximise_evidence(
         fit(model, point, *((x,) if y is None else (x, y)), steps=most, batch_size=batch_size, **options)
         return point.mean()
 
-    weights, tau = weights_at(model, model), _tau(net)
-    best: _Round | None = None
+    weights = weights_at(model, model)
+    tau = _number(net.likelihood.tau.detach()) if isinstance(net.likelihood, Gaussian) else None
+    best: tuple[float, AutoLaplace, Any, dict[str, Tensor], list[warnings.WarningMessage]] | None = None
     trace, idle, way, anchor = list[float](), 0, 1.0, -math.inf
     with _settings_held(net), tqdm(total=rounds, disable=not progress, unit="round") as bar:
         for number in range(rounds):
@@ -183,9 +186,9 @@ def maximise_evidence(
             trace.append(guide.log_evidence().item())
             bar.update()
             bar.set_postfix_str(f"log evidence {trace[-1]:.1f}")
-            gain = trace[-1] - (-math.inf if best is None else best.log_evidence)
+            gain = trace[-1] - (-math.inf if best is None else best[0])
             if best is None or gain > 0:
-                best = _Round(trace[-1], guide, tau, _copied(net.state_dict()), said)
+                best = trace[-1], guide, tau, _copied(net.state_dict()), said
             way = min(1.0, 2 * way) if gain >= tolerance else way if gain > 0 else max(_SHORTEST, way / 2)
             idle += 1
             if trace[-1] - anchor >= tolerance:  # in one round, or in several that count together
@@ -194,41 +197,18 @@ def maximise_evidence(
                 break
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of points beside the maximum
-                slope = evidence_slope(model, guide, x, y, [NOISE] * noise + sites_of(guide) * widths)
+                names = [NOISE] * ("tau" in wanted) + sites_of(guide) * ("length_scales" in wanted)
+                slope = evidence_slope(model, guide, x, y, names)
             tau = _changed(net, tau, {name: way * step for name, step in uphill(guide, slope).items()})
         assert best is not None
-        net.load_state_dict(best.state)
-    for each in best.said:
+        found, guide, tau, state, said = best
+        net.load_state_dict(state)
+    for each in said:
         warnings.warn(each.message, each.category, stacklevel=3)
     if idle < _PATIENCE:
         warnings.warn(f"log p(D) may rise further: the search ended after {rounds} rounds. Give more.", stacklevel=3)
-    lengths = {name: _number(1 / net.prior_scale(name).to(torch.float64)) for name in sites_of(best.guide)}
-    return Evidence(best.guide, best.log_evidence, best.tau, lengths, tuple(trace))
-
-
-def _checked_structure(structure: Structure | None, net: BayesianNet) -> Structure:
-    if structure == "last":
-        raise PyroDropoutError(
-            "structure='last' has points in all layers but one, and points fit the noise: their evidence grows with"
-            " tau. Use 'kron', or freeze the other layers with BayesianNet(net, only=...)."
-        )
-    size = sum(net.prior_of(name).event_shape.numel() for name in net.sites)
-    return ("full" if size <= MOST else "kron") if structure is None else structure
-
-
-def _chosen(tune: Sequence[Tuned] | None, net: BayesianNet) -> tuple[bool, bool]:
-    """Return whether to set the noise, and whether to set the widths."""
-    gaussian = isinstance(net.likelihood, Gaussian)
-    if tune is None:
-        return gaussian, True
-    wanted = {tune} if isinstance(tune, str) else set(tune)
-    if not wanted or not wanted <= {"tau", "length_scales"}:
-        raise PyroDropoutError(f"tune must hold 'tau', 'length_scales' or both; got {tune!r}.")
-    if "tau" in wanted and not gaussian:
-        raise PyroDropoutError(
-            f"tune names 'tau', which {type(net.likelihood).__name__} does not have; tune ['length_scales']."
-        )
-    return "tau" in wanted, "length_scales" in wanted
+    lengths = {name: _number(1 / net.prior_scale(name).to(F64)) for name in sites_of(guide)}
+    return Evidence(guide, found, tau, lengths, tuple(trace))
 
 
 @contextmanager
@@ -275,11 +255,6 @@ def _copied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in state.items()}
 
 
-def _tau(net: BayesianNet) -> Any:
-    """Return the precision of Gaussian noise; None without it."""
-    return _number(net.likelihood.tau.detach()) if isinstance(net.likelihood, Gaussian) else None
-
-
 def _number(value: Any) -> Any:
     """Return a float for a tensor of one number; anything else as it is."""
     return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
@@ -291,7 +266,6 @@ def _short(value: float | Tensor) -> str:
 
 # --- the slope --------------------------------------------------------------------------------------------------------
 
-F64 = torch.float64
 _NEAR = 0.2  # the change of a log precision over which the curvature is compared: many kinks of ReLU, if there are any
 _POINTS = 1000  # data for that comparison
 _FLOOR = 1.0  # nats: slopes below it are uncertain
@@ -300,12 +274,7 @@ _FLOOR = 1.0  # nats: slopes below it are uncertain
 def evidence_slope(model: Any, guide: AutoLaplace, x: object, y: Tensor | None, names: list[str]) -> dict[str, float]:
     """Return the slope of log p(D) in log precisions, of a point that is trained again wherever they change.
 
-    Args:
-        model: a ``BayesianNet``, or one inside ``Standardised``.
-        guide: its Laplace approximation, at a maximum of the posterior.
-        x: the training inputs, or a ``DataLoader``.
-        y: the training targets.
-        names: of precisions: sites, and "tau" for the noise.
+    The guide is at a maximum of the posterior; the names are those of sites, and "tau" for the noise.
     """
     curvature, weights = guide.curvature, guide.mean()
     zeros = torch.zeros(len(names), dtype=F64, requires_grad=True)
@@ -321,7 +290,11 @@ def evidence_slope(model: Any, guide: AutoLaplace, x: object, y: Tensor | None, 
 
     through = {}  # the slope of -½ log det through the point
     for name in pulls:
-        move = _solved(guide, {n: -pull * (n == name) for n, pull in pulls.items()})  # a precision pulls by -Pw
+        # A precision pulls by v = -Pw, and Λ⁻¹ v is the slope of ½ vᵀ Λ⁻¹ v.
+        leaves = {n: (-pull * (n == name)).requires_grad_() for n, pull in pulls.items()}
+        with torch.enable_grad():
+            moves = torch.autograd.grad(0.5 * curvature.squared_length(leaves), list(leaves.values()))
+        move = dict(zip(leaves, moves, strict=True))
         high, low = (
             log_det({n: (weights[n] + sign * _NEAR * d).to(weights[n]) for n, d in move.items()}) for sign in (1, -1)
         )
@@ -341,14 +314,6 @@ def uphill(guide: AutoLaplace, slope: Mapping[str, float]) -> dict[str, float]:
     if curvature.squares is not None:
         sizes[NOISE] = curvature.squares
     return {name: rise / (abs(rise) + 0.5 * sizes[name].item() + _FLOOR) for name, rise in slope.items()}
-
-
-def _solved(guide: AutoLaplace, pull: Weights) -> Weights:
-    """Return Λ⁻¹ v for a vector v by site: the slope of ½ vᵀ Λ⁻¹ v."""
-    leaves = {name: value.clone().requires_grad_() for name, value in pull.items()}
-    with torch.enable_grad():
-        total = 0.5 * torch.stack([block.squared_length(leaves) for block in guide.curvature]).sum()
-        return dict(zip(leaves, torch.autograd.grad(total, list(leaves.values())), strict=True))
 
 
 def _some(model: Any, x: object, y: Tensor | None) -> tuple[object, Tensor | None, int | None]:

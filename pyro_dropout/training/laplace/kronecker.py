@@ -48,13 +48,7 @@ class Layer:
 
 
 class KroneckerSums(Sums):
-    """Curvature with two Kronecker factors for each layer: Linear and convolutions, each used once at a point.
-
-    Args:
-        net: a ``BayesianNet``, in evaluation mode.
-        weights: a value for every site.
-        sites: those whose curvature is wanted.
-    """
+    """Curvature with two Kronecker factors for each layer: Linear and convolutions, each used once at a point."""
 
     def __init__(self, net: Any, weights: Weights, sites: Sequence[str]) -> None:
         super().__init__(net, weights, sites)
@@ -64,8 +58,7 @@ class KroneckerSums(Sums):
                 " takes all points at once (whole_batch=True). Use structure='full', 'layer' or 'diagonal'."
             )
         self.layers = layers_of(net, sites)
-        self._checked = False
-        self._held = 0  # numbers that a point has in all layers
+        self._held = 0  # numbers that a point has in all layers, known after the first
 
     def points(self, outputs: int) -> int:
         """Return how many points can be added at once: on a GPU, as many as fit once their size is known."""
@@ -81,9 +74,8 @@ class KroneckerSums(Sums):
                 f = self.net.evaluate({**self.fixed, **leaves}, x)
             slope, root = self._slope(f, y)
             outputs = [layer.seen[0][1] for layer in self.layers]
-            if not self._checked:
+            if not self._held:
                 self._check_layers(f, leaves)
-                self._checked = True
                 self._held = sum(part.numel() for layer in self.layers for part in layer.seen[0]) // len(f)
         found = torch.autograd.grad(f, [*leaves.values()], slope, retain_graph=True, allow_unused=True)
         for total, value in zip(self.gradient.values(), found, strict=True):
@@ -95,15 +87,14 @@ class KroneckerSums(Sums):
                 if g is not None:
                     squares[k] = _gram(_rows_out(layer.module, g), squares[k])
         for layer, square in zip(self.layers, squares, strict=True):
-            if square is not None:
-                layer.outputs += square
+            layer.outputs += 0.0 if square is None else square
             for rows in self._rows_in(layer):
-                layer.inputs += _gram_with_ones(rows) if len(layer.sites) > 1 else _gram(rows)
+                layer.inputs += _gram_of_inputs(rows, bias=len(layer.sites) > 1)
                 layer.rows += len(rows)
             layer.seen = []
         self.count += len(f)
-        outputs_at: Tensor = f.detach()
-        return outputs_at
+        found_at: Tensor = f.detach()
+        return found_at
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
@@ -132,11 +123,8 @@ class KroneckerSums(Sums):
     def _rows_in(self, layer: Layer) -> Iterator[Tensor]:
         """Yield the inputs of a layer, one row for each product with the weight."""
         x = layer.seen[0][0]
-        # The patches of a convolution overlap: they are many times as large as its input.
-        size = (
-            len(x) if isinstance(layer.module, nn.Linear) else max(1, _NUMBERS // _patches(layer.module, x[:1]).numel())
-        )
-        for part in x.split(max(1, size)):
+        each = 0 if isinstance(layer.module, nn.Linear) else _patches(layer.module, x[:1]).numel()
+        for part in x.split(max(1, _NUMBERS // each if each else len(x))):  # patches overlap: more than their input
             yield _patches(layer.module, part)
 
     def _check_layers(self, f: Tensor, leaves: Weights) -> None:
@@ -149,14 +137,13 @@ class KroneckerSums(Sums):
         both = torch.autograd.grad(f, [*leaves.values(), *outputs], seed, retain_graph=True, allow_unused=True)
         by_site, by_layer = dict(zip(leaves, both, strict=False)), both[len(leaves) :]
         for layer, g in zip(self.layers, by_layer, strict=True):
-            parts = [by_site[name] for name in layer.sites]
-            whole = [torch.zeros_like(leaves[n]) if p is None else p for n, p in zip(layer.sites, parts, strict=True)]
-            direct = torch.cat([part.reshape(len(part), -1) for part in whole], -1)
+            own = {n: torch.zeros_like(leaves[n]) if by_site[n] is None else by_site[n] for n in layer.sites}
+            direct = torch.cat([part.reshape(len(part), -1) for part in own.values()], -1)
             made = torch.zeros_like(direct)
             if g is not None:
                 inputs = torch.cat([*self._rows_in(layer)])
-                ones = [torch.ones_like(inputs[:, :1])] if len(layer.sites) > 1 else []
-                made = _rows_out(layer.module, g).mT @ torch.cat([inputs, *ones], -1)
+                ones = torch.ones_like(inputs[:, : len(layer.sites) - 1])
+                made = _rows_out(layer.module, g).mT @ torch.cat([inputs, ones], -1)
             if not bool((direct - made).norm() <= 1e-3 * (direct.norm() + made.norm())):
                 raise PyroDropoutError(
                     f"structure='kron' needs a layer whose weight is used there and nowhere else, as it is, and"
@@ -165,12 +152,11 @@ class KroneckerSums(Sums):
 
     def blocks(self, priors: Mapping[str, Tensor], scale: float) -> list[Block]:
         """Return a block for each layer."""
-        found: list[Block] = []
-        for layer in self.layers:
-            shapes = {name: self.shapes[name] for name in layer.sites}
-            factors = {"inputs": layer.inputs / layer.rows, "outputs": scale * layer.outputs}
-            found.append(Kronecker(shapes, priors, **factors))
-        return found
+        shapes = [{name: self.shapes[name] for name in layer.sites} for layer in self.layers]
+        return [
+            Kronecker(shape, priors, inputs=layer.inputs / layer.rows, outputs=scale * layer.outputs)
+            for shape, layer in zip(shapes, self.layers, strict=True)
+        ]
 
 
 def layers_of(net: Any, sites: Sequence[str]) -> list[Layer]:
@@ -185,10 +171,8 @@ def layers_of(net: Any, sites: Sequence[str]) -> list[Layer]:
         plain = isinstance(module, _LAYERS) and getattr(module, "groups", 1) == 1 and set(names) <= {weight, bias}
         tied = any(net.sites[name].uses > 1 for name in names)
         if not plain or weight not in names or tied:
-            why = f"{type(module).__name__} {path!r}" + (
-                f" with groups={module.groups}" if hasattr(module, "groups") else ""
-            )
-            why += ", whose weight is shared" if tied else ""
+            why = f"{type(module).__name__} {path!r}" + ", whose weight is shared" * tied
+            why += f" with groups={module.groups}" if hasattr(module, "groups") else ""
             raise PyroDropoutError(
                 "structure='kron' is for the weights and biases of Linear and ConvNd layers, each used once; got"
                 f" {', '.join(map(repr, names))} of {why}. {_INSTEAD}"
@@ -227,9 +211,12 @@ def _gram(rows: Tensor, more: Tensor | None = None) -> Tensor:
     return rows.mT @ rows if more is None else more.addmm_(rows.mT, rows)
 
 
-def _gram_with_ones(rows: Tensor) -> Tensor:
-    """Return ``_gram`` of (r, 1): the ones of a bias are a column of sums, beside products of aligned rows."""
-    inner, sums = _gram(rows), rows.sum(0, dtype=F64).unsqueeze(-1)
+def _gram_of_inputs(rows: Tensor, bias: bool) -> Tensor:
+    """Return ``_gram`` of r, or of (r, 1): the ones of a bias are a column of sums, beside products of aligned rows."""
+    inner = _gram(rows)
+    if not bias:
+        return inner
+    sums = rows.sum(0, dtype=F64).unsqueeze(-1)
     below = torch.cat([sums.mT, sums.new_full((1, 1), len(rows))], -1)
     return torch.cat([torch.cat([inner.to(F64), sums], -1), below])
 

@@ -18,9 +18,9 @@ from pyro_dropout.generative.process_lock import modules_stay, one_at_a_time
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.generative.trial_run import evaluating
-from pyro_dropout.guides.laplace import MOST, AutoLaplace, Structure
+from pyro_dropout.guides.laplace import MOST, STRUCTURES, AutoLaplace, Structure
 from pyro_dropout.mathematics.checks import check_count, check_finite, describe
-from pyro_dropout.mathematics.curvature import Curvature
+from pyro_dropout.mathematics.curvature import Curvature, Dense, Kronecker
 from pyro_dropout.mathematics.shapes import base_distribution
 from pyro_dropout.protocols import HasMean, PyroModel, Weights
 from pyro_dropout.training.laplace.curvature import (
@@ -130,10 +130,9 @@ def weights_at(model: Any, point: object) -> Weights:
             "point must be a guide, a dict of weights by site, or the model, for its network as it is; got"
             f" {describe(point)}."
         )
-    missing = [name for name in sites if not isinstance(found.get(name), Tensor)]
-    if missing:
-        raise PyroDropoutError(f"point has no value for {missing[0]!r}; the sites are {', '.join(sites)}.")
     for name in sites:
+        if not isinstance(found.get(name), Tensor):
+            raise PyroDropoutError(f"point has no value for {name!r}; the sites are {', '.join(sites)}.")
         shape, own = tuple(found[name].shape), tuple(network_in(model).net.get_parameter(name).shape)
         if shape != own:
             raise ShapeError(
@@ -170,14 +169,7 @@ def finish(
 ) -> None:
     """Add the curvature to a guide whose point is trained, and warn if it is not.
 
-    Args:
-        guide: the guide.
-        model: its model.
-        batches: pairs (x, y), all data once.
-        batch_size: the most points to compute with at once.
-        num_data: the number of data that these stand for.
-        validation: (x, y) to tune the prior's width by.
-        judged: whether to warn if it is far less confident than it is right.
+    ``num_data`` is how many data the batches, pairs (x, y), stand for; unless ``judged``, confidence is not looked at.
     """
     for name, value in (("batch_size", batch_size), ("num_data", num_data)):
         if value is not None:
@@ -196,12 +188,15 @@ def finish(
                 seen = [(inputs, targets) if takes_all(net) else (inputs[:_JUDGED], targets[:_JUDGED])]
             f = net.evaluate(weights, own if takes_all(net) else own[:1]).detach()
             net.likelihood.check_values(f[:1], net.likelihood.checked(f[:1].expand(len(targets), -1), own_targets))
-            start = 0
+            start, whole = 0, takes_all(net)
             while start < len(targets):
-                size = len(targets) if takes_all(net) else min(batch_size or len(targets), sums.points(f.shape[-1]))
+                size = len(targets) if whole else min(batch_size or len(targets), sums.points(f.shape[-1]))
                 part = slice(start, start + size)
-                f = sums.add(own if takes_all(net) else own[part], own_targets[part])
-                log_likelihood += _log_likelihood(model, f, targets[part])
+                f = sums.add(own if whole else own[part], own_targets[part])
+                with torch.no_grad():  # of the targets as they are given
+                    raw = model.raw(f) if isinstance(model, Standardised) else f
+                    p = model.likelihood.distribution(raw)
+                    log_likelihood += p.log_prob(model.likelihood.checked(raw, targets[part])).to(F64).sum()
                 start += size
     if sums is None:
         raise ShapeError("a Laplace approximation needs at least one data point; the DataLoader gave none.")
@@ -209,12 +204,11 @@ def finish(
     # Sites that stay points may be most of a large network; nothing is made of their priors.
     priors = {name: base_distribution(model.prior_of(name)) for name in sums.sites}
     precisions = {name: prior.scale.to(F64).pow(-2) for name, prior in priors.items()}
-    tempered = {name: None if guide.full_prior else network_in(model).tempered(name) for name in sums.sites}
-    heats = {name: 1.0 if how is None else how.at_point for name, how in tempered.items()}  # as in the point's loss
-    gradient = {
-        name: scale * slope - heats[name] * (weights[name] - priors[name].loc).to(F64) * precisions[name]
-        for name, slope in sums.gradient.items()
-    }
+    gradient = {}
+    for name, slope in sums.gradient.items():
+        how = None if guide.full_prior else network_in(model).tempered(name)
+        heat = 1.0 if how is None else how.at_point  # as in the point's loss
+        gradient[name] = scale * slope - heat * (weights[name] - priors[name].loc).to(F64) * precisions[name]
     if not all(bool(torch.isfinite(value).all()) for value in (log_likelihood, *gradient.values())):
         raise RangeError(
             f"log p(y | w) at the point, {log_likelihood.item():.4g}, and its gradient must be finite; are the weights?"
@@ -228,15 +222,6 @@ def finish(
         guide.prior_factor = tune_prior(guide, model, validation)
     elif judged:
         warn_if_unsure(guide, model, *seen[0])
-
-
-def _log_likelihood(model: Any, f: Tensor, y: Tensor) -> Tensor:
-    """Return log p(y | f) of the targets as they are given."""
-    with torch.no_grad():
-        f = model.raw(f) if isinstance(model, Standardised) else f
-        target = model.likelihood.checked(f, y)
-        total: Tensor = model.likelihood.distribution(f).log_prob(target).to(F64).sum()
-    return total
 
 
 def _noise(model: Any, log_likelihood: Tensor, numbers: float) -> dict[str, Tensor]:
@@ -254,30 +239,26 @@ def _sums(structure: Structure, net: Any, weights: Weights, x: AnyInputs) -> Sum
     net.look_at(x)
     check_no_noise(net, ASKER)
     _check_outputs(net, weights, x)
-    sites = list(weights)
+    sites, linear = list(weights), False
+    (kind, *_), by_layer = STRUCTURES[structure]
     if structure == "last":
         with torch.no_grad():
             found = last_layer(net, weights, x if takes_all(net) else x[:2])
-        sites = list(found.sites)
-        if sum(weights[name].numel() for name in sites) > MOST:
-            return KroneckerSums(net, weights, sites)
-        return JacobianSums(net, weights, [sites], x, last=found.linear)
-    if structure == "kron":
+        sites, linear = list(found.sites), found.linear
+        kind = Kronecker if sum(weights[name].numel() for name in sites) > MOST else kind
+    if kind is Kronecker:
         return KroneckerSums(net, weights, sites)
-    groups = [sites]
-    if structure == "layer":
-        layers: dict[str, list[str]] = {}
-        for name in sites:
-            layers.setdefault(name.rpartition(".")[0], []).append(name)
-        groups = list(layers.values())
-    for group in groups if structure != "diagonal" else []:
+    groups: dict[str, list[str]] = {}
+    for name in sites:
+        groups.setdefault(name.rpartition(".")[0] if by_layer else "", []).append(name)
+    for group in groups.values():
         size = sum(weights[name].numel() for name in group)
-        if size > _LARGEST:
+        if kind is Dense and size > _LARGEST:
             raise PyroDropoutError(
                 f"structure={structure!r} needs a matrix over {size:,} weights ({', '.join(group[:3])}, ...), of"
                 f" {8 * size**2 / 1e9:,.0f} GB; the most is {_LARGEST:,}. Use structure='kron' or 'last'."
             )
-    return JacobianSums(net, weights, groups, x, diagonal=structure == "diagonal")
+    return JacobianSums(net, weights, list(groups.values()), x, kind, linear)
 
 
 def _check_outputs(net: Any, weights: Weights, x: AnyInputs) -> None:
@@ -300,7 +281,7 @@ def _check_outputs(net: Any, weights: Weights, x: AnyInputs) -> None:
 
 def _warn_unless_trained(guide: AutoLaplace, gradient: Mapping[str, Tensor]) -> None:
     """Warn if a Newton step would take the point far, in posterior standard deviations."""
-    squared = guide.squared_length(gradient).item()
+    squared = guide.curvature.squared_length(gradient).item()
     size = sum(block.size() for block in guide.curvature)
     if squared > max(4.0, 0.1 * size):  # two nats, or a third of a standard deviation each
         warnings.warn(

@@ -36,14 +36,9 @@ def can_climb(model: Any) -> bool:
 
 
 def most_probable(model: Any, x: object, y: Tensor, weights: Weights, steps: int) -> Weights:
-    """Return weights where log p(y, w) has a maximum, uphill from given ones.
+    """Return weights where log p(y, w) of all data has a maximum, uphill from given ones, in so many steps at most.
 
-    Args:
-        model: a ``BayesianNet``, or one inside ``Standardised``; in evaluation mode.
-        x: the inputs of all data.
-        y: their targets.
-        weights: where to start, a value for every site.
-        steps: the most steps to take.
+    The model is a ``BayesianNet``, or one inside ``Standardised``.
 
     Example:
         >>> import torch, pyro_dropout as pdrop
@@ -66,21 +61,19 @@ def most_probable(model: Any, x: object, y: Tensor, weights: Weights, steps: int
         tolerance_change=_CHANGE,
     )  # fmt: skip
 
-    def outputs() -> Tensor:
-        found: Tensor = net.evaluate({name: value * scales[name] for name, value in units.items()}, inputs)
-        return found
-
-    def surprise() -> Tensor:
+    def surprise(checked: bool = False) -> Tensor:
         climber.zero_grad()
-        f = outputs()
-        found: Tensor = -net.likelihood.distribution(f).log_prob(net.likelihood.checked(f, targets)).sum()
+        f = net.evaluate({name: value * scales[name] for name, value in units.items()}, inputs)
+        y = net.likelihood.checked(f, targets)
+        if checked:
+            net.likelihood.check_values(f.detach(), y)
+        found: Tensor = -net.likelihood.distribution(f).log_prob(y).sum()
         found = found + 0.5 * torch.stack([value.square().sum() for value in values]).sum()
         found.backward()
         return found.detach()
 
     with evaluating(model), torch.enable_grad():
-        f = outputs().detach()
-        net.likelihood.check_values(f, net.likelihood.checked(f, targets))
+        surprise(checked=True)
         climber.step(surprise)
         stopped = climber.state[values[0]]["n_iter"] < steps
         surprise()

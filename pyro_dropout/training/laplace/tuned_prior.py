@@ -19,7 +19,7 @@ from pyro_dropout.errors import ShapeError
 from pyro_dropout.generative.inputs import takes_all
 from pyro_dropout.generative.jacobians import Jacobians
 from pyro_dropout.generative.likelihoods import Bernoulli, Categorical
-from pyro_dropout.generative.likelihoods.gaussian_outputs import Nodes, Outputs, outputs_of
+from pyro_dropout.generative.likelihoods.gaussian_outputs import Nodes, outputs_of
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.guides.laplace import AutoLaplace
@@ -36,10 +36,7 @@ _FAR = 0.1  # between accuracy and mean confidence
 def tune_prior(guide: AutoLaplace, model: Any, validation: object) -> float:
     """Multiply the prior's precisions in a guide's curvature by the factor that held-out data prefer; return it.
 
-    Args:
-        guide: with its curvature; its covariance changes.
-        model: its model, which stays as it is.
-        validation: (x, y) that the point was not trained on, or a ``DataLoader``; at most 400 of them are used.
+    ``validation`` is (x, y), or a ``DataLoader``; at most 400 data are used.
     """
     if isinstance(validation, DataLoader):
         validation = all_of(validation, None)
@@ -84,8 +81,8 @@ def _seen(guide: AutoLaplace, model: Any, x: object, y: Tensor, factors: Sequenc
     if not whole and len(targets) > _POINTS:
         some = torch.linspace(0, len(targets) - 1, _POINTS, device=targets.device).long()
         own, targets = own[some], targets[some]
-    spectra = [block.spectrum() for block in guide.curvature]
-    found = [_Seen() for _ in factors]
+    spectra = [block.spectrum(block.prior) for block in guide.curvature]
+    found, classes = [_Seen() for _ in factors], isinstance(net.likelihood, Categorical | Bernoulli)
     said = outputs_of(net.likelihood, Nodes(_NODES, 0))
     with forked(), evaluating(net), torch.no_grad():
         near = Jacobians(net, guide.point(), guide.random_sites(), own, ASKER)
@@ -99,27 +96,21 @@ def _seen(guide: AutoLaplace, model: Any, x: object, y: Tensor, factors: Sequenc
             rotated = [(values.to(f), rows(flat).to(f).unflatten(0, f.shape)) for values, rows in spectra]
             for factor, sums in zip(factors, found, strict=True):
                 each = [(rows / (values + factor)) @ rows.mT for values, rows in rotated]
-                _add(sums, net.likelihood, said, f, torch.stack(each).sum(0).to(_F64), targets[part])
+                covariance, y = torch.stack(each).sum(0).to(_F64), targets[part]
+                density = said.log_prob(f, covariance, y).sum().item()
+                sums.log_prob += density if math.isfinite(density) else -math.inf
+                if not classes:
+                    continue
+                p = said.moments(f, covariance)["mean"]
+                if isinstance(net.likelihood, Categorical):
+                    counted = y != net.likelihood.ignore_index
+                    sure, right = p.amax(-1)[counted], (p.argmax(-1) == y)[counted]
+                else:
+                    sure, right = torch.maximum(p, 1 - p), (p > 0.5) == (y > 0.5)
+                sums.sure += sure.double().sum().item()
+                sums.right += right.double().sum().item()
+                sums.count += sure.numel()
     return found
-
-
-def _add(sums: _Seen, likelihood: Any, said: Outputs, f: Tensor, covariance: Tensor, y: Tensor) -> None:
-    """Add some points, whose outputs are Gaussian."""
-    density = said.log_prob(f, covariance, y).sum().item()
-    sums.log_prob += density if math.isfinite(density) else -math.inf
-    if not isinstance(likelihood, Categorical | Bernoulli):
-        return
-    p = said.moments(f, covariance)["mean"]
-    if isinstance(likelihood, Categorical):
-        counted = y != likelihood.ignore_index
-        sure, right = p.amax(-1)[counted], (p.argmax(-1) == y)[counted]
-    else:
-        sure, right = torch.maximum(p, 1 - p), (p > 0.5) == (y > 0.5)
-    sums.sure, sums.right, sums.count = (
-        sums.sure + sure.double().sum().item(),
-        sums.right + right.double().sum().item(),
-        sums.count + sure.numel(),
-    )
 
 
 def _warn_if_unsure(seen: _Seen, where: str, cure: str) -> None:
