@@ -74,14 +74,19 @@ class Checkpoint:
 
 def last_facts(checkpoint: Checkpoint) -> Record:
     """Return what the last readable checkpoint in a folder says of its training run; {} if there is none."""
-    files = sorted(path for path in Path(checkpoint.folder).glob("step-*.safetensors") if _NAME.fullmatch(path.name))
-    for path in reversed(files):
+    for _, path in reversed(_files(Path(checkpoint.folder))):
         try:
             found: Record = read_facts(path).get("facts", {})
             return found
         except DamagedFileError:
             continue
     return {}
+
+
+def _files(folder: Path) -> list[tuple[int, Path]]:
+    """Return the checkpoints in a folder with their steps, by age."""
+    named = ((_NAME.fullmatch(path.name), path) for path in folder.glob("step-*"))
+    return sorted((int(name[1]), path) for name, path in named if name)
 
 
 class Keeper:
@@ -122,9 +127,8 @@ class Keeper:
     def due(self, step: int) -> bool:
         """Whether it is time for the next checkpoint."""
         every = self.how.every
-        if every is not None and step // every > self.step // every:
-            return True
-        return time.monotonic() - self._time > self.how.seconds
+        due = every is not None and step // every > self.step // every
+        return due or time.monotonic() - self._time > self.how.seconds
 
     def write(self, step: int, losses: Tensor) -> None:
         """Write a checkpoint, then remove the oldest; if it cannot be written, warn and continue training."""
@@ -139,7 +143,9 @@ class Keeper:
         tensors, rest = self.run.state()
         found = tensors_of(self.model, self.guide) | {"losses": losses}
         facts = {"kind": "training", "step": step, "facts": self.facts, "run": rest}
-        parts = {"run": tensors, "rng": _random_states(self.run.t.device)}
+        parts = {"run": tensors, "rng": {"cpu": torch.get_rng_state()}}
+        if self.run.t.is_cuda:
+            parts["rng"]["cuda"] = torch.cuda.get_rng_state(self.run.t.device)
         if self.watch is not None:
             parts["watch"], facts["watch"] = self.watch.state()
         for part, named in parts.items():
@@ -183,12 +189,13 @@ class Keeper:
     def _last(self) -> tuple[dict[str, Tensor], tuple[str, Record] | None]:
         """Return the tensors of the last intact checkpoint, its name and its facts; None if there is none."""
         files = self._files()
-        for k, (_, path) in reversed([*enumerate(files)]):
+        while files:
+            _, path = files.pop()
             try:
                 tensors, facts = read_tensors(path)
             except DamagedFileError as damage:
                 why = str(damage).removesuffix(ADVICE)
-                then = "resumes from the previous one" if k else "starts again from the first step"
+                then = "resumes from the previous one" if files else "starts again from the first step"
                 warnings.warn(f"{why} Training {then}.", stacklevel=10)
                 self._damaged.add(path)
                 continue
@@ -196,9 +203,7 @@ class Keeper:
         return {}, None
 
     def _files(self) -> list[tuple[int, Path]]:
-        """Return the checkpoints in the folder with their steps, by age."""
-        named = ((_NAME.fullmatch(path.name), path) for path in self.folder.iterdir())
-        found = sorted((int(name[1]), path) for name, path in named if name)
+        found = _files(self.folder)
         check_no_links(self.folder, *(path.name for _, path in found))
         return found
 
@@ -228,9 +233,3 @@ def _different(theirs: object, mine: object, name: str = "") -> list[str]:
         keys = sorted(theirs.keys() | mine.keys())
         return [w for k in keys for w in _different(theirs.get(k), mine.get(k), f"{name}.{k}" if name else k)]
     return [] if theirs == mine else [name]
-
-
-def _random_states(device: torch.device) -> dict[str, Tensor]:
-    """Return the states of torch's generators."""
-    found = {"cpu": torch.get_rng_state()}
-    return found | ({"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})

@@ -211,7 +211,7 @@ def test_classes_have_no_noise_to_find() -> None:
     assert found.log_evidence > found.trace[0]
     with pytest.raises(pd.errors.PyroDropoutError, match="tau is for Gaussian noise"):
         found.guide.log_evidence(tau=2.0)
-    with pytest.raises(pd.errors.PyroDropoutError, match="tune must hold 'length_scales'.*Categorical"):
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"tune must hold 'length_scales'.*Categorical"):
         pd.training.maximise_evidence(model, x, y, tune=["tau"])
 
 
