@@ -14,11 +14,11 @@ from dataclasses import replace
 
 import torch
 
-from tests.benchmarks import endurance, first_hour, groups, laplace, memory, precision, tables, transformers, waiting
+from tests.benchmarks import endurance, first_hour, laplace, memory, precision, tables, transformers, waiting
 from tests.benchmarks.figures import BENCHMARKS, ROOT, Asked
 from tests.benchmarks.report import cpu_model, moment
 
-MODULES = (endurance, first_hour, groups, laplace, memory, precision, tables, transformers, waiting)  # they register
+MODULES = (endurance, first_hour, laplace, memory, precision, tables, transformers, waiting)  # they register
 OTHERS = (["tests.benchmarks.general", "--one-by-one"], ["tests.benchmarks.cuda_c"])  # the second needs a GPU
 
 

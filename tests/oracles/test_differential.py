@@ -5,7 +5,7 @@ import pytest
 from tests.oracles.differential.cases import Case, known_cases
 
 QUICK = {"dropout": 10, "files": 8}  # and those of dropout that are known
-SLOW = {"engines": 3, "ranks": 2, "fleets": 2, "scripts": 1, "chains": 1, "compiled": 1}
+SLOW = {"engines": 3, "fleets": 2, "compiled": 1}
 KNOWN = [pytest.param(case, marks=[] if case.kind == "dropout" else [pytest.mark.deep]) for case in known_cases()]
 
 

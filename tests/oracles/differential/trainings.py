@@ -6,13 +6,10 @@ Each comparison returns how two results differ, "" if they do not. What one way 
 import tempfile
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import pyro
-import pyro.contrib.gp
-import pyro.distributions as dist
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
@@ -190,58 +187,3 @@ def fleets(dice: Dice) -> str:
     model, guide = build()
     alone = {"losses": fitted(model, guide, x, y, settings | {"compile": False}).losses} | state_of(model, guide)
     return differing({"losses": losses[:, 1]} | state_of(*fleet[1]), alone, rounding(alone))
-
-
-# --- scripts of Pyro's users ------------------------------------------------------------------------------------------
-
-
-def idiom(dice: Dice) -> tuple[Any, Any, Tensor, Tensor]:
-    """A model and a guide as Pyro's tutorials write them, in which nothing is random, and data."""
-    x, y = torch.randn(POINTS, 2, dtype=torch.float64), torch.randn(POINTS, dtype=torch.float64)
-    net = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)).double()
-    kind = dice.pick(("module", "attribute", "param", "process"))
-    if kind == "process":
-        kernel = pyro.contrib.gp.kernels.RBF(input_dim=2)
-        process = pyro.contrib.gp.models.SparseGPRegression(x, y, kernel, Xu=x[:5].clone(), jitter=1e-4).double()
-        return process.model, process.guide, x, y
-    scaled, hidden = dice.pick((1.0, 2.0)), dice.pick((False, True))
-
-    def model(x: Tensor, y: Tensor) -> None:
-        f = pyro.module("net", net)(x).squeeze(-1) if kind != "param" else x @ pyro.param("w", torch.ones(2).double())
-        width = pyro.param("width", torch.tensor(1.0).double(), constraint=dist.constraints.positive)
-        shift = pyro.sample("shift", dist.Normal(torch.tensor(0.0).double(), 1.0)) if hidden else 0.0
-        with pyro.poutine.scale(scale=scaled), pyro.plate("data", len(x)):
-            pyro.sample("y", dist.Normal(f + shift, width), obs=y)
-
-    def guide(x: Tensor, y: Tensor) -> None:
-        if hidden:
-            pyro.sample("shift", dist.Delta(pyro.param("shift_at", torch.tensor(0.5).double())))
-
-    if kind != "attribute":
-        return model, guide, x, y
-    holder = SimpleNamespace(model=model, guide=guide)
-    return (lambda x, y: holder.model(x, y)), (lambda x, y: holder.guide(x, y)), x, y
-
-
-def idioms(dice: Dice) -> str:
-    """A script in Pyro's own SVI, in ours, and in ``fit``: the same losses, and the same parameters."""
-    number, steps = dice.randrange(2**31), dice.randint(3, 8)
-
-    def run(how: str) -> dict[str, Any]:
-        again = Dice("idioms", number)
-        model, guide, x, y = idiom(again)
-        dice.told[:] = [how, *again.told]
-        args = (x, y) if again.told[0] != "process" else ()
-        if how in ("recorded", "eager"):
-            asked: Any = {"lr": 0.01, "compile": "traced" if how == "recorded" else False, "progress": False}
-            losses = pd.fit(model, guide, *args, steps=steps, **asked).losses.double()
-        else:
-            kind = pyro.infer.SVI if how == "Pyro's" else pd.SVI
-            more: Any = {} if how == "Pyro's" else {"compile": False}
-            svi = kind(model, guide, pyro.optim.Adam({"lr": 0.01}), pyro.infer.Trace_ELBO(), **more)
-            losses = torch.tensor([svi.step(*args) for _ in range(steps)], dtype=torch.float64)
-        losses = losses - losses[0]  # the density of a point is known up to a constant
-        return {"losses": losses} | {name: value.detach().clone() for name, value in pyro.get_param_store().items()}
-
-    theirs = run("Pyro's")
-    return next(filter(None, (differing(run(how), theirs, 1e-6) for how in ("ours", "eager", "recorded"))), "")
