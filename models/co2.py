@@ -19,7 +19,7 @@ import pyro
 import torch
 from experiments import series_posteriors as beside
 from experiments.collection import co2_paper
-from experiments.experiment import VERDICTS, Experiment
+from experiments.experiment import Experiment
 from experiments.figures import co2_panels, spreads
 from experiments.summaries import apart, few_draws, rms
 from torch import nn
@@ -184,7 +184,7 @@ def main(argv=None):
     for text, rows, rule, words in (*(judged(mc, standard, questions) if mc else ()), *last):
         passed = [rule(row) for row in rows]
         ranges = [f"{min(values):.2f} to {max(values):.2f}" for values in zip(*rows, strict=True)]
-        experiment.claim(text, VERDICTS[(not all(passed)) + (not any(passed))], words.format(*ranges))
+        experiment.claim(text, passed, words.format(*ranges))
     if not mc:
         return experiment.finish()
     four = {f"MC dropout, {kind}": mc[5, kind, 0.1] for kind in KINDS}

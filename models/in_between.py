@@ -16,7 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from experiments.experiment import VERDICTS, Experiment, read_rows
+from experiments.experiment import Experiment, read_rows
 from experiments.figures import gap_bands, gap_widths
 from experiments.gap_posteriors import KINDS, LAPLACE, LOW_RANK, ensembled, laplaced
 from experiments.summaries import standard_error
@@ -129,8 +129,7 @@ def judge(experiment, rows):
         if held:
             spans = {name: [row[of] for row in by_guide[name]] for name in names if by_guide[name]}
             said = ", ".join(f"{name} {min(values):.2f} to {max(values):.2f}" for name, values in spans.items())
-            verdict = VERDICTS[(not all(held)) + (not any(held))]
-            experiment.claim(text, verdict, f"{sum(held)} of {len(held)}; {of}: {said}")
+            experiment.claim(text, held, f"{sum(held)} of {len(held)}; {of}: {said}")
 
     for names, text in ((["dropout"], "dropout is"), (KIN, "dropout's kin is"), (["mean field"], "mean field is")):
         held = [is_overconfident(row) for name in names for row in by_guide[name]]

@@ -44,21 +44,6 @@ def auroc(odd: Float[Tensor, " M"], ordinary: Float[Tensor, " N"]) -> AUROC:
     kind that it is ordered correctly with; the area is the mean of these shares over either kind. It assumes that the
     two sets are independent; if an odd input is a changed ordinary one, it is somewhat too large or too small. Both are
     computed by sorting, in (M + N) log N.
-
-    Args:
-        odd: scores of the inputs that should score higher, (M,): entropies, standard deviations.
-        ordinary: scores of the others, (N,).
-
-    Returns:
-        The area and its standard error. An area of exactly 0 or 1 has the error 0, which underestimates the true error:
-        all observed pairs are ordered the same way.
-
-    Example:
-        >>> import torch
-        >>> from experiments.classifiers import auroc
-        >>> found = auroc(torch.tensor([0.9, 0.4, 0.7]), torch.tensor([0.1, 0.4, 0.2, 0.6]))
-        >>> round(found.value, 4), round(found.error, 3)  # 10½ of 12 pairs are ordered correctly
-        (0.875, 0.148)
     """
     ordinary = ordinary.to(odd)
     won, lost = _shares_below(odd, ordinary), 1 - _shares_below(ordinary, odd)
@@ -84,14 +69,6 @@ def loss_gradient(model: Any, guide: Any, x: Tensor, y: Tensor, *, draws: int | 
     """Return the gradient of minus the log-likelihood of each point with respect to its input.
 
     ``x + ε * loss_gradient(...).sign()`` is the fast gradient sign method of Goodfellow, Shlens and Szegedy (2015).
-
-    Args:
-        model: a model with a likelihood of this package, such as ``BayesianNet``.
-        guide: its posterior.
-        x: inputs, (N, ...).
-        y: their targets, (N, D) or (N,).
-        draws: None for the network with the mean weights, -log p(y | x, E[ω]); or the number T of draws, each point's
-            own, over which E_q[-log p(y | x, ω)] is averaged: an attack on MC dropout itself.
     """
     likelihood = likelihood_of(model)
     x = x.detach().clone().requires_grad_()
@@ -132,12 +109,6 @@ def error_table(
     """Return the errors of two ways to predict, over seeds, and the gain of the second over the first, with its error.
 
     The gain varies with the seeds and with the inputs; the larger of the two standard errors is given.
-
-    Args:
-        answers: the two predictions of every seed, as returned by ``predict``, by the name of a model.
-        y: the classes, (N,).
-        group: what the models are, as the heading of the first column.
-        ways: the names of the two ways.
     """
     one, other = ways
     rows: Rows = []
@@ -156,14 +127,7 @@ def error_table(
 def detection_row(
     ordinary: Mapping[str, Tensor], odd: Mapping[str, Tensor], misled: Tensor, *, fewest: int = 20
 ) -> dict[str, Any]:
-    """Return how well uncertainties detect changed inputs, and those among them that mislead the model.
-
-    Args:
-        ordinary: uncertainties of unchanged inputs, (N,), by name.
-        odd: the same for the changed inputs, (M,).
-        misled: which of the changed inputs are misclassified but would be right unchanged, (M,).
-        fewest: least number of misled inputs for an AUROC; with fewer it is given as 0.5.
-    """
+    """Return how well uncertainties detect changed inputs, and those among them that mislead the model."""
     count = int(misled.sum())
     row: dict[str, Any] = {"misled": count, **{name: value.mean().item() for name, value in odd.items()}}
     row |= {f"AUROC, {name}": auroc(value, ordinary[name]).value for name, value in odd.items()}
@@ -193,14 +157,7 @@ def rejection_table(
     group: str = "model",
     shares: Sequence[float] = (1.0, 0.99, 0.95),
 ) -> tuple[Rows, Figure]:
-    """Return the error among the inputs kept when the most uncertain ones are deferred to a human.
-
-    Args:
-        answers: the uncertainty of each input and its error (1 for wrong, 0 for right), both (N,), by the name of a
-            model and of the uncertainty.
-        group: what the models are, as the heading of the first column.
-        shares: of inputs kept, for the columns of the table.
-    """
+    """Return the error among the inputs kept when the most uncertain ones are deferred to a human."""
     rows: Rows = []
     panels: dict[str, dict[str, tuple[Tensor, ...]]] = {}
     for name, by_uncertainty in answers.items():
@@ -227,16 +184,7 @@ def cascade_table(
     budgets: Sequence[float],
     costs: tuple[float, float] = (1.0, 10.0),
 ) -> tuple[Rows, Figure]:
-    """Return cost and error of a cascade of two classifiers, for each share of inputs deferred to the strong one.
-
-    Args:
-        weak: returns the prediction of a cheap model for inputs; called once, with all of them.
-        strong: the same for an expensive model; called once with all inputs, for a budget of 1.
-        x: inputs, (N, ...).
-        y: their classes, (N,).
-        budgets: shares of the inputs deferred, each from 0 to 1.
-        costs: of one prediction by the weak and by the strong model, in any unit.
-    """
+    """Return cost and error of a cascade of two classifiers, for each share of inputs deferred to the strong one."""
     known: dict[str, Prediction] = {"weak": weak(x)}
 
     def all_or_some(part: Tensor) -> Prediction:

@@ -21,16 +21,10 @@ from pyro_dropout.errors import PyroDropoutError
 
 VARIABLE = "PYRO_DROPOUT_DATA"
 UCI_NAMES = {
-    "boston": "bostonHousing",
-    "concrete": "concrete",
-    "energy": "energy",
-    "kin8nm": "kin8nm",
-    "naval": "naval-propulsion-plant",
-    "power": "power-plant",
-    "protein": "protein-tertiary-structure",
-    "wine": "wine-quality-red",
-    "yacht": "yacht",
-}
+    "boston": "bostonHousing", "concrete": "concrete", "energy": "energy", "kin8nm": "kin8nm",
+    "naval": "naval-propulsion-plant", "power": "power-plant", "protein": "protein-tertiary-structure",
+    "wine": "wine-quality-red", "yacht": "yacht",
+}  # fmt: skip
 CO2_END = 3.72  # how far the paper's figure extrapolates, in its own units
 PAPER_SERIES = "https://github.com/yaringal/DropoutUncertaintyCaffeModels"
 _CO2_MONTHS = 272  # recorded from March 1958 to March 1981: the paper's training set
@@ -44,46 +38,23 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Held:
-    """Training data and held-out data: a series with one input and one output, or images with their classes.
-
-    Attributes:
-        name: a title.
-        x: training inputs: (N, 1), standardised, or images (N, 1, 28, 28) in [0, 1].
-        y: training targets, (N, 1), standardised, or classes (N,), 0 to 9.
-        test_x: held-out inputs, on the scale of ``x``.
-        test_y: held-out targets, on the scale of ``y``.
-        note: where it comes from.
-        source: "the paper's", "bundled" or "made".
-        gaps: (first, last) held-out input of every gap between training data of a series.
-        x_name: the input of a series in words.
-        y_name: the target of a series in words.
-    """
+    """Training data and held-out data: a series with one input and one output, or images with their classes."""
 
     name: str
-    x: Tensor
-    y: Tensor
-    test_x: Tensor
+    x: Tensor  # (N, 1), standardised, or images (N, 1, 28, 28) in [0, 1]
+    y: Tensor  # (N, 1), standardised, or classes (N,), 0 to 9
+    test_x: Tensor  # held out, on the scale of x
     test_y: Tensor
-    note: str
+    note: str  # where it comes from
     source: Source
-    gaps: tuple[tuple[float, float], ...] = ()
+    gaps: tuple[tuple[float, float], ...] = ()  # (first, last) held-out input of every gap in a series
     x_name: str = ""
     y_name: str = ""
 
 
 @dataclass(frozen=True)
 class UCI:
-    """A regression table with its splits.
-
-    Attributes:
-        name: a title.
-        x: inputs (N, Q), in their own units.
-        y: targets (N, 1), in their own units.
-        train_rows: for every split, the rows to train on.
-        test_rows: for every split, the rows held out.
-        note: where it comes from.
-        source: "the paper's" or "made".
-    """
+    """A regression table, x (N, Q) and y (N, 1) in their own units, with the rows of its splits."""
 
     name: str
     x: Tensor
@@ -102,12 +73,6 @@ def co2_paper() -> Held:
     bundled series minus the trend of the training months, mapped to the paper's scale by least squares over the 272
     months that both have. The two differ by 0.04 (root mean square) and at most 0.24 in units of ``y``, because one
     averages weekly values and the other is an older monthly record.
-
-    Example:
-        >>> from experiments.collection import co2_paper
-        >>> data = co2_paper()
-        >>> tuple(data.x.shape), tuple(data.test_x.shape)
-        ((272, 1), (156, 1))
     """
     ppm = _bundled("co2.csv")[:, 1]
     month = np.arange(len(ppm), dtype=np.float64)
@@ -133,14 +98,7 @@ def co2_paper() -> Held:
 
 
 def solar() -> Held:
-    """Return the paper's second series: solar irradiance with five gaps; sunspot numbers without a data folder.
-
-    Example:
-        >>> from experiments.collection import solar
-        >>> data = solar()
-        >>> len(data.gaps), data.test_x.shape == data.test_y.shape
-        (5, True)
-    """
+    """Return the paper's second series: solar irradiance with five gaps; sunspot numbers without a data folder."""
     folder = data_folder()
     if folder is not None:
         x, y = _columns(folder / "solar_train.csv", 2).T
@@ -165,17 +123,7 @@ def solar() -> Held:
 
 
 def uci(name: str) -> UCI:
-    """Return one of the nine UCI regression sets with its published splits; a synthetic set without a data folder.
-
-    Args:
-        name: one of ``UCI_NAMES``, such as "boston" or "yacht".
-
-    Example:
-        >>> from experiments.collection import uci
-        >>> data = uci("yacht")
-        >>> len(data.train_rows), len(data.x) == len(data.train_rows[0]) + len(data.test_rows[0])
-        (20, True)
-    """
+    """Return one of the nine UCI regression sets with its published splits; a synthetic set without a data folder."""
     if name not in UCI_NAMES:
         raise PyroDropoutError(f"unknown UCI set {name!r}; choose from {', '.join(UCI_NAMES)}.")
     folder = data_folder()
@@ -190,32 +138,18 @@ def uci(name: str) -> UCI:
     splits = len(list(folder.glob("index_train_*.txt")))
     if not splits:
         raise _missing(folder / "index_train_0.txt")
-    train, test = (
-        [_rows(folder / f"index_{part}_{k}.txt", len(table)) for k in range(splits)] for part in ("train", "test")
-    )
-    for k in range(splits):
-        if len(np.union1d(train[k], test[k])) != len(train[k]) + len(test[k]):
+    parts = [[_rows(folder / f"index_{part}_{k}.txt", len(table)) for k in range(splits)] for part in ("train", "test")]
+    for k, (rows, others) in enumerate(zip(*parts, strict=True)):
+        if np.intersect1d(rows, others).size:
             raise _garbled(folder / f"index_test_{k}.txt", f"it shares rows with index_train_{k}.txt")
-    return UCI(
-        name,
-        torch.from_numpy(table[:, features]).float(),
-        torch.from_numpy(table[:, target[:1]]).float(),
-        [torch.from_numpy(rows) for rows in train],
-        [torch.from_numpy(rows) for rows in test],
-        "The table and splits of Hernández-Lobato and Adams (2015), as Gal and Ghahramani (2016) use them.",
-        PAPER,
-    )
+    train, test = ([torch.from_numpy(rows) for rows in each] for each in parts)
+    x, y = (torch.from_numpy(table[:, own]).float() for own in (features, target[:1]))
+    note = "The table and splits of Hernández-Lobato and Adams (2015), as Gal and Ghahramani (2016) use them."
+    return UCI(name, x, y, train, test, note, PAPER)
 
 
 def mnist() -> Held:
-    """Return MNIST, 60,000 + 10,000 handwritten digits; 2,000 + 500 synthetic ones without a data folder.
-
-    Example:
-        >>> from experiments.collection import mnist
-        >>> data = mnist()
-        >>> data.x.shape[1:], sorted(set(data.test_y.tolist()))
-        (torch.Size([1, 28, 28]), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
-    """
+    """Return MNIST, 60,000 + 10,000 handwritten digits; 2,000 + 500 synthetic ones without a data folder."""
     folder = data_folder()
     if folder is None:
         note = "Drawn by a formula in place of MNIST: strokes that are moved, turned, slanted and thickened at random."
@@ -285,8 +219,7 @@ def _rows(path: Path, below: int) -> npt.NDArray[np.int64]:
 
 def _labelled(folder: Path, part: str) -> tuple[Tensor, Tensor]:
     path = folder / f"{part}-images-idx3-ubyte.gz"
-    images = _idx(path, 3)
-    labels = _idx(folder / f"{part}-labels-idx1-ubyte.gz", 1)
+    images, labels = _idx(path, 3), _idx(folder / f"{part}-labels-idx1-ubyte.gz", 1)
     if images.shape != (len(labels), 28, 28):
         raise _garbled(path, f"it holds {images.shape} for {len(labels)} labels")
     return torch.from_numpy(images).unsqueeze(1).float().div_(255), torch.from_numpy(labels).long()
@@ -298,12 +231,10 @@ def _idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
         raise _missing(path)
     try:
         raw = gzip.decompress(path.read_bytes())
-    except (OSError, EOFError) as cause:
-        raise _garbled(path, f"it cannot be unpacked ({cause})") from None
-    shape = np.frombuffer(raw[4 : 4 + 4 * dimensions], ">i4")
-    if raw[:4] != bytes([0, 0, 8, dimensions]) or len(raw) != 4 + 4 * dimensions + int(np.prod(shape, dtype=np.int64)):
-        raise _garbled(path, f"it is not an idx file of bytes in {dimensions} dimensions")
-    return np.frombuffer(raw, np.uint8, offset=4 + 4 * dimensions).reshape(shape.tolist()).copy()
+        shape = np.frombuffer(raw[4 : 4 + 4 * dimensions], ">i4")
+        return np.frombuffer(raw, np.uint8, offset=4 + 4 * dimensions).reshape(shape.tolist()).copy()
+    except (OSError, EOFError, ValueError) as cause:
+        raise _garbled(path, f"it is no packed idx file in {dimensions} dimensions ({cause})") from None
 
 
 def _bundled(name: str) -> Array:

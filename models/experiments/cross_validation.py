@@ -12,7 +12,7 @@ size.
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -26,49 +26,6 @@ from pyro_dropout.training.fleet.fleet import Fleet
 
 _LEVEL = 0.95  # of the interval whose coverage is measured
 _SAMPLES = 2**27  # outputs held in memory at once
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """The choice of the folds for every split, and its scores on the test set.
-
-    Attributes:
-        settings: the best setting in the folds, for every split.
-        tau: the noise precision in the units of y, or the factor of a heteroscedastic one, for every split.
-        validation: log-likelihood in the folds of every split and setting, each at its best noise, (S, C).
-        log_likelihood: on the test sets, nats per point, (S,).
-        rmse: root mean square error on the test sets, (S,).
-        coverage: share of the test targets inside the central 95 % interval, (S,).
-        weights: of the settings in the mixture that predicts the folds best, (S, C).
-        mixture_log_likelihood: of that mixture, on the test sets, (S,).
-        mixture_rmse: its root mean square error, (S,).
-        mixture_coverage: the coverage of its interval, (S,).
-        twins: share of the test rows whose inputs also occur in a training row, (S,).
-        fresh_log_likelihood: on the other test rows, (S,); NaN if there are none.
-        mixture_fresh_log_likelihood: of the mixture, on them, (S,).
-        seconds: of training.
-        compile_seconds: of compilation, before training.
-        replicas: number of replicas trained together.
-        lost: number of replicas that diverged.
-    """
-
-    settings: list[dict[str, object]]
-    tau: Tensor
-    validation: Tensor
-    log_likelihood: Tensor
-    rmse: Tensor
-    coverage: Tensor
-    weights: Tensor
-    mixture_log_likelihood: Tensor
-    mixture_rmse: Tensor
-    mixture_coverage: Tensor
-    twins: Tensor
-    fresh_log_likelihood: Tensor
-    mixture_fresh_log_likelihood: Tensor
-    seconds: float
-    compile_seconds: float
-    replicas: int
-    lost: int
 
 
 @forked()
@@ -90,28 +47,14 @@ def choose(
     seed: int = 0,
     progress: bool = True,
     **options: Any,
-) -> Chosen:
+) -> SimpleNamespace:
     """Train every setting on every fold of every split, choose by the folds, and score the choice on the test sets.
 
-    Args:
-        build: builds one replica: ``build(x, y, **setting)`` -> (model, guide), with the rows that it will train on.
-        grid: the values of each setting; all combinations are tried. "lr" is the replica's learning rate, which is
-            passed to the training and not to ``build``.
-        x: inputs, (N, ...), or a dict or a tuple of them.
-        y: targets, (N, 1).
-        train_rows: rows of x for training, one tensor for each split.
-        test_rows: rows for testing.
-        folds: number of parts of the training rows; each is held back once.
-        best: maximum number of settings in the mixture.
-        members: networks in each ensemble that is trained on a whole training set; 1 for single networks.
-        fold_members: networks in each ensemble that is trained on a fold; as many by default.
-        anchored: whether each member has its own anchor and its own perturbed targets, as in ``Ensemble``. A member's
-            random numbers are the same in all settings.
-        samples: draws for the test sets, divided among the members.
-        validation_samples: draws for the folds, divided likewise.
-        seed: of all random numbers.
-        progress: show progress bars.
-        options: for ``Fleet.fit``.
+    ``build(x, y, **setting)`` returns a replica, (model, guide), for the rows that it will train on; all combinations
+    of ``grid`` are tried, and its "lr" goes to the training. At most ``best`` settings are mixed. A replica of a whole
+    training set is an ensemble of ``members`` networks, each with its own anchor if they are ``anchored``; that of a
+    fold has ``fold_members``. ``samples`` draws for the test sets are divided among members. ``options`` are those of
+    ``Fleet.fit``.
     """
     fold_members = members if fold_members is None else fold_members
     x = inputs_of(x)
@@ -167,26 +110,22 @@ def choose(
     alone = torch.zeros_like(weights).scatter(1, first, 1.0)
     new = [~_twins(inputs, *pair) for pair in zip(train_rows, test_rows, strict=True)]
     sets = list(zip(test_rows, new, strict=True))
-    log_p, error, inside, fresh = exam.test(whole, precision, alone, sets, samples)
-    mixed, mixed_error, mixed_inside, mixed_fresh = exam.test(whole, precision, weights, sets, samples)
-    return Chosen(
-        [combinations[int(c)] for c in first],
-        precision.gather(1, first).squeeze(1).exp(),
-        validation,
-        log_p,
-        error,
-        inside,
-        weights,
-        mixed,
-        mixed_error,
-        mixed_inside,
-        torch.stack([1 - own.double().mean() for own in new]),
-        fresh,
-        mixed_fresh,
-        history.seconds,
-        history.compile_seconds,
-        len(fleet),
-        int(history.diverged.sum()),
+    found: dict[str, Any] = {}  # on the test sets of each split, in nats per point, or in the units of y
+    for title, weighed in (("", alone), ("mixture_", weights)):
+        scores_of = exam.test(whole, precision, weighed, sets, samples)
+        names = ("log_likelihood", "rmse", "coverage", "fresh_log_likelihood")  # fresh: rows that are no twins
+        found |= {f"{title}{name}": score for name, score in zip(names, scores_of, strict=True)}
+    return SimpleNamespace(
+        settings=[combinations[int(c)] for c in first],
+        tau=precision.gather(1, first).squeeze(1).exp(),  # in the units of y, or the factor of a heteroscedastic one
+        validation=validation,  # log-likelihood in the folds of every split and setting, each at its best noise, (S, C)
+        weights=weights,  # of the settings in the mixture that predicts the folds best, (S, C)
+        **found,
+        twins=torch.stack([1 - own.double().mean() for own in new]),  # share of the test rows that have a twin, (S,)
+        seconds=history.seconds,
+        compile_seconds=history.compile_seconds,
+        replicas=len(fleet),
+        lost=int(history.diverged.sum()),
     )
 
 
@@ -322,12 +261,7 @@ def log_mixture(log_tau: Tensor, square: Tensor) -> Tensor:
 
 
 def stacked(log_p: Tensor, most: int) -> Tensor:
-    """Return the weights, (S, C), of the mixture that makes held-out points most probable; log_p is (S, C, n).
-
-    Args:
-        log_p: log densities of the held-out points under each member; -inf throughout for an excluded member.
-        most: maximum number of members with weight.
-    """
+    """Return the weights, (S, C), of the mixture that makes held-out points most probable; log_p is (S, C, n)."""
     log_p = log_p.double()
     weights = _climb(log_p, torch.ones_like(log_p[..., 0]))
     keep = torch.zeros_like(weights).scatter(1, weights.topk(min(most, weights.shape[1]), 1).indices, 1.0)

@@ -81,15 +81,7 @@ def report_classification(functions: Functions, train: Data, test: Data, path: s
 
 
 def run(script: Any, argv: Sequence[str] | None, *, rows: int, title: str, reach: float) -> None:
-    """Fit and report one of the two models of a script, as its options say.
-
-    Args:
-        script: its ``name``, ``about``, the models ``regression`` and ``classification``, ``fit`` and ``functions``.
-        argv: the options; None for those of the command line.
-        rows: training points.
-        title: of the picture of the curve.
-        reach: of its y axis.
-    """
+    """Fit and report one of the two models of a script, as its options say."""
     parser = argparse.ArgumentParser(description=script.about.split("\n")[0])
     parser.add_argument("--task", choices=("regression", "classification"), default="regression")
     parser.add_argument("--steps", type=int, default=1200, help="optimiser steps")

@@ -67,25 +67,7 @@ def curve_panels(
     levels: Mapping[str, float] | None = None,
     share: bool = False,
 ) -> Figure:
-    """Draw one panel for each set of curves, with one legend below for all of them.
-
-    Args:
-        panels: curves by name, by panel title: (x, y), or (x, y, error) for a band of ± error around y.
-        xlabel: what x is, in all panels.
-        ylabel: what y is, in all panels.
-        columns: at most this many panels side by side.
-        size: width and height of a panel, in inches.
-        styles: matplotlib options of curves, by name; each other curve gets its own colour.
-        levels: reference values by name, each a black line across all panels.
-        share: whether all panels have the same limits.
-
-    Example:
-        >>> from experiments.figures import curve_panels
-        >>> curves = {"dropout": ([0, 1], [0.1, 0.4]), "NUTS": ([0, 1], [0.2, 0.9], [0.1, 0.1])}
-        >>> figure = curve_panels({"one layer": curves}, xlabel="x", styles={"NUTS": {"color": "black"}})
-        >>> [text.get_text() for text in figure.legends[0].get_texts()]
-        ['dropout', 'NUTS']
-    """
+    """Draw one panel for each set of curves, with one legend below for all of them."""
     figure = _grid(panels, columns, size, share)
     names = list(dict.fromkeys(name for curves in panels.values() for name in curves))
     known = {name: {"color": PALETTE[k % len(PALETTE)]} for k, name in enumerate(names)}
@@ -108,15 +90,7 @@ def curve_panels(
 
 
 def class_panels(x: Tensor, f: Tensor, images: Tensor, *, xlabel: str, classes: int = 3) -> Figure:
-    """Draw the softmax inputs and outputs of every draw along a line, as in the paper's figure of a rotated 1.
-
-    Args:
-        x: positions, (N,), in order.
-        f: the network's outputs there in every draw, (T, N, C).
-        images: what the network saw at each position, (N, height, width), shown below.
-        xlabel: what x is.
-        classes: how many to show: those with the highest mean probability.
-    """
+    """Draw the softmax inputs and outputs of every draw along a line, as in the paper's figure of a rotated 1."""
     at, outputs = _numbers(x), _numbers(f)
     figure = matplotlib.figure.Figure(figsize=(11, 4.8), layout="constrained")
     rows = figure.subplots(2, 2, squeeze=False, height_ratios=[6, 1])

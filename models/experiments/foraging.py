@@ -51,31 +51,7 @@ _ACROSS = np.stack([_WALL[:, 1], -_WALL[:, 0]])  # (2, walls): a vector times th
 
 
 class Foraging:
-    """W worlds of 700 by 500, each with an agent that should eat food and avoid poison.
-
-    Args:
-        worlds: number of worlds, W.
-        seed: of the positions and kinds of items; or a numpy generator.
-        clearance: whether staying clear of walls is rewarded at every tick, as in the demonstration:
-            min(1, 2·proximity), which then also scales the reward for driving straight.
-
-    Attributes:
-        observation: what the agents see, (W, 27): for each eye wall, food and poison, all 1 except the entry of the
-            nearest visible thing, which is its distance divided by the range of sight.
-        position: of the agents, (W, 2).
-        heading: of the agents, (W,): the direction (sin θ, cos θ).
-        items: positions of the items, (W, 30, 2).
-        kinds: of the items, (W, 30): 0 for none, 1 for food, 2 for poison.
-        eaten: food and poison eaten so far, (W, 2).
-
-    Example:
-        >>> import numpy as np
-        >>> from experiments.foraging import Foraging
-        >>> world = Foraging(worlds=3, seed=0)
-        >>> observation, reward = world.step(np.zeros(3, dtype=np.int64))  # all drive straight on
-        >>> observation.shape, world.position[0].round(2).tolist()
-        ((3, 27), [50.0, 54.21])
-    """
+    """W worlds of 700 by 500, each with an agent that should eat food and avoid poison."""
 
     def __init__(self, worlds: int = 1, seed: int | np.random.Generator = 0, *, clearance: bool = False) -> None:
         self.clearance = clearance
@@ -91,11 +67,7 @@ class Foraging:
         self._look()
 
     def step(self, actions: NDArray[np.integer[Any]]) -> tuple[NDArray[np.float32], Numbers]:
-        """Advance one tick; return the new observations, (W, 27), and the rewards, (W,).
-
-        Args:
-            actions: (W,), from 0 to 4: straight on, two gentle curves, two sharp ones.
-        """
+        """Advance one tick; return the new observations, (W, 27), and the rewards, (W,)."""
         self._clock += 1
         # From the view in which the agent decided.
         clear = np.minimum(1.0, 2 * self._clear) if self.clearance else self._clear

@@ -37,27 +37,7 @@ class FreeRun:
 
 
 def free_run(model: Any, guide: Any, windows: Float[Tensor, "N L"], steps: int, *, tau: float, samples: int) -> FreeRun:
-    """Run a one-step forecaster on its own draws of y, with one draw of the weights for all steps.
-
-    Args:
-        model: maps windows (N, L) to the next values (N, 1), such as a ``BayesianNet``.
-        guide: its posterior.
-        windows: the last L values of N series, most recent last.
-        steps: number of steps ahead.
-        tau: the precision of the noise of y.
-        samples: draws T of the weights, for each series.
-
-    Returns:
-        The forecasts.
-
-    Example:
-        >>> import torch, pyro_dropout as pdrop
-        >>> from experiments.free_running import free_run
-        >>> model = pdrop.BayesianNet(torch.nn.Linear(4, 1))
-        >>> run = free_run(model, pdrop.AutoDropout(model, keep=0.9), torch.randn(3, 4), 5, tau=100.0, samples=20)
-        >>> run.f.shape
-        torch.Size([20, 3, 5])
-    """
+    """Run a one-step forecaster on its own draws of y, with one draw of the weights for all steps."""
     rows, found = windows.repeat(samples, 1), []
     with torch.no_grad(), per_example():
         drawn = poutine.trace(guide).get_trace(rows)  # weights are drawn once and replayed at every step

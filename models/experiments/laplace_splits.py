@@ -10,8 +10,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,23 +26,14 @@ from pyro_dropout.mathematics.shapes import Float
 _NUMBERS = 2**25  # of Jacobians and inputs held at once
 
 
-@dataclass(frozen=True)
-class Answers:
-    """What the Laplace approximations of a fleet say; the first dimension is that of its replicas.
+class Answers(NamedTuple):
+    """What the Laplace approximations of a fleet say; the first dimension is that of its replicas."""
 
-    Attributes:
-        mean: of f at the rows that were asked, in the units of y, (R, n).
-        extra: s, the variance of f in units of the noise, for each λ, (R, K, n).
-        tau: at which the evidence of each replica is largest, in the units of y, (R, K).
-        log_evidence: log p(D) at that τ, (R, K).
-        seconds: of training, compiling, curvature and predictions.
-    """
-
-    mean: Float[Tensor, "R n"]
-    extra: Float[Tensor, "R K n"]
-    tau: Float[Tensor, "R K"]
-    log_evidence: Float[Tensor, "R K"]
-    seconds: float
+    mean: Float[Tensor, "R n"]  # of f at the rows that were asked, in the units of y
+    extra: Float[Tensor, "R K n"]  # s, the variance of f in units of the noise, for each λ
+    tau: Float[Tensor, "R K"]  # at which the evidence of each replica is largest, in the units of y
+    log_evidence: Float[Tensor, "R K"]  # log p(D) at that τ
+    seconds: float  # of training, compiling, curvature and predictions
 
 
 def laplace_fleet(
@@ -58,16 +48,8 @@ def laplace_fleet(
 ) -> Answers:
     """Train a fleet, and make the Laplace approximation of each mean, as ``pdrop.laplace`` does one by one.
 
-    Args:
-        build: builds one replica, (model, guide), from its training data and settings; the model is ``Standardised``,
-            with Gaussian noise of precision 1.
-        settings: of every replica, by name; "lr" is its learning rate.
-        x: all inputs.
-        y: all targets, (N, 1).
-        rows: on which every replica trains, all of the same length.
-        asked: at which it predicts, (R, n).
-        multiples: of the λ that a replica trains with, K of them: those that Σ has.
-        how: of ``Fleet.fit``.
+    Replicas train on ``rows``, all of one length, and predict at those ``asked``, (R, n); models are ``Standardised``,
+    with Gaussian noise of precision 1. ``multiples`` are those of the λ of the training that Σ may have.
     """
     start = time.perf_counter()
     own = dict(settings)
@@ -176,18 +158,7 @@ def choices(
     device: torch.device,
     **how: Any,
 ) -> dict[str, Scored]:
-    """Return the test scores of what the folds choose, and of what the evidence chooses, split by split.
-
-    Args:
-        build: builds one replica, as in ``laplace_fleet``.
-        grid: values of each setting, by name; "lr" is the learning rate.
-        multiples: of a replica's weight decay, those that its covariance may have; also chosen.
-        data: the set.
-        rows: training rows and test rows of every split.
-        folds: how many.
-        device: where to train.
-        how: of ``Fleet.fit``.
-    """
+    """Return the test scores of what the folds choose, and of what the evidence chooses, split by split."""
     train, test = rows
     splits, length, seed = len(train), min(map(len, train)), how["seed"]
     x, y = data.x.to(device), data.y.to(device)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from experiments.classifiers import auroc
-from experiments.experiment import VERDICTS, Experiment, Verdict
+from experiments.experiment import Experiment
 from experiments.figures import curve_panels
 from experiments.summaries import standard_error
 from pyro_dropout.judging.scores.class_calibration import ece
@@ -87,7 +87,7 @@ def detection_table(
     return rows
 
 
-def verdict_of_detection(rows: Rows, kinds: Sequence[str], better: str, than: str) -> tuple[Verdict, str]:
+def verdict_of_detection(rows: Rows, kinds: Sequence[str], better: str, than: str) -> tuple[list[bool], str]:
     """Judge whether one posterior tells odd images from digits better than another, by their entropy."""
     by_name = {row["posterior"]: row for row in rows if row["by"] == "entropy"}
     one, other = by_name[better], by_name[than]
@@ -96,7 +96,7 @@ def verdict_of_detection(rows: Rows, kinds: Sequence[str], better: str, than: st
         gain, error = one[kind] - other[kind], (one[f"± {kind}"] ** 2 + other[f"± {kind}"] ** 2) ** 0.5
         clear.append(gain > _CLEAR * error)
         said.append(f"{kind}: {other[kind]:.3f} to {one[kind]:.3f}, {gain:+.3f} ± {error:.3f}")
-    return VERDICTS[(not all(clear)) + (not any(clear))], "AUROC by entropy, " + "; ".join(said)
+    return clear, "AUROC by entropy, " + "; ".join(said)
 
 
 def entropy_figure(
@@ -124,16 +124,7 @@ def judge_detection(
     better: Sequence[str],
     **how: Any,
 ) -> None:
-    """Record the scores of posteriors on digits, how well each detects odd images, and whether some are better.
-
-    Args:
-        experiment: where tables, figure and verdicts go.
-        posteriors: training runs, each a model and its posterior, by the posterior's name.
-        x: digits, (N, channels, side, side).
-        y: their classes, (N,).
-        better: the posteriors that should detect odd images better than the first one, a single network.
-        how: options of ``predict``.
-    """
+    """Record the scores of posteriors on digits, how well each detects odd images, and whether some are better."""
 
     def asked(images: Tensor) -> dict[str, list[Prediction]]:
         options = {"seed": experiment.args.seed, **how}
@@ -145,6 +136,6 @@ def judge_detection(
     rows = detection_table(digits, odd)
     experiment.table("AUROC of images that are not digits", rows, "Against the test digits, by the uncertainty named.")
     for name in better:
-        verdict, said = verdict_of_detection(rows, list(odd), name, next(iter(posteriors)))
-        experiment.claim(f"{name} detects images that are not digits better than a single network", verdict, said)
+        clear, said = verdict_of_detection(rows, list(odd), name, next(iter(posteriors)))
+        experiment.claim(f"{name} detects images that are not digits better than a single network", clear, said)
     experiment.figure("odd", entropy_figure(digits, odd), "Entropy of the predictions for digits and for other images.")

@@ -13,14 +13,7 @@ Array = NDArray[np.float32]
 
 
 def relu_networks(weights: Sequence[NDArray[Any]], x: NDArray[Any], kept: Any) -> NDArray[Any]:
-    """Run E networks of linear layers with ReLU between them, each on its own inputs.
-
-    Args:
-        weights: a weight (E, out, in) and a bias (E, out) for every layer, in order.
-        x: inputs, (E, n, features).
-        kept: factors of the hidden units, layer by layer: masks, or the keep probability for the mean network;
-            broadcast to (E, n, units).
-    """
+    """Run E networks of linear layers with ReLU between them, each on its own inputs."""
     h = x
     for w, b, k in zip(weights[0:-2:2], weights[1:-2:2], kept, strict=True):
         h = h @ w.swapaxes(1, 2)
@@ -34,24 +27,6 @@ class Replay:
     """The last transitions of several parallel learners: state, action, reward, and next state.
 
     A state is stored once, as the next state of one transition and the state of the following one.
-
-    Args:
-        learners: number of learners, E.
-        capacity: transitions remembered; a new one overwrites the oldest.
-        state: size of a state.
-        actions: number of actions.
-
-    Attributes:
-        rows: states and one-hot actions, (E·(capacity + 1), state + actions).
-
-    Example:
-        >>> import numpy as np
-        >>> from experiments.q_learning import Replay
-        >>> memory = Replay(learners=1, capacity=100, state=2, actions=3)
-        >>> memory.write(0, [[0.5, 0.6]], [2], [1.0], [[0.7, 0.8]])
-        >>> rows, rewards, following = memory.draw(0, 1, np.random.default_rng(0))
-        >>> rows.round(1).tolist(), rewards.tolist(), following.round(1).tolist()
-        ([[0.5, 0.6000000238418579, 0.0, 0.0, 1.0]], [[1.0]], [[[0.699999988079071, 0.800000011920929]]])
     """
 
     def __init__(self, learners: int, capacity: int, state: int, actions: int) -> None:
@@ -68,13 +43,7 @@ class Replay:
         self.rows[then, : self._state] = following
 
     def draw(self, t: int, count: int, rng: np.random.Generator) -> tuple[Array, Array, Array]:
-        """Return ``count`` remembered transitions of each learner, drawn uniformly; the latest is that of tick ``t``.
-
-        Args:
-            t: the tick that was written last.
-            count: transitions to draw, with replacement, for each learner.
-            rng: the random generator.
-        """
+        """Return ``count`` transitions of each learner, drawn uniformly; the latest is that of tick ``t``."""
         ago = (rng.random((len(self._first), count)) * min(t + 1, self._capacity)).astype(int)
         now, then = ((at % (self._capacity + 1) + self._first).ravel() for at in (t - ago, t - ago + 1))
         following = self.rows.take(then, 0)[:, : self._state].reshape(len(self._first), count, self._state)

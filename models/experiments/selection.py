@@ -89,18 +89,7 @@ def select(
     args: Any,
     device: torch.device,
 ) -> Record:
-    """Choose the settings of one method on one set, score it on the test rows, print the scores and return them.
-
-    Args:
-        build: builds one replica, as in ``choose``.
-        kind: the method, a key of ``GRIDS``.
-        layers: hidden layers.
-        data: the set.
-        rows: training rows and test rows of every split.
-        name: of the set.
-        args: the options of the experiment.
-        device: where to train.
-    """
+    """Choose the settings of one method on one set, score it on the test rows, print the scores and return them."""
     start, size = time.perf_counter(), min(map(len, rows[0]))
     steps = args.steps * LONGER.get(name, 1)
     points = kind == ANCHORED  # every draw of a point is the same
@@ -140,15 +129,7 @@ def select(
 def collect(
     experiment: Experiment, script: str, run: Callable[[Record], Record], tasks: Iterable[Record], asked: Iterable[str]
 ) -> list[Record]:
-    """Return a record for each task; ``records.json`` in the results folder has those that are made already.
-
-    Args:
-        experiment: the experiment; with ``--jobs`` above 1, each of its ``--sets`` is run in a process of its own.
-        script: the file of the experiment.
-        run: makes one record.
-        tasks: what tells one record from another: its "set", its "kind", ...
-        asked: the options that must be the same in a record that is used again.
-    """
+    """Return a record for each task; ``records.json`` in the results folder has those that are made already."""
     args = experiment.args
     if args.jobs > 1 and len(args.sets) > 1:
         files = [folder / "records.json" for folder in experiment.processes(script, "--sets", args.sets, args.jobs)]

@@ -19,21 +19,7 @@ from pyro_dropout.mathematics.shapes import Float
 
 
 def standard_error(values: Tensor, dim: int = 0) -> Tensor:
-    """Return the standard error of the mean of independent values: their standard deviation over √n.
-
-    Args:
-        values: one for each seed, point or chain along ``dim``; at least two.
-        dim: the dimension to average over.
-
-    Returns:
-        The standard error, without that dimension.
-
-    Example:
-        >>> import torch
-        >>> from experiments.summaries import standard_error
-        >>> standard_error(torch.tensor([1.0, 2.0, 3.0, 2.0]))  # √(2/3) / √4
-        tensor(0.4082)
-    """
+    """Return the standard error of the mean of independent values: their standard deviation over √n."""
     found: Tensor = values.std(dim) / values.shape[dim] ** 0.5
     return found
 
@@ -107,10 +93,6 @@ def few_draws(f: Float[Tensor, "T N"], count: int = 10) -> tuple[float, float]:
     The first is in units of the standard deviation of all draws, the second is relative. The draws are split into
     groups of ``count``, and errors are averaged over groups and points. For normal draws the mean of T is off by 1/√T
     standard deviations, and their standard deviation by about 1/√(2T) of itself.
-
-    Args:
-        f: a function in every draw, (T, N); many more draws than ``count``.
-        count: draws of a prediction, 2 or more.
     """
     groups = f[: len(f) // count * count].reshape(-1, count, f.shape[1])
     return rms((groups.mean(1) - f.mean(0)) / f.std(0)), rms(groups.std(1) / f.std(0) - 1)
@@ -136,13 +118,7 @@ VISIBLE = 0.02  # nats a point: a smaller gain would be lost in the noise of tra
 def compared(
     found: Found, changes: Sequence[tuple[str, int, str, str]], kinds: Sequence[str]
 ) -> list[dict[str, object]]:
-    """Return one row for each change and problem, with what it gains for each seed.
-
-    Args:
-        found: the scores of every posterior; "log p" is compared.
-        changes: (in words, which part of a key changes, from, to).
-        kinds: first parts of the keys that count.
-    """
+    """Return one row for each change and problem, with what it gains for each seed."""
     rows = []
     for (words, k, before, after), problem in product(changes, next(iter(found.values()))):
         columns = []

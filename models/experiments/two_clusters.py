@@ -48,20 +48,7 @@ def on_line(t: Float[Tensor, " N"], inputs: int) -> Float[Tensor, "N 5"]:
 
 
 def two_clusters(inputs: int, seed: int) -> TwoClusters:
-    """Return a problem on a line along some of five inputs; the others are zero, and their weights see no data.
-
-    Args:
-        inputs: number of inputs that the line runs along; with more than one, data lie slightly off it.
-        seed: of the positions and the noise.
-
-    Returns:
-        The data, and where to predict.
-
-    Example:
-        >>> from experiments.two_clusters import two_clusters
-        >>> bool((two_clusters(inputs=2, seed=0).x[:, 2:] == 0).all())
-        True
-    """
+    """Return a problem on a line along some of five inputs; the others are zero, and their weights see no data."""
     dice = torch.Generator().manual_seed(seed)
     t = torch.cat([low + (high - low) * torch.rand(POINTS, generator=dice, device="cpu") for low, high in CLUSTERS])
     y = torch.cos(2 * t + 0.8) + TAU**-0.5 * torch.randn(len(t), generator=dice, device="cpu")
@@ -76,32 +63,14 @@ def two_clusters(inputs: int, seed: int) -> TwoClusters:
 
 
 def gap_ratio(std: Float[Tensor, "*batch M"]) -> Float[Tensor, "three *batch"]:
-    """Return the mean standard deviation at the data and in the middle of the gap, and the ratio of the two.
-
-    Args:
-        std: standard deviations of f at ``TwoClusters.asked``, (..., 127).
-
-    Returns:
-        At the data, in the gap, and their ratio, (3, ...).
-
-    Example:
-        >>> import torch
-        >>> from experiments.two_clusters import gap_ratio
-        >>> gap_ratio(torch.cat([torch.full((30,), 0.5), torch.ones(97)])).tolist()
-        [0.5, 1.0, 2.0]
-    """
+    """Return the mean standard deviation at the data and in the middle of the gap, and the ratio of the two."""
     middle = (GRID - sum(MIDDLE) / 2).abs() < (MIDDLE[1] - MIDDLE[0]) / 2
     at_data, in_gap = std[..., : -len(GRID)].mean(-1), std[..., -len(GRID) :][..., middle].mean(-1)
     return torch.stack([at_data, in_gap, in_gap / at_data])
 
 
 def beside(row: dict[str, Any], reference: SimpleNamespace) -> dict[str, Any]:
-    """Return a row of the table with its numbers divided by the reference's, on which its own do not depend.
-
-    Args:
-        row: a posterior's "guide", "at data", "ratio" and "± ratio".
-        reference: ``std`` of f at ``TwoClusters.asked``, (127,), and that of each chain, ``by_chain``, (chains, 127).
-    """
+    """Return a row of the table with its numbers divided by the reference's, on which its own do not depend."""
     at_data, _, true = gap_ratio(reference.std).tolist()
     own, other = row["± ratio"] / row["ratio"], standard_error(gap_ratio(reference.by_chain)[2]).item() / true
     error = 0.0 if row["guide"] == "NUTS" else row["ratio"] / true * math.hypot(own, other)

@@ -53,13 +53,6 @@ def picture_size(path: Path) -> tuple[int, int, int]:
     return width, height, pixels
 
 
-def words(path: Path) -> set[str]:
-    """Every name and attribute that a script uses."""
-    tree = ast.parse(path.read_text("utf-8"))
-    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    return names | {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-
-
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("path", BY_HAND, ids=lambda path: path.stem)
 @pytest.mark.thinned(2)
@@ -98,16 +91,6 @@ def test_a_model_is_the_one_of_the_equations_above_it(path: Path) -> None:
     np.testing.assert_allclose(trace.nodes["f"]["value"].numpy(), f, rtol=1e-3, atol=1e-3)
     density = stats.norm(f, 0.1).logpdf(y).sum()
     assert trace.nodes["y"]["log_prob_sum"].item() == pytest.approx(density, rel=1e-3)
-
-
-@pytest.mark.parametrize("path", BY_HAND, ids=lambda path: path.stem)
-def test_a_script_is_short_and_written_by_hand(path: Path) -> None:
-    source = path.read_text("utf-8")
-    assert len(source.splitlines()) < 150
-    assert {"AutoDropout", "SVI", "TraceMeanField_ELBO", "Predictive"} <= words(path)
-    wrapped = {"BayesianNet", "DeepGP", "FiniteRankGP", "Prior", "from_dropout", "ELBO"}
-    assert words(path) & wrapped == set()
-    assert source.count("pyro.sample(") == 7  # three weights, two biases, and y of either task
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 from experiments import cross_validation
-from experiments.cross_validation import best_noise, choose, folds_of, log_mixture, noises, stacked
+from experiments.cross_validation import best_noise, choose, log_mixture, noises, stacked
 from experiments.experiment import Experiment
 from experiments.laplace_splits import laplace_fleet
-from experiments.selection import GRIDS, add_options, collect
+from experiments.selection import add_options, collect
 from experiments.summaries import gain, wins
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,19 +40,6 @@ def test_the_weight_decay_is_that_of_the_objective(script: ModuleType) -> None:
     parts["kl"].backward()
     for state in (state for state in guide.states.values() if hasattr(state, "keep")):
         torch.testing.assert_close(state.loc.grad, 2 * 40 * decay * state.loc.detach())
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("kind", [kind for kind in GRIDS if kind != "heteroscedastic"])
-def test_every_kind_has_its_guide(script: ModuleType, kind: str) -> None:
-    grid = {key: values[0] for key, values in script.GRIDS[kind].items()}
-    x, y = torch.randn(20, 3), torch.randn(20, 1)
-    assert grid.pop("lr") > 0  # goes to the training, and not to the model
-    model = script.model(x, y, kind, 1, 6, **grid)
-    guide = script.guide(model, kind, grid["drop"])
-    wanted = {"dropout": "AutoDropout", "concrete": "AutoConcreteDropout"}.get(kind)
-    assert type(guide).__name__ == wanted or wanted is None
-    assert pd.predict(model, guide, x, samples=3).mean.shape == (20, 1)
 
 
 TASKS = [{"set": "yacht", "kind": kind} for kind in ("dropout", "ensemble")]
@@ -145,14 +132,6 @@ def build(x: torch.Tensor, y: torch.Tensor, drop: float, noisy: bool = False, ta
     return model, pd.AutoDropout(model, keep=1 - drop)
 
 
-def test_the_folds_part_the_rows() -> None:
-    rows = torch.arange(100, 117)
-    parts = folds_of(rows, 3, seed=1)
-    for train, held in parts:
-        assert sorted([*train.tolist(), *held.tolist()]) == rows.tolist()
-    assert sorted(row for _, held in parts for row in held.tolist()) == rows.tolist()
-
-
 @pytest.mark.deep
 def test_the_test_targets_choose_nothing() -> None:
     x, y, train, test = data()
@@ -224,15 +203,6 @@ def test_the_weights_are_where_the_slope_is_equal() -> None:
     mixture = torch.logsumexp(log_p + weights.log().unsqueeze(-1), 1, keepdim=True)
     slopes = (log_p - mixture).exp().mean(-1)[0]
     assert slopes[weights[0] > 0].tolist() == pytest.approx([1.0] * int((weights > 0).sum()), abs=1e-2)
-
-
-def test_a_member_that_is_out_has_no_weight_and_few_may_have_one() -> None:
-    torch.manual_seed(0)
-    log_p = torch.randn(2, 5, 80)
-    log_p[0, 1] = -math.inf
-    weights = stacked(log_p, most=2)
-    assert weights[0, 1] == 0
-    assert (weights > 0).sum(1).tolist() == [2, 2]
 
 
 SCORES = {
