@@ -15,8 +15,8 @@ from pyro_dropout.mathematics.checks import check_choice, check_flag, check_posi
 from pyro_dropout.protocols import Distribution
 
 _INPUTS = 8  # up to which the first layer of the default prior is the paper's
-_DATA = {3: 9 / 8}  # c in T = min(1, cN/P), by hidden layers; otherwise 1/2
-_ANCHORED = {1: 1 / 8, 3: 9 / 8}  # the same for anchored members
+_WEIGHTS = 1 / 16  # c in T = min(1, √(cN/P))
+_ANCHORED = {1: 1 / 8, 3: 9 / 8}  # c in T = min(1, cN/P) of anchored members, by hidden layers; otherwise 1/2
 
 # A number for all, a dict by site, or a function of the site's name.
 BySite = float | Tensor | Mapping[str, float | Tensor] | Callable[[str], float | Tensor | None]
@@ -40,14 +40,16 @@ class Tempered:
 
     Attributes:
         at_point: the factor where the guide has a point.
-        weights: how many weights the data outweigh, for the factor min(1, weights/P) elsewhere; None for 1, as in a
-            linear model or without data.
-        anchored: the same for the members of an anchored ensemble.
+        weights: how many weights the data outweigh, for the factor min(1, (weights/P)^power) elsewhere; None for 1, as
+            in a linear model or without data.
+        anchored: the same for the members of an anchored ensemble, whose power is 1.
+        power: 1, or 1/2.
     """
 
     at_point: float
     weights: float | None
     anchored: float | None = None
+    power: float = 1.0
 
 
 class LearnedNormal(dist.Normal):
@@ -93,11 +95,11 @@ class Prior:
             The guide must have a density there: the best prior of a point is a spike. ``model.prior_of`` has the
             width of the last step, and so have Pyro's own losses, NUTS and files.
         tempered: whether ``ELBO`` weighs the KL down so that wide networks learn. A site that is a point (dropout at
-            σ = 0, MAP) is penalised as by N(0, l⁻²), without the width of its layer; the KL of all other sites, and
-            that of anchored members, is multiplied by min(1, cN/P), for N data and P weights, but not in a linear model
-            (one weight layer). c is 1/2; 9/8 with three hidden layers; 1/8 for anchored members with one. The prior
-            itself stays: NUTS and conjugate references use it at full weight. By default it is not tempered; but a
-            network with ``learn`` needs tempered=False written out, because its widths may shrink to zero.
+            σ = 0, MAP) is penalised as by N(0, l⁻²), without the width of its layer; the KL of all other sites is
+            multiplied by min(1, √(N/P)/4), for N data and P weights, but not in a linear model (one weight layer).
+            For anchored members the factor is min(1, cN/P); c is 1/2, or 1/8 and 9/8 with one and three hidden layers.
+            The prior itself stays: NUTS and conjugate references use it at full weight. By default it is not tempered;
+            but a network with ``learn`` needs tempered=False written out, because its widths may shrink to zero.
 
     Example:
         >>> import torch, pyro_dropout as pdrop
@@ -294,8 +296,8 @@ class PriorWidths(nn.Module):
             return None
         if self._hidden < 1 or num_data is None:
             return Tempered(self._at_point[name], None)
-        shares = (table.get(self._hidden, 1 / 2) * num_data for table in (_DATA, _ANCHORED))
-        return Tempered(self._at_point[name], *shares)
+        anchored = _ANCHORED.get(self._hidden, 1 / 2) * num_data
+        return Tempered(self._at_point[name], _WEIGHTS * num_data, anchored, power=0.5)
 
     def take_in_full(self, but: Mapping[str, float] | None = None) -> dict[str, float]:
         """Let losses take the prior at full weight from here on, but for some sites; return the factors it had."""

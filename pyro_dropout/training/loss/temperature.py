@@ -1,9 +1,9 @@
 """The temperature of the KL in a loss: a number, a function of the number of steps done, or what the prior asks for.
 
 A tempered prior (``Prior(tempered=True)``) keeps a wide network from ignoring its data. A mode has no volume to pay for
-the width of a layer, so a point is penalised as by N(0, l⁻²) in every layer. Elsewhere, and for anchored members, the
-KL of P weights is multiplied by T = min(1, cN/P) for N data, where c depends on the depth (``priors``). In a model with
-one weight layer T is 1.
+the width of a layer, so a point is penalised as by N(0, l⁻²) in every layer. Elsewhere the KL of P weights is
+multiplied by T = min(1, √(N/P)/4) for N data, and for anchored members by a rule of their own (``priors``). In a model
+with one weight layer T is 1.
 
 A schedule needs the number of the step, which Pyro's losses are not told. Whoever takes a step announces its number
 here, as a tensor: in a compiled program it is an input, so the factor is computed anew at every step.
@@ -74,8 +74,8 @@ def numbers_of(drawn: Iterable[Distribution]) -> int:
 
 
 def share_of_data(how: Tempered, numbers: int) -> float:
-    """Return T = min(1, cN/P) of a tempered prior, for P numbers."""
-    return 1.0 if how.weights is None else min(1.0, how.weights / max(1, numbers))
+    """Return T of a tempered prior, for P numbers."""
+    return 1.0 if how.weights is None else min(1.0, (how.weights / max(1, numbers)) ** how.power)
 
 
 def own_temperature(how: Tempered | None, q: Distribution, numbers: int, image: bool) -> float:
