@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import pyro
 import torch
@@ -82,14 +82,12 @@ class GP:
     ) -> None:
         if not isinstance(kernel, Kernel):
             check_choice("kernel", kernel, _KERNELS, "a Pyro kernel")
-        allowed = _KERNELS[kernel][1] if isinstance(kernel, str) else {}
         given = {"variance": variance, "length_scale": length_scale, "bias_length_scale": bias_length_scale}
         self._hyper = {name: value for name, value in given.items() if value is not None}
         for name, value in self._hyper.items():
             check_positive(name, value)
-            if name not in allowed:
-                what = f"kernel {kernel!r}" if isinstance(kernel, str) else "a Pyro kernel, which has its own"
-                raise RangeError(f"{name} must be absent for {what}; got {value}.")
+            if not isinstance(kernel, str) or name not in _KERNELS[kernel][1]:
+                raise RangeError(f"{name} must be absent for kernel {kernel!r}; got {value}.")
         check_positive("tau", tau)
         check_non_negative("jitter", jitter)
         self._given, self._tau, self._learn_tau, self._jitter = kernel, tau, learn_tau, jitter
@@ -99,11 +97,10 @@ class GP:
     def _built_kernel(self, columns: int) -> Kernel:
         if isinstance(self._given, str):
             make, names = _KERNELS[self._given]
-            hyper = {names[name]: torch.as_tensor(value).double() for name, value in self._hyper.items()}
             length = self._hyper.get("length_scale")
             if isinstance(length, Tensor):
                 check_shape(length.shape in [(), (1,), (columns,)], "length_scale", f"() or ({columns},)", length)
-            return make(columns, **hyper)
+            return make(columns, **{names[k]: torch.as_tensor(value).double() for k, value in self._hyper.items()})
         kernel = copy.deepcopy(self._given)
         if max(kernel.active_dims) >= columns:
             raise ShapeError(f"x must have the columns that the kernel uses, {kernel.active_dims}; got {columns}.")
@@ -146,7 +143,15 @@ class GP:
             regression = GPRegression(inputs, targets, self._built_kernel(x.size(1)), noise, jitter=self._jitter)
             regression.to(inputs)
             regression.noise_unconstrained.requires_grad_(self._learn_tau)
-            self.history = _maximise(regression, steps, lr, progress)
+            free = [parameter for parameter in regression.parameters() if parameter.requires_grad]
+            optimiser, objective = torch.optim.Adam(free or [inputs.new_zeros(1)], lr=lr), Trace_ELBO()
+            self.history = []
+            for _ in tqdm(range(steps if free else 0), desc="GP", delay=3.0, disable=not progress):
+                optimiser.zero_grad()
+                loss = objective.differentiable_loss(regression.model, regression.guide)  # the prior's too, if any
+                loss.backward()
+                optimiser.step()
+                self.history.append(-loss.item())
             self._columns, self._regression = x.size(1), regression.requires_grad_(False)
             return self
 
@@ -163,14 +168,12 @@ class GP:
     @property
     def kernel(self) -> Kernel:
         """The fitted kernel."""
-        kernel: Kernel = self._fitted().kernel
-        return kernel
+        return cast(Kernel, self._fitted().kernel)
 
     @property
     def tau(self) -> Tensor:
         """The observation precision τ."""
-        tau: Tensor = 1 / self._fitted().noise
-        return tau
+        return cast(Tensor, 1 / self._fitted().noise)
 
     def predict(
         self, x: Float[Tensor, "m q"], *, noise: bool = True
@@ -189,19 +192,3 @@ class GP:
             hyper = poutine.trace(regression.guide).get_trace()
             site = poutine.trace(poutine.replay(regression.model, hyper)).get_trace().nodes["y"]
             return float(site["fn"].log_prob(site["value"]))
-
-
-def _maximise(regression: GPRegression, steps: int, lr: float, progress: bool) -> list[float]:
-    """Maximise the marginal likelihood (times the prior, where there is one), and return its log before each step."""
-    free = [parameter for parameter in regression.parameters() if parameter.requires_grad]
-    if not free:
-        return []
-    history: list[float] = []
-    optimiser, objective = torch.optim.Adam(free, lr=lr), Trace_ELBO()
-    for _ in tqdm(range(steps), desc="GP", delay=3.0, disable=not progress):
-        optimiser.zero_grad()
-        loss = objective.differentiable_loss(regression.model, regression.guide)
-        loss.backward()
-        optimiser.step()
-        history.append(-loss.item())
-    return history

@@ -5,7 +5,7 @@ neural network; in function space W has been integrated out, and f is drawn from
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, cast
 
 import pyro
@@ -17,26 +17,13 @@ from pyro_dropout.errors import NotFollowedError, RangeError
 from pyro_dropout.generative.layers import add_bias, linear, one_for_each_point, without_plate
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.likelihoods.likelihood import is_likelihood, observe
-from pyro_dropout.generative.registration import buffered, tell_pyro
+from pyro_dropout.generative.registration import buffered
 from pyro_dropout.mathematics.checks import check_choice, check_count, check_positive
 from pyro_dropout.mathematics.covariance import check_shape
 from pyro_dropout.mathematics.finite_rank import FiniteRankNormal, Nonlinearity, nonlinearity_of
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
 from pyro_dropout.mathematics.shapes import Float
 from pyro_dropout.protocols import Likelihood
-
-Scale = float | Tensor
-Space = Literal["weight", "function"]
-Scaling = Literal["features", "prior"]
-
-
-def _one_each(name: str, given: object, layers: int) -> list[Any]:
-    """Return one value for each layer, from a list of values or one value for all."""
-    if not isinstance(given, list | tuple):
-        return [given] * layers
-    if len(given) != layers:
-        raise RangeError(f"{name} must be one value, or a list of {layers}; got a list of {len(given)}.")
-    return list(given)
 
 
 class DeepGP(nn.Module):
@@ -58,16 +45,7 @@ class DeepGP(nn.Module):
         space: "weight" or "function". Function space draws F at all points of x at once: it cannot be mini-batched, and
             what is learned about F at some points says nothing about others.
         length_scale: l of the prior N(0, l⁻²) of W1, a number or (Q,).
-        bias_length_scale: l' of the prior N(0, l'⁻²) of the biases, a number, or one per layer. The output's bias
-            has that of the last layer.
-        scaling: Where the √(1/K) of weight space is: in the "features", with W ~ N(0, I), or in the "prior"
-            W ~ N(0, 1/K).
-        shared_covariance: Whether later layers have the covariance of the first one too, σᵢ(Fᵢ₋₁ Vᵢᵀ + bᵢ) with
-            Vᵢ ~ N(0, l⁻²) of Kᵢ×Kᵢ₋₁ (sites W2_inner, W3_inner, …). Fᵢ₋₁ then has Kᵢ₋₁ columns, as in the paper, where
-            it otherwise has Kᵢ, and two matrices are multiplied between layers.
-            Pre-activations grow with the width, as Vᵢ is not scaled; a list of length-scales, one per layer, can help.
-        mean: Mean function, added to f; any callable from (N, Q) to (N, D). Parameters of an `nn.Module` are trained.
-        output_bias: Whether f has its own bias, the site b_out.
+        bias_length_scale: l' of the prior N(0, l'⁻²) of the biases.
         jitter: Variance added to F in function space, as a fraction of its own, so that F has a density at more points
             than there are units. A guide that ignores the correlations in F needs far more than the default.
         likelihood: The distribution of y given f; ``Gaussian(tau=1.0)`` by default.
@@ -91,54 +69,39 @@ class DeepGP(nn.Module):
         out_features: int,
         *,
         nonlinearity: Nonlinearity | Sequence[Nonlinearity] = "relu",
-        space: Space = "weight",
-        length_scale: Scale | Sequence[Scale] = 1.0,
-        bias_length_scale: Scale | Sequence[Scale] = 1.0,
-        scaling: Scaling = "features",
-        shared_covariance: bool = False,
-        mean: Callable[[Tensor], Tensor] | None = None,
-        output_bias: bool = False,
+        space: Literal["weight", "function"] = "weight",
+        length_scale: float | Tensor = 1.0,
+        bias_length_scale: float | Tensor = 1.0,
         jitter: float = 1e-6,
         likelihood: Likelihood | None = None,
     ) -> None:
         super().__init__()
-        check_count("in_features", in_features)
-        check_count("out_features", out_features)
         if not isinstance(widths, list | tuple) or not widths:
             raise RangeError(f"widths must be a list of at least one number of units; got {widths!r}.")
-        for width in widths:
-            check_count("widths", width)
+        sizes = [("in_features", in_features), ("out_features", out_features), *(("widths", each) for each in widths)]
+        for name, size in sizes:
+            check_count(name, size)
         check_choice("space", space, ("weight", "function"))
-        check_choice("scaling", scaling, ("features", "prior"))
         check_positive("jitter", jitter)
-        if mean is not None and not callable(mean):
-            raise RangeError(f"mean must be a function of x; got {type(mean).__name__} {mean!r}.")
         if likelihood is not None and not is_likelihood(likelihood):
             raise RangeError(f"likelihood must be one of pyro_dropout's; got {type(likelihood).__name__}.")
-        depth = len(widths)
+        given: Any = nonlinearity
+        each = list(given) if isinstance(given, list | tuple) else [given] * len(widths)
+        if len(each) != len(widths):
+            raise RangeError(f"nonlinearity must be one, or a list of {len(widths)}; got a list of {len(each)}.")
         self.in_features, self.widths, self.out_features = in_features, tuple(widths), out_features
-        self.space, self.scaling, self.shared_covariance = space, scaling, shared_covariance
-        self.mean, self.jitter = mean, jitter
-        self.activations = [nonlinearity_of(each) for each in _one_each("nonlinearity", nonlinearity, depth)]
+        self.space, self.jitter = space, jitter
+        self.activations = [nonlinearity_of(one) for one in each]
         self.likelihood: Likelihood = Gaussian(1.0) if likelihood is None else likelihood
         self.sites: dict[str, tuple[int, ...]] = {}
-        scales = _one_each("length_scale", length_scale, depth if shared_covariance else 1)
-        bias_scales = _one_each("bias_length_scale", bias_length_scale, depth)
-        # A layer with weights of its own (§4.5) takes F with the columns of the layer below; any other adds b to F.
-        self.columns = (*(widths[:-1] if shared_covariance else widths[1:]), out_features)
+        self.columns = (*widths[1:], out_features)
+        self._declare("W1", (widths[0], in_features), "length_scale", length_scale)
         for i, (width, after) in enumerate(zip(widths, self.columns, strict=True), start=1):
-            if i == 1:
-                self._declare("W1", (width, in_features), "length_scale", scales[0])
-            elif shared_covariance:
-                self._declare(f"W{i}_inner", (width, widths[i - 2]), "length_scale", scales[i - 1])
-            self._declare(f"b{i}", (width,), "bias_length_scale", bias_scales[i - 1])
+            self._declare(f"b{i}", (width,), "bias_length_scale", bias_length_scale)
             if space == "weight":
-                precision = width if scaling == "prior" else 1
-                self._declare(f"W{i + 1}", (after, width), "scaling", math.sqrt(precision))
-        if output_bias:
-            self._declare("b_out", (out_features,), "bias_length_scale", bias_scales[-1])
+                self._declare(f"W{i + 1}", (after, width), "scale", 1.0)
 
-    def _declare(self, site: str, shape: tuple[int, ...], name: str, given: Scale) -> None:
+    def _declare(self, site: str, shape: tuple[int, ...], name: str, given: float | Tensor) -> None:
         """Add a site and its prior N(0, l⁻²), with l from the argument ``name``: a number, or one for each column."""
         check_positive(name, given)
         length = buffered(given).detach().to(torch.get_default_dtype())
@@ -154,23 +117,10 @@ class DeepGP(nn.Module):
         infer: Any = {"row_dim": 1, "kind": "weight"} if len(shape) == 2 else {"kind": "bias"}
         return pyro.sample(site, prior, infer=infer)
 
-    def _features(self, i: int, h: Tensor, weights: dict[str, Tensor]) -> Tensor:
-        """Return Φᵢ, (..., N, Kᵢ), of the layer below's values (of x, for the first layer)."""
-        inner, bias = weights.get("W1" if i == 1 else f"W{i}_inner"), weights[f"b{i}"]
-        # A layer without its own weights has one Monte Carlo term: the values below are its pre-activations.
-        phi = self.activations[i - 1](add_bias(h, bias) if inner is None else linear(h, inner, bias))
-        scaled = self.space == "function" or self.scaling == "features"
-        return phi / math.sqrt(self.widths[i - 1]) if scaled else phi
-
-    def _values(self, i: int, phi: Tensor, weights: dict[str, Tensor]) -> Tensor:
-        """Return Fᵢ, (..., N, columns of layer i), given the features of its layer."""
-        if self.space == "weight":
-            return linear(phi, weights[f"W{i + 1}"])
-        plated = phi if phi.dim() == 2 else phi.unsqueeze(-3)
-        site = self._value_site.format(i)
-        return without_plate(pyro.sample(site, FiniteRankNormal(plated, self.columns[i - 1], self.jitter)))
-
-    def _check_call(self, x: Tensor, y: Tensor | None, num_data: int | None) -> None:
+    def forward(
+        self, x: Float[Tensor, "n q"], y: Tensor | None = None, num_data: int | None = None
+    ) -> Float[Tensor, "*draws n d"]:
+        """Draw the latent function at the rows of ``x``, observe ``y`` (or draw it, when None), and return f."""
         check_shape(x.dim() == 2 and x.size(1) == self.in_features, "x", f"(N, {self.in_features})", x)
         ours = cast(Tensor, self.W1_std).dtype
         if x.dtype != ours:
@@ -180,33 +130,24 @@ class DeepGP(nn.Module):
                 f"num_data must be the number of points in x, {len(x)}, in function space; got {num_data}. "
                 "Write space='weight' for mini-batches."
             )
-
-    def forward(
-        self, x: Float[Tensor, "n q"], y: Tensor | None = None, num_data: int | None = None
-    ) -> Float[Tensor, "*draws n d"]:
-        """Draw the latent function at the rows of ``x``, observe ``y`` (or draw it, when None), and return f."""
-        self._check_call(x, y, num_data)
         drawn = {site: self._draw(site) for site in self.sites}
         if self.space == "function" and any(drawn_per_data_point(value) is not None for value in drawn.values()):
             reason = "function space has one for all data points"
             advice = "function space has one W1 for all data points; use shared draws, or space='weight'."
             raise NotFollowedError(advice, "W1", reason)
         weights, h, particles = one_for_each_point(drawn, {site: len(shape) for site, shape in self.sites.items()}, x)
-        for i in range(1, len(self.widths) + 1):
-            h = self._values(i, self._features(i, h, weights), weights)
-        f = add_bias(h, weights["b_out"]) if "b_out" in weights else h
-        f = f.reshape(*particles, len(x), self.out_features) if particles else f
-        f = f if self.mean is None else f + self._mean_at(x)
+        for i, width in enumerate(self.widths, start=1):
+            inside = linear(h, weights["W1"], weights["b1"]) if i == 1 else add_bias(h, weights[f"b{i}"])
+            phi = self.activations[i - 1](inside) / math.sqrt(width)  # Φᵢ, (..., N, Kᵢ)
+            if self.space == "weight":
+                h = linear(phi, weights[f"W{i + 1}"])
+                continue
+            plated = phi if phi.dim() == 2 else phi.unsqueeze(-3)
+            values = FiniteRankNormal(plated, self.columns[i - 1], self.jitter)
+            h = without_plate(pyro.sample(self._value_site.format(i), values))
+        f = h.reshape(*particles, len(x), self.out_features) if particles else h
         observe(self.likelihood, f, y, num_data)
         return f
-
-    def _mean_at(self, x: Tensor) -> Tensor:
-        assert self.mean is not None
-        if isinstance(self.mean, nn.Module):
-            tell_pyro(self, {f"mean.{name}": value for name, value in self.mean.named_parameters()})
-        shift, wanted = self.mean(x), (len(x), self.out_features)
-        check_shape(shift.shape == wanted, "mean(x)", str(wanted), shift)
-        return shift
 
 
 class FiniteRankGP(DeepGP):
@@ -221,15 +162,7 @@ class FiniteRankGP(DeepGP):
         in_features: Number Q of inputs.
         width: Number K of hidden units.
         out_features: Number D of outputs.
-        nonlinearity: σ, one of "relu", "tanh", "erf", "cos", or an elementwise callable.
-        space: "weight" (sites W1, b1, W2) or "function" (sites W1, b1, F), as in `DeepGP`.
-        length_scale: l of the prior N(0, l⁻²) of W1, a number or (Q,).
-        bias_length_scale: l' of the prior N(0, l'⁻²) of b1 and of the output's bias.
-        scaling: Where the √(1/K) is: in the "features", with W2 ~ N(0, I), or in the "prior" W2 ~ N(0, 1/K).
-        mean: Mean function, added to f; any callable from (N, Q) to (N, D).
-        output_bias: Whether f has its own bias, the site b_out.
-        jitter: Variance added to F in function space, as in `DeepGP`.
-        likelihood: The distribution of y given f; ``Gaussian(tau=1.0)`` by default.
+        options: As in `DeepGP`: nonlinearity, space, length_scale, bias_length_scale, jitter, likelihood.
 
     Example:
         >>> import pyro, torch, pyro_dropout as pdrop
@@ -242,25 +175,6 @@ class FiniteRankGP(DeepGP):
 
     _value_site = "F"
 
-    def __init__(
-        self,
-        in_features: int,
-        width: int,
-        out_features: int,
-        *,
-        nonlinearity: Nonlinearity = "relu",
-        space: Space = "weight",
-        length_scale: Scale = 1.0,
-        bias_length_scale: Scale = 1.0,
-        scaling: Scaling = "features",
-        mean: Callable[[Tensor], Tensor] | None = None,
-        output_bias: bool = False,
-        jitter: float = 1e-6,
-        likelihood: Likelihood | None = None,
-    ) -> None:
+    def __init__(self, in_features: int, width: int, out_features: int, **options: Any) -> None:
         check_count("width", width)
-        super().__init__(
-            in_features, [width], out_features, nonlinearity=nonlinearity, space=space, length_scale=length_scale,
-            bias_length_scale=bias_length_scale, scaling=scaling, mean=mean, output_bias=output_bias, jitter=jitter,
-            likelihood=likelihood
-        )  # fmt: skip
+        super().__init__(in_features, [width], out_features, **options)

@@ -18,10 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Size, Tensor, nn
 
+from pyro_dropout.engines.torch_internals import onednn
 from pyro_dropout.errors import NotFollowedError
 from pyro_dropout.generative.inputs import AnyInputs, X, copies
 from pyro_dropout.generative.layouts import is_conv1d
-from pyro_dropout.generative.precision import without_onednn
 from pyro_dropout.generative.trial_run import run_for_shapes
 from pyro_dropout.mathematics.per_data_point import (
     POINTS_FIRST,
@@ -156,7 +156,7 @@ def recordable(modules: Iterable[nn.Module], recorded: bool) -> contextlib.Abstr
 
     On a CPU oneDNN has one kernel for a whole layer, and a compiled program cannot call it.
     """
-    return without_onednn(recorded and any(isinstance(module, nn.LSTM) for module in modules))
+    return onednn(not (recorded and any(isinstance(module, nn.LSTM) for module in modules)))
 
 
 def _step(module: nn.RNNBase, x: Tensor, state: State, weights: Sequence[Tensor | None]) -> State:

@@ -7,7 +7,6 @@ public functions of this package (``fit``, ``predict``, ``to_arviz``, ...) pass 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
@@ -20,7 +19,7 @@ from pyro_dropout.engines.torch_internals import tree_leaves, tree_map
 from pyro_dropout.errors import PyroDropoutError, ShapeError
 from pyro_dropout.generative.inputs import inputs_of, takes_all
 from pyro_dropout.generative.likelihoods.likelihood import is_likelihood
-from pyro_dropout.mathematics.checks import describe
+from pyro_dropout.mathematics.checks import describe, did_you_mean
 from pyro_dropout.protocols import PyroModel, Trace, Tree
 
 
@@ -39,13 +38,7 @@ def name_of(model: object) -> str:
 
 
 def signature_of(model: object) -> inspect.Signature | None:
-    """Return the signature of a model, that of ``forward`` for a module; None if it is unknown.
-
-    Example:
-        >>> from pyro import poutine
-        >>> signature_of(poutine.scale(lambda x, y=None: x, scale=2.0))
-        <Signature (x, y=None)>
-    """
+    """Return the signature of a model, that of ``forward`` for a module; None if it is unknown."""
     inner = _unwrapped(model)
     try:
         return inspect.signature(inner.forward if isinstance(inner, nn.Module) else inner)
@@ -55,15 +48,11 @@ def signature_of(model: object) -> inspect.Signature | None:
 
 def _unwrapped(model: Any) -> Any:
     """Return the model inside Pyro's handlers or other wrappers that name it; they hide its signature."""
-    while True:
-        inner = model.func if isinstance(model, _bound_partial) else None
-        wrapped = vars(model).get("__wrapped__") if isinstance(model, nn.Module) else None
-        if isinstance(inner, partial) and inner.func is _context_wrap:
-            model = inner.args[1]
-        elif isinstance(wrapped, tuple):
-            (model,) = wrapped
-        else:
-            return model
+    inner = model.func if isinstance(model, _bound_partial) else None
+    wrapped = vars(model).get("__wrapped__") if isinstance(model, nn.Module) else None
+    if isinstance(inner, partial) and inner.func is _context_wrap:
+        return _unwrapped(inner.args[1])
+    return _unwrapped(wrapped[0]) if isinstance(wrapped, tuple) else model
 
 
 def takes(model: object, name: str) -> bool:
@@ -74,9 +63,6 @@ def takes(model: object, name: str) -> bool:
 
 def check_keywords(door: Callable[..., object], model: object, kwargs: Iterable[str]) -> None:
     """Raise if a keyword is neither an option (a keyword-only parameter) of a public function nor one of the model."""
-    kwargs = list(kwargs)
-    if not kwargs:
-        return
     known = signature_of(model)
     if known is None or any(each.kind is each.VAR_KEYWORD for each in known.parameters.values()):
         return
@@ -84,21 +70,15 @@ def check_keywords(door: Callable[..., object], model: object, kwargs: Iterable[
     options = [name for name, each in own.items() if each.kind is each.KEYWORD_ONLY]
     for name in kwargs:
         if name not in known.parameters:
-            close = get_close_matches(name, [*options, *known.parameters], n=1, cutoff=0.5)
             raise PyroDropoutError(
                 f"{door.__name__} has no option {name!r}, and {name_of(model)}{known} has no parameter of that name."
-                + (f" Did you mean {close[0]!r}?" if close else f" The options are {', '.join(options)}.")
+                + (did_you_mean(name, [*options, *known.parameters]) or f" The options are {', '.join(options)}.")
             )
 
 
 @dataclass(frozen=True)
 class ModelCall:
-    """A model with its arguments.
-
-    Attributes:
-        model: any Pyro model.
-        args: its positional arguments: trees of tensors, numbers and anything else.
-        kwargs: its keyword arguments.
+    """A model with its arguments: trees of tensors, numbers and anything else.
 
     Example:
         >>> import torch
@@ -130,8 +110,6 @@ class ModelCall:
             raise PyroDropoutError(f"a network takes its data as (x, y); got ({', '.join(got)}).")
         x, y = given
         return replace(self, args=(inputs_of(x, whole=takes_all(self.model)), y), kwargs={})
-
-    # --- the data in it -----------------------------------------------------------------------------------------------
 
     def leaves(self) -> Iterator[Tensor]:
         """Yield all tensors in the arguments, in order."""
@@ -166,8 +144,6 @@ class ModelCall:
         """Return the call with a mini-batch: these rows of every tensor that has N of them."""
         count = self.count
         return self.mapped(lambda leaf: leaf[index] if leaf.dim() and len(leaf) == count else leaf)
-
-    # --- num_data -----------------------------------------------------------------------------------------------------
 
     def with_num_data(self, only_if_needed: bool = False) -> "ModelCall":
         """Return the call with N as ``num_data``, where the model has such a parameter and it was not given.

@@ -10,6 +10,7 @@ import pyro
 import torch
 from torch import Size, Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn.parameter import is_lazy
 
 from pyro_dropout.engines.torch_internals import is_jit_traced, is_traced, reparametrize_module
 from pyro_dropout.errors import NotFollowedError, PyroDropoutError, ShapeError
@@ -44,7 +45,7 @@ from pyro_dropout.generative.own_noise import (
     still_layers,
     with_statistics,
 )
-from pyro_dropout.generative.precision import HALF, check_types, lowered, plain_network
+from pyro_dropout.generative.precision import HALF, lowered
 from pyro_dropout.generative.priors import Prior, PriorWidths
 from pyro_dropout.generative.registration import tell_pyro
 from pyro_dropout.generative.trial_run import aside, can_run
@@ -115,7 +116,13 @@ class BayesianNet(PriorWidths):
         super().__init__()
         if not isinstance(net, nn.Module):
             raise PyroDropoutError(f"net must be a torch nn.Module; got {type(net).__name__}.")
-        net = plain_network(net)
+        # Steps are compiled here, weight draws included, and a compiled network inside them cannot be looked into.
+        net = getattr(net, "_orig_mod", net) if type(net).__name__ == "OptimizedModule" else net
+        for name, parameter in net.named_parameters():
+            if is_lazy(parameter):
+                raise PyroDropoutError(
+                    f"{name!r} has no shape before the network has seen data. Run it once, net(x[:2]), first."
+                )
         if prior is not None and not isinstance(prior, Prior):
             raise PyroDropoutError(f"prior must be a Prior, such as Prior(length_scale=1.0); got {describe(prior)}.")
         if likelihood is not None and not is_likelihood(likelihood):
@@ -144,7 +151,12 @@ class BayesianNet(PriorWidths):
                 " hide have requires_grad=False, or it hides all. Write net.requires_grad_(True), or"
                 " Prior(include_frozen=True), or Prior(hide=...)."
             )
-        check_types(net, self.sites)
+        for name in self.sites:
+            if net.get_parameter(name).is_complex():
+                raise PyroDropoutError(
+                    f"{name!r} is complex, and weights are real here. Hold its real and imaginary part as two"
+                    " parameters, or leave it out with Prior(hide=...)."
+                )
         self.register_widths(net)
 
     def sample_sites(self, num_data: int | None = None) -> Weights:

@@ -61,9 +61,15 @@ def observed_sites(trace: Trace, latent: Collection[str] = ()) -> dict[str, Site
     }
 
 
-def point_log_likelihood(site: Site) -> Tensor:
+def point_log_likelihood(site: Site, scale: float | Tensor = 1.0) -> Tensor:
     """Return log p(y_n | w) of each point of an observed site, (*batch), in float64; zero where it is masked."""
-    return _log_prob(site, 1.0)
+    each: Tensor = scale_and_mask(site["fn"].log_prob(site["value"]).to(F64), scale, site["mask"])
+    return each
+
+
+def log_density(site: Site) -> Tensor:
+    """Return a site's term of log p(y, w), with its scale and mask, in float64."""
+    return point_log_likelihood(site, site["scale"]).sum()
 
 
 def point_counts(site: Site, each: Tensor) -> Tensor:
@@ -83,16 +89,6 @@ def _shown(fn: Distribution) -> Tensor | bool:
         inside = torch.as_tensor(_shown(fn.base_dist)).expand(fn.base_dist.batch_shape)
         return inside.reshape((*fn.batch_shape, -1)).any(-1)
     return True
-
-
-def log_density(site: Site) -> Tensor:
-    """Return a site's term of log p(y, w), with its scale and mask, in float64."""
-    return _log_prob(site, site["scale"]).sum()
-
-
-def _log_prob(site: Site, scale: float | Tensor) -> Tensor:
-    each: Tensor = scale_and_mask(site["fn"].log_prob(site["value"]).to(F64), scale, site["mask"])
-    return each
 
 
 def full_distribution(site: Site) -> Distribution:
@@ -223,7 +219,10 @@ def speaks_by_likelihood(call: ModelCall) -> bool:
     """
     if not is_network(call.model):
         return False
-    if _made_here(call.model):
+    models: list[Any] = [call.model]
+    while isinstance(getattr(models[-1], "model", None), nn.Module):
+        models.append(models[-1].model)
+    if all(type(model).forward.__module__.startswith("pyro_dropout.") for model in models):
         return True
     with torch.no_grad(), quietly(call.model):
         try:
@@ -235,13 +234,6 @@ def speaks_by_likelihood(call: ModelCall) -> bool:
             return False
 
 
-def _made_here(model: nn.Module) -> bool:
-    """Whether the forward pass of a model, and of one inside it, is that of this package."""
-    inner = getattr(model, "model", None)
-    ours = type(model).forward.__module__.startswith("pyro_dropout.")
-    return ours and (not isinstance(inner, nn.Module) or _made_here(inner))
-
-
 def check_supports(call: ModelCall, sites: dict[str, Message], trained: bool) -> None:
     """Raise an error if the support of a latent site depends on others, by a run in which these have gradients.
 
@@ -249,24 +241,11 @@ def check_supports(call: ModelCall, sites: dict[str, Message], trained: bool) ->
         call: the model and its arguments.
         sites: the latent sites of a trace of it.
         trained: whether the model's parameters move too; those of a sampler do not.
-
-    Example:
-        >>> import pyro, torch, pyro.distributions as dist
-        >>> from pyro_dropout.generative.observed_sites import check_supports
-        >>> from pyro_dropout.generative.model_call import ModelCall
-        >>> def model():
-        ...     theta = pyro.sample("theta", dist.Gamma(2.0, 1.0))
-        ...     pyro.sample("u", dist.Uniform(0.0, theta))
-        >>> try:
-        ...     check_supports(ModelCall(model, ()), dict(pyro.poutine.trace(model).get_trace().nodes), True)
-        ... except ValueError as error:
-        ...     print(str(error)[:46])
-        the support of site 'u' depends on another lat
     """
     sites = {name: site for name, site in sites.items() if site["type"] == "sample" and not site["is_observed"]}
     for name, site in sites.items():
         _check_declared(name, site["fn"])
-    bounded = {name: site for name, site in sites.items() if any(True for _ in _numbers(site["fn"].support))}
+    bounded = {name: site for name, site in sites.items() if list(_numbers(site["fn"].support))}
     if not bounded:
         return
     for name, site in bounded.items():
@@ -304,7 +283,7 @@ def _check_declared(name: str, fn: Distribution) -> None:
     It declares what the last transform can give: AffineTransform(0, w) any number, of a Beta distribution too.
     """
     inner = base_distribution(fn, dist.MaskedDistribution, dist.ExpandedDistribution)
-    if not isinstance(inner, TransformedDistribution) or type(inner).support not in _DECLARED or not inner.transforms:
+    if not isinstance(inner, TransformedDistribution) or type(inner).support not in _DECLARED:
         return
     now = inner.base_dist.support
     for transform in _parts(inner.transforms):
@@ -317,9 +296,8 @@ def _check_declared(name: str, fn: Distribution) -> None:
         now = transform.codomain
 
 
-def _parts(transforms: list[Transform]) -> Iterator[Transform]:
-    for each in transforms:
-        yield from _parts(each.parts) if isinstance(each, ComposeTransform) else [each]
+def _parts(transforms: list[Transform]) -> list[Transform]:
+    return [part for t in transforms for part in (_parts(t.parts) if isinstance(t, ComposeTransform) else [t])]
 
 
 _DECLARED = (TransformedDistribution.support, dist.TransformedDistribution.support)
@@ -329,15 +307,10 @@ def _ends(support: Any) -> tuple[object, ...]:
     """Return the ends of an interval, open or closed; for other sets, what they are called."""
     if isinstance(support, constraints.independent):
         return _ends(support.base_constraint)
-    if support is constraints.real:
-        return [-math.inf], [math.inf]
     ends = [getattr(support, end, None) for end in ("lower_bound", "upper_bound")]
-    if ends == [None, None]:
+    if ends == [None, None] and support is not constraints.real:
         return (str(support),)
-    return tuple(
-        torch.as_tensor(end).unique().tolist() if end is not None else [far]
-        for end, far in zip(ends, (-math.inf, math.inf), strict=True)
-    )
+    return tuple(None if end is None else str(torch.as_tensor(end, dtype=F64).unique().tolist()) for end in ends)
 
 
 def _advice(name: str) -> str:

@@ -22,21 +22,35 @@ _SILENT: ContextVar[bool] = ContextVar("silent", default=False)
 
 
 @contextlib.contextmanager
-def kept_random(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Within this context these modules draw their noise, in evaluation mode too; not inside ``silent()``."""
-    found = list(modules)
-    changed = [module for module in found if module.training is _SILENT.get()]
-    fast = torch.backends.mha.get_fastpath_enabled()
+def _modes(modules: Iterable[nn.Module], training: bool) -> Iterator[None]:
+    """Within this context these modules are in training mode, or in evaluation mode."""
+    changed = [module for module in modules if module.training is not training]
     try:
         for module in changed:
-            module.training = not module.training
-        # One kernel for a whole encoder layer looks at the mode of the layer, not at those of its dropout layers.
-        torch.backends.mha.set_fastpath_enabled(fast and not found)
+            module.training = training
         yield
     finally:
         for module in changed:
-            module.training = not module.training
-        torch.backends.mha.set_fastpath_enabled(fast)
+            module.training = not training
+
+
+@contextlib.contextmanager
+def kept_random(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Within this context these modules draw their noise, in evaluation mode too; not inside ``silent()``."""
+    found = list(modules)
+    fast = torch.backends.mha.get_fastpath_enabled()
+    with _modes(found, not _SILENT.get()):
+        try:
+            # One kernel for a whole encoder layer looks at the mode of the layer, not at those of its dropout layers.
+            torch.backends.mha.set_fastpath_enabled(fast and not found)
+            yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def held_still(layers: Iterable[nn.Module]) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which these layers normalise with their statistics and do not change them."""
+    return _modes(layers, False)
 
 
 @contextlib.contextmanager
@@ -94,28 +108,10 @@ def with_statistics(net: nn.Module) -> dict[str, nn.Module]:
 
 def still_layers(net: nn.Module, choice: FrozenStatistics) -> list[str]:
     """Return the names of the layers whose statistics stay: those of frozen layers, all, or none."""
-    if isinstance(choice, str) or not choice:
-        return list(with_statistics(net)) if choice else []
-    return [path for path in with_statistics(net) if _is_frozen(net, path)]
+    return [path for path in with_statistics(net) if choice == "all" or (choice and _is_frozen(net, path))]
 
 
 def _is_frozen(net: nn.Module, path: str) -> bool:
     """Whether a layer's parameters are frozen; one without parameters is as frozen as the module that holds it."""
-    while True:
-        flags = [parameter.requires_grad for parameter in net.get_submodule(path).parameters()]
-        if flags or not path:
-            return bool(flags) and not any(flags)
-        path = path.rpartition(".")[0]
-
-
-@contextlib.contextmanager
-def held_still(layers: Iterable[nn.Module]) -> Iterator[None]:
-    """Within this context these layers normalise with their statistics and do not change them."""
-    changed = [layer for layer in layers if layer.training]
-    try:
-        for layer in changed:
-            layer.training = False
-        yield
-    finally:
-        for layer in changed:
-            layer.training = True
+    flags = [parameter.requires_grad for parameter in net.get_submodule(path).parameters()]
+    return not any(flags) if flags or not path else _is_frozen(net, path.rpartition(".")[0])

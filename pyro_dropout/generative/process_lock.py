@@ -19,15 +19,7 @@ Result = TypeVar("Result")
 
 
 class Turn:
-    """A lock that a thread may take again while it has it, and that a child process does not inherit from others.
-
-    Example:
-        >>> from pyro_dropout.generative.process_lock import Turn
-        >>> turn = Turn()
-        >>> with turn, turn:
-        ...     print(turn.take_if_free())
-        False
-    """
+    """A lock that a thread may take again while it has it, and that a child process does not inherit from others."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -43,7 +35,7 @@ class Turn:
         self._lock.acquire()
 
     def __exit__(self, *_: object) -> None:
-        self.give_back()
+        self._lock.release()
 
     def take_if_free(self) -> bool:
         """Take the lock if no thread has it, nor this one; return whether it did."""
@@ -53,10 +45,6 @@ class Turn:
         """Return whether this thread has the lock."""
         return bool(self._lock._is_owned())  # type: ignore[attr-defined]
 
-    def give_back(self) -> None:
-        """Give the lock back."""
-        self._lock.release()
-
 
 RUNNING = Turn()
 
@@ -65,8 +53,7 @@ def one_at_a_time(run: Callable[Parameters, Result]) -> Callable[Parameters, Res
     """Let a function that runs a model wait until no other thread does, and leave nothing behind when it fails.
 
     Ctrl-C raises between any two instructions, also after ``torch.no_grad()`` has switched gradients off and before its
-    ``with`` block begins; nothing would switch them on again. The same holds of Pyro's handlers and plates, and of this
-    lock.
+    ``with`` block begins. The same holds of Pyro's handlers and plates, and of this lock.
     """
 
     @functools.wraps(run)
@@ -81,22 +68,19 @@ def one_at_a_time(run: Callable[Parameters, Result]) -> Callable[Parameters, Res
             del _PYRO_STACK[handlers:]
             _DIM_ALLOCATOR._stack[:] = plates
             while RUNNING.taken_here() and not had:
-                RUNNING.give_back()
+                RUNNING.__exit__()
             raise
 
     return alone
 
 
 def modules_stay(run: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Let a function of modules leave them with their own parameters, also if Ctrl-C ends it.
-
-    A network runs with drawn weights in the place of its parameters, and torch puts them back one by one.
-    """
+    """Let a function of modules leave them with their own parameters, also if Ctrl-C ends it amid a swap of weights."""
 
     @functools.wraps(run)
     def whole(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        parts = {id(each): each for part in args if isinstance(part, nn.Module) for each in part.modules()}
-        own = [(each._parameters, dict(each._parameters)) for each in parts.values()]
+        modules = [each for part in args if isinstance(part, nn.Module) for each in part.modules()]
+        own = [(each._parameters, dict(each._parameters)) for each in modules]
         try:
             return run(*args, **kwargs)
         except BaseException:

@@ -50,16 +50,7 @@ def seed_generators(seed: int, device: torch.device) -> None:
 
 @contextlib.contextmanager
 def forked() -> Iterator[None]:
-    """Restore the states of all generators on leaving the context; other threads that run models wait.
-
-    Example:
-        >>> import torch
-        >>> from pyro_dropout.generative.random_state import forked
-        >>> with forked():
-        ...     first = torch.rand(())
-        >>> bool(torch.rand(()) == first)
-        True
-    """
+    """Restore the states of all generators on leaving the context; other threads that run models wait."""
     with RUNNING:
         state = random_state()
         try:
@@ -82,11 +73,9 @@ def generators_stay(run: Callable[Parameters, Result]) -> Callable[Parameters, R
 @contextlib.contextmanager
 def seeded(seed: int | None, device: torch.device) -> Iterator[None]:
     """Draw random numbers from a seed, and restore the generators on exit; without a seed, do nothing."""
-    if seed is None:
-        yield
-        return
-    if device.type == "cuda":
+    if seed is not None and device.type == "cuda":
         torch.cuda.init()  # otherwise its generator has no state yet to restore
-    with forked():
-        seed_generators(int(seed), device)
+    with contextlib.nullcontext() if seed is None else forked():
+        if seed is not None:
+            seed_generators(int(seed), device)
         yield

@@ -21,18 +21,15 @@ from torch.utils.weak import WeakIdKeyDictionary
 from pyro_dropout.errors import ShapeError
 from pyro_dropout.generative.process_lock import RUNNING
 
+Held = dict[str, "weakref.ref[Tensor]"]  # by name in the store
 # The parameters in the store that a model or guide of this process has registered.
 _TOLD = WeakIdKeyDictionary()
 # The names of the parameters that a program has met, such as those of a network that it registers with pyro.module.
 _MET = WeakIdKeyDictionary()
-# The name of each owner, and the next number to try for each kind.
 _NAMES: "weakref.WeakKeyDictionary[nn.Module, str]" = weakref.WeakKeyDictionary()
-_NEXT: dict[str, int] = {}
 # What each owner has registered, and what owners that are gone had registered and has not left the store yet.
 _HELD: "weakref.WeakKeyDictionary[nn.Module, Held]" = weakref.WeakKeyDictionary()
-_LEFT: "Held" = {}
-
-Held = dict[str, "weakref.ref[Tensor]"]  # by name in the store
+_LEFT: Held = {}
 
 
 def store_name(owner: nn.Module, kind: str, parameters: Mapping[str, Tensor]) -> str:
@@ -43,16 +40,9 @@ def store_name(owner: nn.Module, kind: str, parameters: Mapping[str, Tensor]) ->
         present = ((held.get(f"{prefix}.{name}"), value) for name, value in parameters.items())
         return not any(there is not None and there is not value and there in _TOLD for there, value in present)
 
-    known = _NAMES.get(owner)
-    if known is not None and known.startswith(kind) and free(known):
-        return known
-    if free(kind):
-        _NEXT[kind] = 1
-        found = kind
-    else:
-        found = next(name for n in itertools.count(_NEXT.get(kind, 1)) if free(name := f"{kind}_{n}"))
-        _NEXT[kind] = int(found.rsplit("_", 1)[1])
-    _NAMES[owner] = found
+    known = _NAMES.get(owner, "")
+    prefixes = itertools.chain([known] * known.startswith(kind), [kind], (f"{kind}_{n}" for n in itertools.count(1)))
+    _NAMES[owner] = found = next(filter(free, filter(None, prefixes)))
     return found
 
 
@@ -65,35 +55,25 @@ def tell_pyro(owner: nn.Module, parameters: Mapping[str, Tensor], kind: str = ""
     if not trained:
         return
     prefix = store_name(owner, kind or type(owner).__name__, trained)
-    if pyro.settings.get("module_local_params"):
-        for name, value in trained.items():
-            _say_locally(f"{prefix}.{name}", value)
-        return
-    store = pyro.get_param_store()
-    if _LEFT:
+    store, local = pyro.get_param_store(), pyro.settings.get("module_local_params")
+    if _LEFT and not local:
         _clear()
     for name, value in trained.items():
         full = f"{prefix}.{name}"
-        present = store._params.get(full)
+        present = None if local else store._params.get(full)
         if present is not None and present is not value:
-            value = _taken_over(owner, full, value, present)
-            present = None
-        if present is None:
+            value, present = _taken_over(owner, full, value, present), None
+        if present is None and not local:
             # Not by ``pyro.param(full, value)``: the store would keep a copy of a tensor that is not contiguous.
             store._constraints[full] = constraints.real
             store._params[full] = value
             store._param_to_name[value] = full
             _TOLD[value] = True
-            _held_by(owner)[full] = weakref.ref(value)
-        pyro.param(full)
-
-
-def _held_by(owner: nn.Module) -> Held:
-    """Return the record of what an owner has registered, which ends with the owner."""
-    if owner not in _HELD:
-        _HELD[owner] = held = Held()
-        weakref.finalize(owner, _let_go, held).atexit = False
-    return _HELD[owner]
+            if owner not in _HELD:
+                _HELD[owner] = held = Held()
+                weakref.finalize(owner, _let_go, held).atexit = False
+            _HELD[owner][full] = weakref.ref(value)
+        tell_again(full, value)
 
 
 def _let_go(held: Held) -> None:
@@ -103,7 +83,7 @@ def _let_go(held: Held) -> None:
         try:
             _clear()
         finally:
-            RUNNING.give_back()
+            RUNNING.__exit__()
 
 
 def _clear() -> None:
@@ -114,12 +94,12 @@ def _clear() -> None:
     store = pyro.get_param_store()
     for full, reference in list(_LEFT.items()):
         value = reference()
-        if value is not None and store._params.get(full) is value:
+        if value is not None and store._params.get(full) is not value:
+            continue
+        if value is not None:
             del store._params[full], store._constraints[full]
             if store._param_to_name.get(value) == full:
                 del store._param_to_name[value]
-        elif value is not None:
-            continue
         _LEFT.pop(full, None)
 
 
@@ -151,15 +131,10 @@ def is_told(value: Tensor) -> bool:
 
 
 def tell_again(full: str, value: Tensor) -> None:
-    """Report a parameter that is registered already, under its name in the store, to the handlers of ``pyro.param``."""
-    if pyro.settings.get("module_local_params"):
-        _say_locally(full, value)
-    else:
+    """Report a parameter, under its name in the store, to the handlers of ``pyro.param``."""
+    if not pyro.settings.get("module_local_params"):
         pyro.param(full)
-
-
-def _say_locally(full: str, value: Tensor) -> None:
-    """Report a parameter to the handlers of ``pyro.param`` when ``module_local_params`` is set."""
+        return
     _TOLD[value] = True
     value.unconstrained = weakref.ref(value)  # type: ignore[attr-defined]
     effectful(type="param")(lambda *_, **__: value)(full, value, constraint=constraints.real, name=full)
@@ -176,16 +151,10 @@ def _taken_over(owner: nn.Module, full: str, value: Tensor, loaded: Tensor) -> n
     taken = loaded.detach().to(value.device, value.dtype)
     same = isinstance(loaded, nn.Parameter) and taken.data_ptr() == loaded.data_ptr()
     parameter = loaded if isinstance(loaded, nn.Parameter) and same else nn.Parameter(taken)
-    for holder, key in places_of(value, owner.modules()):
-        holder[key] = parameter
+    for module in owner.modules():  # tied parameters have several places
+        places = [key for key, held in module._parameters.items() if held is value]
+        module._parameters.update(dict.fromkeys(places, parameter))
     return parameter
-
-
-def places_of(value: Tensor, modules: Iterable[nn.Module]) -> list[tuple[dict[str, nn.Parameter | None], str]]:
-    """Return where modules hold a parameter: a dictionary, and the key there; tied parameters have several places."""
-    return [
-        (module._parameters, key) for module in modules for key, held in module._parameters.items() if held is value
-    ]
 
 
 def buffered(value: float | Tensor) -> Tensor:

@@ -33,8 +33,6 @@ _WITHOUT_VALUES = (
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )
-
-
 # The modules that a program has called that is no module itself, in order.
 _CALLED = WeakIdKeyDictionary()
 
@@ -106,20 +104,15 @@ def aside(*roots: object) -> Iterator[None]:
 @contextlib.contextmanager
 def evaluating(*roots: object) -> Iterator[None]:
     """Within this context networks are in evaluation mode and record no gradients."""
-    modules = list(modules_of(*roots))
     with RUNNING, torch.no_grad():
-        modes = [module.training for module in modules]
+        changed = [module for module in modules_of(*roots) if module.training]
         try:
-            _set_modes(modules, [False] * len(modules))
+            for module in changed:
+                object.__setattr__(module, "training", False)  # nn.Module's own takes many times as long
             yield
         finally:
-            _set_modes(modules, modes)
-
-
-def _set_modes(modules: list[nn.Module], modes: list[bool]) -> None:
-    for module, mode in zip(modules, modes, strict=True):
-        if module.training != mode:
-            object.__setattr__(module, "training", mode)  # nn.Module's own takes many times as long
+            for module in changed:
+                object.__setattr__(module, "training", True)
 
 
 def can_run(x: object) -> bool:
@@ -150,17 +143,12 @@ def run_for_shapes(run: Callable[[], object], on_gpu: bool) -> None:
         with shapes_alone(on_gpu):
             run()
     except Exception as error:
-        if not on_gpu or not _needs_values(error):
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, _WITHOUT_VALUES):
+            cause = cause.__cause__
+        if not on_gpu or cause is None:
             raise
         run()
-
-
-def _needs_values(error: BaseException | None) -> bool:
-    while error is not None:
-        if isinstance(error, _WITHOUT_VALUES):
-            return True
-        error = error.__cause__
-    return False
 
 
 def owner_of(root: object) -> object:

@@ -29,16 +29,12 @@ def nothing_hidden(name: str, module: nn.Module) -> bool:
     return False
 
 
-def line(x: Tensor) -> Tensor:
-    return x.sum(-1, keepdim=True)
-
-
 MODELS: dict[str, Callable[[], Any]] = {
     "network": lambda: pd.BayesianNet(net()),
     "network with functions": lambda: pd.BayesianNet(net(), pd.Prior(doubled, hide=nothing_hidden)),
     "standardised": lambda: pd.Standardised(pd.BayesianNet(net(), likelihood=pd.Gaussian(4.0, learn=True)), X, Y),
-    "finite rank": lambda: pd.paper.FiniteRankGP(2, 5, 1, mean=line),
-    "deep": lambda: pd.paper.DeepGP(2, [5, 4], 1, nonlinearity=["erf", "cos"], output_bias=True),
+    "finite rank": lambda: pd.paper.FiniteRankGP(2, 5, 1),
+    "deep": lambda: pd.paper.DeepGP(2, [5, 4], 1, nonlinearity=["erf", "cos"]),
     "deep, of functions": lambda: pd.paper.DeepGP(
         2, [5, 4], 1, nonlinearity=["tanh", nn.functional.gelu], space="function"
     ),

@@ -146,13 +146,13 @@ def test_a_checkpoint_of_another_precision_is_refused(tmp_path: Any) -> None:
         (lambda m, g, x, y: pd.fit(m, g, x, y, steps=1, precision="half"), "precision must be"),
         (lambda m, g, x, y: pd.fit(m, g, x, y, steps=1, precision="fp16"), "is for predictions"),
         (lambda m, g, x, y: pd.fit(m.double(), g.double(), x.double(), y.double(), steps=1, precision="bf16"),
-         "parameters in float32; this one has float64"),
+         "in float32; got BayesianNet with float64"),
         (lambda m, g, x, y: pd.predict(m, g, x, precision="bf16", method="linearised"),
          "linearised' with precision='bf16'"),
         (lambda m, g, x, y: pd.fit(lambda x, y: None, lambda x, y: None, x, y, steps=1, precision="bf16"),
          "is for BayesianNet"),
         (lambda m, g, x, y: pd.fit(pd.paper.DeepGP(20, [4], 1), g, x, y, steps=1, precision="bf16"),
-         "DeepGP is none"),
+         "got DeepGP with none"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_lowered_is_refused_by_name(act: Callable[..., object], said: str) -> None:

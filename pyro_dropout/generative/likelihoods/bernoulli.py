@@ -6,13 +6,29 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyro_dropout.errors import RangeError
-from pyro_dropout.generative.likelihoods.gaussian_outputs import Nodes, Outputs, variance_of
+from pyro_dropout.generative.likelihoods.gaussian_outputs import Outputs, variance_of
 from pyro_dropout.generative.likelihoods.likelihood import Likelihood
 from pyro_dropout.generative.likelihoods.moments import F64, Sums
 from pyro_dropout.mathematics.checks import describe
 from pyro_dropout.mathematics.gaussian_expectations import log_mean_sigmoid, sigmoid_moments
 from pyro_dropout.protocols import Distribution
 from pyro_dropout.registry import likelihood
+
+
+class _Coins(Outputs):
+    """Yes and no."""
+
+    def moments(self, mean: Tensor, covariance: Tensor) -> Sums:
+        exact, std = mean.to(F64), variance_of(covariance).sqrt()
+        p, spread, noise, surprise = sigmoid_moments(exact, std)
+        votes = torch.where(std > 0, torch.special.ndtr(exact / std), (exact > 0).to(F64))
+        return {"mean": p, "spread": spread, "noise": noise, "surprise": surprise, "votes": votes}
+
+    def log_prob(self, mean: Tensor, covariance: Tensor, y: Tensor) -> Tensor:
+        if y[0].numel() > 1:
+            return super().log_prob(mean, covariance, y)
+        middle, std = mean[:, 0].to(F64), covariance[:, 0, 0].sqrt()
+        return log_mean_sigmoid(torch.where(y.reshape(-1) > 0, middle, -middle), std)
 
 
 @likelihood("bernoulli")
@@ -24,6 +40,8 @@ class Bernoulli(Likelihood):
         >>> pdrop.Bernoulli().distribution(torch.zeros(2, 1)).mean.tolist()
         [[0.5], [0.5]]
     """
+
+    gaussian_outputs = _Coins
 
     def distribution(self, f: Tensor) -> Distribution:
         """Return independent coin flips with log-odds ``f``."""
@@ -47,23 +65,3 @@ class Bernoulli(Likelihood):
         """Raise unless every target is 0 or 1."""
         if not bool(((y == 0) | (y == 1)).all()):
             raise RangeError(f"y must hold 0 and 1 only; got {describe(y)}.")
-
-    def gaussian_outputs(self, nodes: Nodes) -> Outputs:
-        """Return the formulas for Gaussian outputs."""
-        return _Coins(self, nodes)
-
-
-class _Coins(Outputs):
-    """Yes and no."""
-
-    def moments(self, mean: Tensor, covariance: Tensor) -> Sums:
-        exact, std = mean.to(F64), variance_of(covariance).sqrt()
-        p, spread, noise, surprise = sigmoid_moments(exact, std)
-        votes = torch.where(std > 0, torch.special.ndtr(exact / std), (exact > 0).to(F64))
-        return {"mean": p, "spread": spread, "noise": noise, "surprise": surprise, "votes": votes}
-
-    def log_prob(self, mean: Tensor, covariance: Tensor, y: Tensor) -> Tensor:
-        if y[0].numel() > 1:
-            return super().log_prob(mean, covariance, y)
-        middle, std = mean[:, 0].to(F64), covariance[:, 0, 0].sqrt()
-        return log_mean_sigmoid(torch.where(y.reshape(-1) > 0, middle, -middle), std)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
-from pyro_dropout.generative.likelihoods.gaussian_outputs import Nodes, Outputs, variance_of
+from pyro_dropout.generative.likelihoods.gaussian_outputs import Outputs, variance_of
 from pyro_dropout.generative.likelihoods.likelihood import Likelihood, checked_numbers
 from pyro_dropout.generative.likelihoods.moments import F64, Sums
 from pyro_dropout.generative.registration import buffered
@@ -14,6 +14,26 @@ from pyro_dropout.mathematics.gaussian_expectations import log_expectation
 from pyro_dropout.mathematics.negative_binomial import NegativeBinomial
 from pyro_dropout.protocols import Distribution
 from pyro_dropout.registry import likelihood
+
+
+class _Rates(Outputs):
+    """Counts by Poisson, whose rate is log-normal."""
+
+    def moments(self, mean: Tensor, covariance: Tensor) -> Sums:
+        variance = variance_of(covariance)
+        rate = torch.exp(mean.to(F64) + 0.5 * variance)
+        return {"mean": rate, "spread": rate.square() * torch.expm1(variance), "noise": rate}
+
+    def log_prob(self, mean: Tensor, covariance: Tensor, y: Tensor) -> Tensor:
+        if y[0].numel() > 1:
+            return super().log_prob(mean, covariance, y)
+        target = y.to(F64).reshape(-1)
+
+        def log_poisson(f: Tensor) -> Tensor:
+            return target * f - f.exp() - torch.lgamma(target + 1)
+
+        peak = target.clamp_min(0.5).log()
+        return log_expectation(log_poisson, mean[:, 0].to(F64), covariance[:, 0, 0].sqrt(), peak)
 
 
 @likelihood("poisson")
@@ -25,6 +45,8 @@ class Poisson(Likelihood):
         >>> pdrop.Poisson().distribution(torch.zeros(2, 1)).mean.tolist()
         [[1.0], [1.0]]
     """
+
+    gaussian_outputs = _Rates
 
     def distribution(self, f: Tensor) -> Distribution:
         """Return independent Poisson counts with log rate ``f``."""
@@ -45,10 +67,6 @@ class Poisson(Likelihood):
     def check_values(self, f: Tensor, y: Tensor) -> None:
         """Raise unless every target is a count."""
         _check_counts(y)
-
-    def gaussian_outputs(self, nodes: Nodes) -> Outputs:
-        """Return the formulas for Gaussian outputs."""
-        return _Rates(self, nodes)
 
 
 @likelihood("counts")
@@ -127,23 +145,3 @@ class Counts(Likelihood):
 def _check_counts(y: Tensor) -> None:
     if not bool(((y >= 0) & (y == y.floor()) & torch.isfinite(y)).all()):
         raise RangeError(f"y must hold counts, whole numbers from 0; got {describe(y)}.")
-
-
-class _Rates(Outputs):
-    """Counts by Poisson, whose rate is log-normal."""
-
-    def moments(self, mean: Tensor, covariance: Tensor) -> Sums:
-        variance = variance_of(covariance)
-        rate = torch.exp(mean.to(F64) + 0.5 * variance)
-        return {"mean": rate, "spread": rate.square() * torch.expm1(variance), "noise": rate}
-
-    def log_prob(self, mean: Tensor, covariance: Tensor, y: Tensor) -> Tensor:
-        if y[0].numel() > 1:
-            return super().log_prob(mean, covariance, y)
-        target = y.to(F64).reshape(-1)
-
-        def log_poisson(f: Tensor) -> Tensor:
-            return target * f - f.exp() - torch.lgamma(target + 1)
-
-        peak = target.clamp_min(0.5).log()
-        return log_expectation(log_poisson, mean[:, 0].to(F64), covariance[:, 0, 0].sqrt(), peak)

@@ -4,9 +4,10 @@ import warnings
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import MultivariateNormal
 
 from pyro_dropout.errors import ShapeError
-from pyro_dropout.generative.likelihoods.gaussian_outputs import Nodes, Outputs, variance_of
+from pyro_dropout.generative.likelihoods.gaussian_outputs import Outputs, variance_of
 from pyro_dropout.generative.likelihoods.likelihood import Likelihood, checked_numbers
 from pyro_dropout.generative.likelihoods.moments import F64, Sums, moments_of
 from pyro_dropout.generative.registration import buffered
@@ -16,6 +17,29 @@ from pyro_dropout.protocols import Distribution
 from pyro_dropout.registry import likelihood
 
 _FEW = 10  # points, of which numbers may be 0 and 1 by chance
+
+
+class _GivenNoise(Outputs):
+    """Gaussian noise of a given precision: y is Gaussian too."""
+
+    normal = jointly_normal = True
+
+    def _noise(self, mean: Tensor) -> Tensor:
+        return moments_of(self.likelihood.distribution(mean))["noise"]
+
+    def moments(self, mean: Tensor, covariance: Tensor) -> Sums:
+        return {"mean": mean.to(F64), "spread": variance_of(covariance), "noise": self._noise(mean)}
+
+    def log_prob(self, mean: Tensor, covariance: Tensor, y: Tensor) -> Tensor:
+        total = covariance + torch.diag_embed(self._noise(mean))
+        found: Tensor = MultivariateNormal(mean.to(F64), total, validate_args=False).log_prob(y.to(F64))
+        return found
+
+    def products(self, mean: Tensor, covariance: Tensor) -> Tensor:
+        return covariance
+
+    def strata(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+        return mean.to(F64).unsqueeze(0), (variance_of(covariance) + self._noise(mean)).sqrt().unsqueeze(0)
 
 
 @likelihood("gaussian")
@@ -33,6 +57,7 @@ class Gaussian(Likelihood):
     """
 
     assumed = False  # whether a model took it because no likelihood was given
+    gaussian_outputs = _GivenNoise
 
     def __init__(self, tau: float | Tensor = 1.0, learn: bool = False) -> None:
         super().__init__()
@@ -60,11 +85,10 @@ class Gaussian(Likelihood):
         """Return N(f, τ⁻¹) over the last dimension of ``f``."""
         scale = torch.exp(-0.5 * self.log_tau).to(f)
         try:
-            scale = scale.expand(f.shape)
+            return Normal(f, scale.expand(f.shape)).to_event(1)  # type: ignore[no-untyped-call]
         except RuntimeError:
             allowed = f"one number, or one for each of the model's {f.shape[-1]} outputs"
             raise ShapeError(f"tau must be {allowed}; got shape {tuple(scale.shape)}.") from None
-        return Normal(f, scale).to_event(1)  # type: ignore[no-untyped-call]
 
     def checked(self, f: Tensor, y: Tensor) -> Tensor:
         """Return ``y`` if it holds numbers, as many as ``f``."""
@@ -104,32 +128,3 @@ class Gaussian(Likelihood):
         raw = Gaussian.of_log(log_tau - 2 * std.to(log_tau).log())
         raw.assumed = self.assumed
         return raw
-
-    def gaussian_outputs(self, nodes: Nodes) -> Outputs:
-        """Return the formulas for Gaussian outputs."""
-        return _GivenNoise(self, nodes)
-
-
-class _GivenNoise(Outputs):
-    """Gaussian noise of a given precision: y is Gaussian too."""
-
-    normal = jointly_normal = True
-
-    def _noise(self, mean: Tensor) -> Tensor:
-        return moments_of(self.likelihood.distribution(mean))["noise"]
-
-    def moments(self, mean: Tensor, covariance: Tensor) -> Sums:
-        return {"mean": mean.to(F64), "spread": variance_of(covariance), "noise": self._noise(mean)}
-
-    def log_prob(self, mean: Tensor, covariance: Tensor, y: Tensor) -> Tensor:
-        total = covariance + torch.diag_embed(self._noise(mean))
-        density: Tensor = torch.distributions.MultivariateNormal(mean.to(F64), total, validate_args=False).log_prob(
-            y.to(F64)
-        )
-        return density
-
-    def products(self, mean: Tensor, covariance: Tensor) -> Tensor:
-        return covariance
-
-    def strata(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
-        return mean.to(F64).unsqueeze(0), (variance_of(covariance) + self._noise(mean)).sqrt().unsqueeze(0)

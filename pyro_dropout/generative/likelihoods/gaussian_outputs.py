@@ -102,8 +102,8 @@ def outputs_of(likelihood: Likelihood, nodes: Nodes) -> Outputs:
     # The formulas of a base class are those of another distribution.
     asked = {"distribution", "gaussian_outputs"}
     own = next((kind for kind in type(likelihood).__mro__ if asked & vars(kind).keys()), object)
-    formulas = getattr(likelihood, "gaussian_outputs", None) if "gaussian_outputs" in vars(own) else None
-    return Outputs(likelihood, nodes) if formulas is None else formulas(nodes)
+    made: Outputs = vars(own).get("gaussian_outputs", Outputs)(likelihood, nodes)
+    return made
 
 
 def variance_of(covariance: Tensor) -> Tensor:

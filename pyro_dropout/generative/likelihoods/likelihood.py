@@ -7,7 +7,8 @@ import contextlib
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from itertools import zip_longest
+from typing import Any, cast
 
 import pyro
 import torch
@@ -31,13 +32,6 @@ class OutputShape:
         dims: the sizes, such as (T, C) for a sequence or (C, H, W) for a map; one of them may be None, if it differs
             from batch to batch.
         dim: which of them holds the parts of one position, such as its classes.
-
-    Example:
-        >>> import torch
-        >>> shape = OutputShape((3, 8, 8), 0)
-        >>> flat = shape.flat(torch.zeros(5, 3, 8, 8))
-        >>> flat.shape, shape.whole(flat).shape, shape.positions(flat)
-        (torch.Size([5, 192]), torch.Size([5, 3, 8, 8]), (8, 8))
     """
 
     dims: Dims
@@ -45,25 +39,19 @@ class OutputShape:
 
     def __post_init__(self) -> None:
         sizes = self.dims if isinstance(self.dims, tuple) else ()
-        whole = all(
-            size is None or (isinstance(size, int) and not isinstance(size, bool) and size > 0) for size in sizes
-        )
+        whole = all(size is None or (type(size) is int and size > 0) for size in sizes)
         if not sizes or not whole or sizes.count(None) > 1:
             raise ShapeError(
                 "dims must be the shape of the network's output at one point, such as (T, C) or (C, H, W), with at most"
                 f" one None for a size that differs; got {self.dims!r}."
             )
-        if isinstance(self.dim, bool) or not isinstance(self.dim, int) or not -len(sizes) <= self.dim < len(sizes):
+        if type(self.dim) is not int or not -len(sizes) <= self.dim < len(sizes) or sizes[self.dim] is None:
             raise RangeError(f"dim must be the place of a size in dims, {self.dims}; got {self.dim!r}.")
-        if sizes[self.dim] is None:
-            raise ShapeError(f"dims must have a size at {self.dim}, where dim points; got {self.dims}.")
 
     @property
     def parts(self) -> int:
         """The size of the dimension that holds the parts of a position."""
-        size = self.dims[self.dim]
-        assert size is not None
-        return size
+        return cast(int, self.dims[self.dim])
 
     @property
     def from_end(self) -> int:
@@ -72,29 +60,25 @@ class OutputShape:
 
     def flat(self, f: Tensor) -> Tensor:
         """Return outputs (N, *dims) as rows, (N, D)."""
-        sizes = tuple(f.shape[1:])
-        fits = len(sizes) == len(self.dims) and all(a in (None, b) for a, b in zip(self.dims, sizes, strict=True))
-        if not fits:
+        pairs = zip_longest(self.dims, f.shape[1:], fillvalue=0)
+        if not all(b if a is None else a == b for a, b in pairs):
             wanted = ", ".join(str(size or "any") for size in self.dims)
             raise ShapeError(f"net must give outputs (N, {wanted}), as dims says; it gave {tuple(f.shape)}.")
         return f.flatten(1)
 
     def whole(self, f: Tensor) -> Tensor:
         """Return rows (..., N, D) as outputs, (..., N, *dims)."""
-        found: Tensor = f.unflatten(-1, self._sizes(f))
+        known = math.prod(size for size in self.dims if size is not None)
+        if f.shape[-1] % known or (None not in self.dims and f.shape[-1] != known):
+            raise ShapeError(f"the model's {f.shape[-1]} outputs do not have the shape {self.dims} that dims gives.")
+        found: Tensor = f.unflatten(-1, [f.shape[-1] // known if size is None else size for size in self.dims])
         return found
 
     def positions(self, f: Tensor) -> tuple[int, ...]:
         """Return the sizes of the other dimensions, for outputs in rows."""
-        sizes = list(self._sizes(f))
+        sizes = list(self.whole(f).shape[f.dim() - 1 :])
         del sizes[self.dim]
         return tuple(sizes)
-
-    def _sizes(self, f: Tensor) -> tuple[int, ...]:
-        known = math.prod(size for size in self.dims if size is not None)
-        if f.shape[-1] % known or (None not in self.dims and f.shape[-1] != known):
-            raise ShapeError(f"the model's {f.shape[-1]} outputs do not have the shape {self.dims} that dims gives.")
-        return tuple(f.shape[-1] // known if size is None else size for size in self.dims)
 
 
 class Likelihood(nn.Module):
@@ -127,15 +111,12 @@ class Likelihood(nn.Module):
         if y.is_complex():
             raise RangeError(f"y must hold real numbers; got {y.dtype}. Write y.real, or y.abs().")
         if y.shape != f.shape[-2:]:
+            advice = " Write y.unsqueeze(-1)." if y.shape == f.shape[-2:-1] and f.shape[-1] == 1 else ""
             if f.shape[-1] > 1 and y.shape == f.shape[-2:-1] and not y.is_floating_point():
-                raise ShapeError(
-                    f"y holds one whole number a point, {tuple(y.shape)}, as class indices are, and the likelihood is"
-                    f" {type(self).__name__}, for {f.shape[-1]} numbers a point. For classes give the model"
-                    " likelihood=Categorical()."
-                )
+                advice = " For classes give the model likelihood=Categorical()."
             raise ShapeError(
-                f"y must have shape (N, D) = {tuple(f.shape[-2:])}, as the model's outputs have; got {tuple(y.shape)}."
-                + (" Write y.unsqueeze(-1)." if y.shape == f.shape[-2:-1] and f.shape[-1] == 1 else "")
+                f"y must have shape (N, D) = {tuple(f.shape[-2:])}, as the model's outputs have for the likelihood"
+                f" {type(self).__name__}; got {tuple(y.shape)}.{advice}"
             )
         return y
 
@@ -190,21 +171,11 @@ class Likelihood(nn.Module):
         raise _undeclared(self)
 
     def raw_outputs(self, f: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-        """Return outputs in the units of y, (..., N, D), from those of a model of standardised y.
-
-        Args:
-            f: the outputs, which speak of (y - mean)/std.
-            mean: the mean of each target, (D,).
-            std: its standard deviation, (D,).
-        """
+        """Return outputs in the units of y, (..., N, D), from those that speak of (y - mean)/std."""
         raise _undeclared(self)
 
     def raw_likelihood(self, std: Tensor) -> protocols.Likelihood:
-        """Return p(y | f) in the units of y, for outputs in these units; itself, where the outputs say it all.
-
-        Args:
-            std: the standard deviation of each target, (D,).
-        """
+        """Return p(y | f) in the units of y, for outputs in these units; itself, where the outputs say it all."""
         raise _undeclared(self)
 
     def forward(self, f: Tensor, y: Tensor | None = None, num_data: int | None = None) -> Tensor:
@@ -229,12 +200,12 @@ def observe(likelihood: protocols.Likelihood, f: Tensor, y: Tensor | None, num_d
     if y is not None and not isinstance(y, Tensor):
         raise ShapeError(f"y must be a tensor; got {type(y).__name__}. Write torch.as_tensor(y).")
     count = f.shape[-2]
-    with contextlib.ExitStack() as stack:
-        if num_data is not None:
-            check_count("num_data", num_data)
-            if num_data != count:
-                stack.enter_context(poutine.scale(scale=num_data / count))
-        stack.enter_context(pyro.plate("data", count, dim=-1))
+    if num_data is not None:
+        check_count("num_data", num_data)
+    scaled = (
+        contextlib.nullcontext() if num_data is None or num_data == count else poutine.scale(scale=num_data / count)
+    )
+    with scaled, pyro.plate("data", count, dim=-1):
         observed = None if y is None else likelihood.checked(f, y)
         value: Tensor = pyro.sample("y", likelihood.distribution(f), obs=observed)
     return value
