@@ -4,7 +4,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -12,17 +12,20 @@ from pyro_dropout.cli import options
 from pyro_dropout.cli.terminal import PROGRAM, answer, complain, plain_warnings, score_table
 
 if TYPE_CHECKING:
+    import torch
+
     from pyro_dropout.comparison.comparison import Comparison
     from pyro_dropout.protocols import Record
     from pyro_dropout.tables.encoding import Dataset
-    from pyro_dropout.tables.reading import Reading
+    from pyro_dropout.tables.settings import Reading
 
 HELP = (
     "Compare posterior approximations on one set of data."
     "\n\nEvery guide is trained from several seeds and gets the same scores. DATA is [bold]co2[/] or [bold]sunspots[/],"
-    f" which come with the package, or {options.FORMATS} with named columns. A row of a table is what fit --guide NAME"
-    " trains, with the same options, and the first row what fit trains without --guide. Text columns are one-hot"
-    f" encoded. A target is treated as a class if it is text, or has only the values 0 and 1. {options.TABLES}"
+    " which come with the package, or a CSV or Parquet file with named columns. A row of a table is what"
+    " fit --guide NAME trains, with the same options, and the first row what fit trains without --guide. Text columns"
+    " are one-hot encoded. A target is treated as a class if it is text, or has only the values 0 and 1."
+    f" {options.TABLES}"
     + options.examples(
         "compare",
         "compare houses.csv --target price",
@@ -31,24 +34,20 @@ HELP = (
     )
 )
 
-_OUT = Path("out", "compare")
 
-
+@options.with_settings("guide")
 def compare(
     data: Annotated[str, typer.Argument(metavar="DATA", help="co2, sunspots or a file; - for standard input.")] = "co2",
-    target: options.Target = None,
-    task: options.TaskName = "auto",
-    missing: options.MissingName = "auto",
-    categorical: options.Categorical = None,
-    drop: options.Drop = None,
-    keep: options.Keep = None,
-    decimal: options.DecimalMark = None,
-    encoding: options.TextEncoding = None,
-    separator: options.Separator = None,
-    held_back: options.HeldBack = 0.2,
-    scale: options.ScaleName = "auto",
-    noise: options.NoiseName = "auto",
-    guides: options.Guides = None,
+    *,
+    settings: dict[str, Any],
+    guides: Annotated[
+        list[str] | None,
+        options.computing_option(
+            metavar="NAMES",
+            help=f"Comma-separated, from {', '.join(options.GUIDE_NAMES)}; by default"
+            f" {', '.join(options.DEFAULT_GUIDES)}.",
+        ),
+    ] = None,
     reference: Annotated[
         Literal["nuts", "none"] | None,
         options.computing_option(
@@ -56,77 +55,68 @@ def compare(
             " tables. nuts samples the posterior (at T = 1, noise fixed); slow, for small networks only."
         ),
     ] = None,
-    seeds: options.Seeds = 3,
-    members: options.Members = None,
-    width: options.OwnWidth = None,
-    steps: options.OwnSteps = None,
-    lr: options.OwnRate = None,
-    batch_size: options.BatchSize = None,
+    seeds: Annotated[int, options.number_option(help="Training runs per guide.")] = 3,
     samples: options.Samples = 200,
-    seed: options.Seed = 0,
     device: options.Device = "auto",
-    no_compile: options.NoCompile = False,
-    out: Annotated[Path, options.output_option(metavar="FOLDER", help="Folder for the results.")] = _OUT,
+    out: Annotated[Path, options.output_option(metavar="FOLDER", help="Folder for the results.")] = Path(
+        "out", "compare"
+    ),
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Compare posterior approximations on one set of data."""
-    names = options.guides_named(guides)
-    members = options.checked_members(names, members)
-    where = options.place(device)
+    from pyro_dropout.tabular.settings import settings_of
+
+    named = options.listed(guides) or options.DEFAULT_GUIDES
+    names = list(dict.fromkeys(settings_of({"guide": name})[1].guide for name in named))
+    for name in names:
+        if name not in options.GUIDE_NAMES:
+            raise options.refusal("--guides", f"unknown guide {name!r}; choose from {', '.join(options.GUIDE_NAMES)}.")
+    where, reading = options.place(device), settings_of(settings)[0]
     from pyro_dropout.comparison.folder import claimed_folder, scores_of, write_folder
     from pyro_dropout.datasets.bundled import BUNDLED
     from pyro_dropout.judging.diagnostics.arviz_export import arviz
-    from pyro_dropout.tables.reading import Reading
 
-    given = {"scale": scale, "noise": noise, "members": members, "width": width}
-    training: Record = {"steps": steps, "lr": lr, "batch_size": batch_size}
     with plain_warnings(), claimed_folder(out) as killed:
         if killed:
             complain(f"note: an earlier comparison into {out} was killed; all guides are trained again.")
         arviz()  # the results are written with it at the end: a broken installation fails before the work
-        kinds, gone, kept = (tuple(options.listed(each)) for each in (categorical, drop, keep))
-        split = held_back, seed, decimal, encoding, separator
-        reading = Reading(target, task, missing, kinds, gone, *split, kept)
-        how: Record = {"seeds": list(range(seed, seed + seeds)), "samples": samples, "device": where}
-        how["progress"] = not quiet
-        training |= {"compile": False if no_compile else "auto"}
-        is_table = data not in BUNDLED
-        if is_table:
-            found = _table(data, reading)
-            result = _compare_table(found, names, given, training, reference, how)
+        how: Record = {"seeds": list(range(reading.seed, reading.seed + seeds)), "samples": samples}
+        how |= {"progress": not quiet}
+        if data in BUNDLED:
+            found = _series(data, settings)
+            result = _compare_series(found, names, settings, reference, where, how)
         else:
-            found = _series(data, reading, scale, noise)
-            result = _compare_series(found, names, given, training, reference, how)
+            found = _table(data, reading)
+            result = _compare_table(found, names, settings, reference, where, how)
         result.train, result.test = found.train, found.test  # figures are drawn on the CPU
-        files, complaints = write_folder(result, out, samples, seed)
+        files, complaints = write_folder(result, out, samples, reading.seed)
     for complaint in complaints:
         complain(complaint)
     record: Record = {"data": found.name, "about": found.note, "scores": scores_of(result), "ranking": result.ranking}
     record |= {"seconds": round(result.seconds, 2), "folder": str(out), "files": files}
     if not as_json:
         _show(result)
-    answer(record, as_json, _lines(found, result, out, files, is_table))
+    answer(record, as_json, _lines(found, result, out, files, data not in BUNDLED))
     if not any(row.scores for row in result.rows):
         complain("no guide could be trained; the notes in the table say why.")
         raise typer.Exit(1)
 
 
-def _series(name: str, reading: "Reading", scale: str, noise: str) -> "Dataset":
+def _series(name: str, settings: "Record") -> "Dataset":
     """Return a bundled series; raise if options are given that are for tables."""
     from pyro_dropout.datasets.bundled import BUNDLED
 
-    if reading.target is not None:
-        raise options.refusal("--target", f"{name!r} has its own target; --target is for files.")
-    for option, value in (("--scale", scale), ("--noise", noise)):
-        if value not in ("auto", "plain", "constant"):
-            raise options.refusal(option, f"{name!r} has a model of its own; this is for files. Got {value!r}.")
+    for option in ("target", "scale", "noise"):
+        if settings[option] not in (None, "auto", "plain", "constant"):
+            raise options.refusal(f"--{option}", f"{name!r} has its own target and model; --{option} is for files.")
     return BUNDLED[name]()
 
 
 def _table(name: str, reading: "Reading") -> "Dataset":
     """Return a table with held-back rows."""
     from pyro_dropout.datasets.bundled import BUNDLED
+    from pyro_dropout.tables.reading import read
 
     if not reading.held_back:
         raise options.refusal("--held-back", "compare needs some held-back rows for the scores.")
@@ -134,29 +124,38 @@ def _table(name: str, reading: "Reading") -> "Dataset":
         known = ", ".join(BUNDLED)
         hint = " Separate guides with commas: --guides a,b." if name in options.GUIDE_NAMES else ""
         raise typer.BadParameter(f"{name!r} is neither a file nor a bundled data set ({known}).{hint}")
-    return reading.read(name)
+    return read(name, reading)
 
 
 def _compare_table(
-    data: "Dataset", names: list[str], given: "Record", training: "Record", reference: str | None, how: "Record"
+    data: "Dataset",
+    names: list[str],
+    settings: "Record",
+    reference: str | None,
+    device: "torch.device",
+    how: "Record",
 ) -> "Comparison":
     """Return the comparison of what ``fit`` trains, without a guide and with each of those given."""
     from pyro_dropout.tabular.compare_table import AUTOMATIC, compare_table
-    from pyro_dropout.tabular.recipe import Wanted
+    from pyro_dropout.tabular.settings import settings_of
 
-    if data.classes and (given["scale"] not in ("auto", "plain") or given["noise"] == "by-input"):
-        option = "--noise" if given["noise"] == "by-input" else "--scale"
-        raise options.refusal(option, f"classes have no scale and no noise. Got {given[option[2:]]!r}.")
-    plain = given | {"members": None}
-    wanted = {AUTOMATIC: Wanted(**given)}
-    wanted |= {name: Wanted(name, **(given if name in options.HAS_MEMBERS else plain)) for name in names}
-    trainings = {name: each.training(seed=how["seeds"][0], **training) for name, each in wanted.items()}
+    plans = {AUTOMATIC: settings_of(settings)[1:]}
+    for name in names:
+        members = settings["members"] if name in options.HAS_MEMBERS else None
+        plans[name] = settings_of(settings | {"guide": name, "members": members})[1:]
+    for wanted, _ in plans.values():
+        wanted.check(bool(data.classes))
     against = "nuts" if reference == "nuts" else None
-    return compare_table(data, wanted, trainings, reference=against, labels=_labels(data), **how)
+    return compare_table(data, plans, reference=against, labels=_labels(data), device=device, **how)
 
 
 def _compare_series(
-    data: "Dataset", names: list[str], given: "Record", training: "Record", reference: str | None, how: "Record"
+    data: "Dataset",
+    names: list[str],
+    settings: "Record",
+    reference: str | None,
+    device: "torch.device",
+    how: "Record",
 ) -> "Comparison":
     """Return the comparison of guides on a bundled series, all with the same network."""
     from pyro_dropout.comparison.compare import compare as run
@@ -164,9 +163,8 @@ def _compare_series(
     from pyro_dropout.registry import resolve_guide
     from pyro_dropout.training.optimisers import cosine_decay
 
-    width, steps, lr = (given["width"] or 50, training["steps"] or 600, training["lr"] or 0.03)
-    batch, device = training["batch_size"], how.pop("device")
-    members = {"members": given["members"]} if given["members"] else {}
+    width, steps, lr = (settings["width"] or 50, settings["steps"] or 600, settings["lr"] or 0.03)
+    batch, members = settings["batch_size"], {"members": settings["members"]} if settings["members"] else {}
     train, test = ((x.to(device), y.to(device)) for x, y in (data.train, data.test))
     model, labels = wave_model(data.train, 2 * width).to(device), _labels(data)
     against: object = {"nuts": "nuts", "none": None}.get(reference or "", WaveProcess(model, train))
@@ -183,7 +181,7 @@ def _compare_series(
         batch_size=batch if batch is not None and batch < len(data.train[0]) else None,
         schedule=cosine_decay(steps),
         method={name: "linearised" for name in names if resolve_guide(name).method == "linearised"},
-        compile=training["compile"],
+        compile="auto" if settings["compile"] is None else settings["compile"],
         labels=labels,
         **how,
     )

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 FIT_HELP = (
     "Fit a posterior to a table and save the run in a folder."
-    f"\n\nDATA is {options.FORMATS} with named columns. {options.TABLES}"
+    f"\n\nDATA is a CSV or Parquet file with named columns. {options.TABLES}"
     "\n\nA fifth of the rows is held back. On them the guide, the scale of the target and the noise are chosen, the"
     " intervals are calibrated, and the scores are computed. All of that is printed."
     "\n\nCheckpoints are written into the folder during training;"
@@ -38,56 +38,33 @@ RESUME_HELP = (
 )
 
 
+@options.with_settings()
 def fit(
     data: Annotated[str, typer.Argument(metavar="DATA", help=options.FILES)],
-    out: Annotated[Path, options.output_option(metavar="FOLDER", help="New folder for the run.")] = Path("run"),
-    target: options.Target = None,
-    task: options.TaskName = "auto",
-    missing: options.MissingName = "auto",
-    categorical: options.Categorical = None,
-    drop: options.Drop = None,
-    keep: options.Keep = None,
-    decimal: options.DecimalMark = None,
-    encoding: options.TextEncoding = None,
-    separator: options.Separator = None,
-    held_back: options.HeldBack = 0.2,
-    guide: options.ChosenGuide = "auto",
-    scale: options.ScaleName = "auto",
-    noise: options.NoiseName = "auto",
-    members: options.Members = None,
-    width: options.OwnWidth = None,
-    steps: options.OwnSteps = None,
-    lr: options.OwnRate = None,
-    batch_size: options.BatchSize = None,
-    seed: options.Seed = 0,
+    out: Annotated[Path, options.output_option(metavar="FOLDER", help="New or empty folder for the run.")],
+    settings: dict[str, Any],
     device: options.Device = None,
     checkpoint_every: options.Every = None,
-    no_compile: options.NoCompile = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Fit one guide to a table and save the run in a folder."""
-    guide = guide if guide == "auto" else options.checked_guide("--guide", guide)
-    members = members if guide == "auto" else options.checked_members([guide], members)
+    from pyro_dropout.tabular.settings import settings_of
+
+    reading, wanted, training = settings_of(settings)
     where = options.place(device)
     from pyro_dropout.datasets.bundled import BUNDLED
     from pyro_dropout.tables.files import arrived
-    from pyro_dropout.tables.reading import Reading
+    from pyro_dropout.tables.reading import read
     from pyro_dropout.tabular.fit_table import plan_table
-    from pyro_dropout.tabular.recipe import Wanted
     from pyro_dropout.tabular.run_folder import sha256_of
 
     if data in BUNDLED and not Path(data).exists():
         raise options.refusal("DATA", f"{data!r} is for compare only; fit takes a CSV or Parquet file.")
     path = arrived(data)
-    kinds, gone, kept = (tuple(options.listed(each)) for each in (categorical, drop, keep))
-    split = held_back, seed, decimal, encoding, separator
-    reading = Reading(target, task, missing, kinds, gone, *split, kept)
-    wanted = Wanted(guide, scale, noise, width, members)
-    training = wanted.training(steps, lr, batch_size=batch_size, seed=seed, compile=False if no_compile else "auto")
-    with _claimed(out, make=True), _cleared(out):
+    with _claimed(out, make=True):
         _check_new(out)
-        table = reading.read(path)
+        table = read(path, reading)
         with plain_warnings(), _choosing(out) as before:
             facts = table, str(path.resolve()), sha256_of(path), reading, training, wanted
             run, said, _ = plan_table(*facts, device=where, progress=not quiet, checkpoint=before)
@@ -132,32 +109,26 @@ def _train(
 ) -> None:
     """Train from the last checkpoint or from the start, write the posterior and print the result."""
     from pyro_dropout.errors import PyroDropoutError
-    from pyro_dropout.tabular.fitted import finished
+    from pyro_dropout.tabular.fit_table import train_run
     from pyro_dropout.tabular.run_folder import CHECKPOINTS, checkpoints_in
     from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint
-    from pyro_dropout.training.fit import fit as train
 
-    model, guide = run.build(data)
     advice = f"to continue: {PROGRAM} resume {folder}"
-    where = Checkpoint(folder / CHECKPOINTS, every=every, run=run.identity)
-    how = run.training.options() | {"device": device} | run.recipe.how(run.training.steps)
+    how: Any = {"device": device, "progress": not quiet}
+    how["checkpoint"] = Checkpoint(folder / CHECKPOINTS, every=every, run=run.identity)
     with plain_warnings(), _advised(lambda: advice):
-        history = train(model, guide, *run.rows_of(data), **how, checkpoint=where, progress=not quiet)
-        fitted = finished(run, model, guide, data, said)
-    scores = fitted.scores
-    loss = float(history.losses[-1])
+        fitted, history = train_run(run, data, said, **how)
+    scores, loss = fitted.scores, float(history.losses[-1])
     record = {"steps": history.steps, "last_loss": loss, "scores": scores}
     try:
         fitted.write(folder, record)
     except PyroDropoutError as cause:
         what = "continue from the last checkpoint" if checkpoints_in(folder) else "train again (there is no checkpoint)"
-        advice = advice.replace("continue", what)
-        raise PyroDropoutError(f"{str(cause).rstrip('.')}; {advice}") from None
+        raise PyroDropoutError(f"{str(cause).rstrip('.')}; {advice.replace('continue', what)}") from None
     shown = os.path.relpath(folder)
     ended = f"loss {loss:.4g} at the last step (not comparable between guides)"
     lines = [data.note, *([said] if said else []), f"{run.recipe.guide}: {history.steps} steps, {ended}."]
-    if scores:
-        lines += _told(scores, len(data.test[0]))
+    lines += _told(scores, len(data.test[0])) if scores else []
     lines.append(f"To predict: {PROGRAM} predict {shown} NEW.csv --out predictions.csv --plot predictions.png")
     named = {"folder": str(folder), "about": data.note, "guide": run.recipe.guide, "chosen": said}
     answer({**named, **record, "seconds": round(history.seconds, 2)}, as_json, lines)
@@ -203,10 +174,8 @@ def _advised(advice: Callable[[], str]) -> Iterator[None]:
 def _choosing(folder: Path) -> Iterator[Path]:
     """Yield where the trainings are kept that choose what to train; only an interruption leaves them there."""
     from pyro_dropout.tabular.run_folder import CHOOSING
-    from pyro_dropout.training.checkpoints.regular_file import check_no_links
 
     where, kept = folder / CHOOSING, False
-    check_no_links(folder, CHOOSING)
 
     def advice() -> str:
         nonlocal kept
@@ -241,32 +210,14 @@ def _claimed(folder: Path, make: bool = False) -> Iterator[None]:
 
 
 def _check_new(folder: Path) -> None:
-    """Raise unless a folder for a run is new or empty."""
-    from pyro_dropout.tabular.run_folder import CHOOSING, RECORD
+    """Raise if a folder holds a run that has come further than its record, or other things."""
+    from pyro_dropout.tabular.run_folder import CHECKPOINTS, OWN, POSTERIOR
     from pyro_dropout.training.checkpoints.folder_claim import LOCK
+    from pyro_dropout.training.checkpoints.regular_file import check_no_links
 
-    if os.path.lexists(folder / RECORD):
+    check_no_links(folder, *OWN)
+    if (folder / POSTERIOR).exists() or any((folder / CHECKPOINTS).rglob("*.*")):
         advice = f"continue it ({PROGRAM} resume {folder}) or use another folder"
         raise options.refusal("--out", f"{str(folder)!r} already holds a run; {advice}.")
-    if any(each.name not in (LOCK, CHOOSING) for each in folder.iterdir()):
+    if any(each.name not in (LOCK, *OWN) for each in folder.iterdir()):
         raise options.refusal("--out", f"{str(folder)!r} is not empty; use a new folder.")
-
-
-@contextlib.contextmanager
-def _cleared(folder: Path) -> Iterator[None]:
-    """If training diverges before its first checkpoint, remove what the run wrote: it would block the next attempt."""
-    from pyro_dropout.errors import DivergedError
-    from pyro_dropout.tabular.run_folder import CHECKPOINTS, RECORD, checkpoints_in
-
-    try:
-        yield
-    except DivergedError as cause:
-        if checkpoints_in(folder):
-            kept = f"The last good checkpoint is kept in {folder}; to try again, use another --out."
-            raise DivergedError(f"{cause} {kept}") from None
-        (folder / RECORD).unlink(missing_ok=True)
-        where = folder / CHECKPOINTS
-        for each in (*where.glob("group-*"), where):  # those of an ensemble's groups
-            with contextlib.suppress(OSError):  # not empty: what is in it is not ours
-                each.rmdir()
-        raise

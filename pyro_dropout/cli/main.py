@@ -51,11 +51,11 @@ class Commands(TyperGroup):
         except (typer.Exit, typer.Abort):  # these are RuntimeErrors
             raise
         except (ValueError, MemoryError, RuntimeError) as mistake:
-            code = _code_of(mistake)
-            if code is None:
+            found = _explained(mistake)
+            if found is None:
                 raise
-            complain(str(mistake) or "out of memory; use fewer --samples, or mini-batches (--batch-size).")
-            raise typer.Exit(code) from None
+            complain(found[1])
+            raise typer.Exit(found[0]) from None
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, standalone_mode: bool = True, **more: Any) -> object:
         """Run with these arguments and exit with the code; with ``standalone_mode=False``, return it."""
@@ -83,17 +83,18 @@ class Commands(TyperGroup):
         return code or 0
 
 
-def _code_of(mistake: Exception) -> int | None:
-    """Return the exit code for an exception; None for a bug, whose traceback is shown."""
+def _explained(mistake: Exception) -> tuple[int, str] | None:
+    """Return the exit code for an exception, and what to say; None for a bug, whose traceback is shown."""
     from torch import OutOfMemoryError
 
     from pyro_dropout.errors import DivergedError, PyroDropoutError
 
-    if isinstance(mistake, MemoryError | OutOfMemoryError | DivergedError):
-        return 1
-    if isinstance(mistake, RuntimeError) and "can't allocate memory" in str(mistake):  # torch's, on the CPU
-        return 1
-    return 2 if isinstance(mistake, PyroDropoutError) else None
+    said = str(mistake)
+    if isinstance(mistake, MemoryError | OutOfMemoryError) or "can't allocate memory" in said:  # torch's, on the CPU
+        return 1, said or "out of memory; use fewer --samples, or mini-batches (--batch-size)."
+    if isinstance(mistake, PyroDropoutError):
+        return 1 if isinstance(mistake, DivergedError) else 2, said
+    return None
 
 
 app = typer.Typer(

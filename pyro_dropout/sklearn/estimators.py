@@ -49,7 +49,7 @@ from pyro_dropout.sklearn.network import (
 )
 from pyro_dropout.tabular.calibration import Calibration
 from pyro_dropout.tabular.choice import batch_for
-from pyro_dropout.tabular.recipe import LEARNING_RATE, STEPS, Training, Wanted
+from pyro_dropout.tabular.settings import Training, Wanted
 from pyro_dropout.training.history import History
 
 _SEEDS = 2**31 - 1
@@ -118,7 +118,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]
         """Choose what to train on held-back rows, and train it on all."""
         check_estimator_settings(self.get_params())
         check_decided(self.get_params(), type(self))
-        width, device, steps = one_width(self.hidden_layer_sizes), self._device(), self.max_steps or STEPS
+        width, device, steps = one_width(self.hidden_layer_sizes), self._device(), self.max_steps or Training.steps
         seeds = [int(seed) for seed in check_random_state(self.random_state).randint(_SEEDS, size=3)]
         held = held_back(len(x), self.validation_fraction, seeds[0], y if classes else None)
         wanted = Wanted(width=width, members=self.members)
@@ -127,7 +127,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]
             mine = torch.ones_like(held) if self.refit else ~held
             pair: Any = choice.recipe.build((x[mine], y[mine]), classes)
             how = choice.recipe.how(steps) | {"batch_size": batch_for(int(mine.sum())), "progress": bool(self.verbose)}
-            how |= {"lr": LEARNING_RATE, "device": device, "compile": self.compile}
+            how |= {"lr": Training.lr, "device": device, "compile": self.compile}
             history = train(pair, x[mine], y[mine], None, steps=steps, **how)
             intervals = conformal(choice.prediction, scale(y[held]).to(choice.prediction.mean.device))
         self._keep(Learned.of(choice.recipe, x.shape[1], outputs, classes, *pair), history, [], seeds[2])

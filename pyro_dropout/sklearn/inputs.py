@@ -24,7 +24,8 @@ from pyro_dropout.protocols import Record
 from pyro_dropout.registry import guide_names
 from pyro_dropout.sklearn.network import ACTIVATIONS
 from pyro_dropout.tabular.choice import Choice, choose_recipe
-from pyro_dropout.tabular.recipe import Training, Wanted, natural_scale
+from pyro_dropout.tabular.recipe import natural_scale
+from pyro_dropout.tabular.settings import Training, Wanted
 
 # What the choice decides, or has values of its own for.
 _DECIDED = ("activation", "keep", "length_scale", "tau", "learning_rate", "batch_size", "early_stopping")

@@ -7,7 +7,6 @@ import re
 import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 
@@ -15,7 +14,6 @@ from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.tables.encoding import Column
 from pyro_dropout.tables.notation import (
     NUMBER,
-    Decimal,
     Notation,
     Written,
     marks_in,
@@ -23,6 +21,7 @@ from pyro_dropout.tables.notation import (
     settled,
 )
 from pyro_dropout.tables.precision import centre_of
+from pyro_dropout.tables.settings import Decimal, Task
 from pyro_dropout.tables.table import Bools, Floats, Table, brief
 
 # Names such as id, ID, house_id, id_house, houseId and key; not paid, and not idea.
@@ -35,8 +34,6 @@ _TIME = re.compile(
     r"(?:.*[\W_])?(?:t|x|time|age|step|second|minute|hour|day|week|month|quarter|year|period)s?(?:[\W_].*)?"
 )
 _MOST = 50  # categories of a target; with more, it probably identifies rows
-
-Task = Literal["auto", "regression", "classification"]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import TextIO
 
 import numpy as np
 import pandas
@@ -20,7 +20,6 @@ from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.tables.notation import is_date, is_number
 from pyro_dropout.tables.table import Floats, Ints, Series, Table, cast, named, texts_of
 
-Separator = Literal["comma", "semicolon", "tab", "pipe"]
 SEPARATORS: dict[str, str] = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
 
 _BOMS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32"}

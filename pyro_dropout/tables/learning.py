@@ -10,9 +10,10 @@ import numpy as np
 import pandas
 
 from pyro_dropout.errors import RangeError
-from pyro_dropout.tables.column_selection import Chosen, Task, number_column, outcome_column, quoted
+from pyro_dropout.tables.column_selection import Chosen, number_column, outcome_column, quoted
 from pyro_dropout.tables.encoding import CYCLES, Column, Cycle, Encoding
 from pyro_dropout.tables.notation import NUMBER
+from pyro_dropout.tables.settings import Task
 from pyro_dropout.tables.table import Floats, Ints, Table
 
 _MOST = 50  # categories of a column; with more, it probably identifies rows

@@ -13,10 +13,10 @@ from typing import Literal
 import numpy as np
 import pandas
 
+from pyro_dropout.tables.settings import Decimal
 from pyro_dropout.tables.table import EXACT, Floats, Series, Table, brief, number_text, plain_numbers
 
 Kind = Literal["number", "date", "truth"]
-Decimal = Literal["point", "comma"]
 
 # (decimal mark, mark of thousands), the plain one first.
 MARKS = ((".", ""), (".", ","), (",", ""), (",", "."), (".", " "), (",", " "), (".", "'"), (",", "'"))

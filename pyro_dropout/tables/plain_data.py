@@ -10,6 +10,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
+_hints = functools.cache(get_type_hints)  # a record may hold thousands of one class
 
 
 def built(kind: type[T], found: object) -> T:
@@ -20,37 +21,20 @@ def built(kind: type[T], found: object) -> T:
         found: {field: value}, with lists for tuples. Fields with a default may be absent.
 
     Example:
-        >>> from dataclasses import dataclass
-        >>> @dataclass(frozen=True)
-        ... class Tree:
-        ...     height: float
-        ...     names: tuple[str, ...] = ()
-        >>> built(Tree, {"height": 3, "names": ["oak"]})
-        Tree(height=3.0, names=('oak',))
-        >>> built(Tree, {"height": "tall"})
-        Traceback (most recent call last):
-        TypeError: 'height'
+        >>> from pyro_dropout.tables.settings import Reading
+        >>> built(Reading, {"target": "price", "drop": ["id"]}).drop
+        ('id',)
     """
-    if not isinstance(found, dict) or not is_dataclass(kind):
-        raise TypeError(f"a record of the kind {kind.__name__}")
-    hints, known = _hints(kind), {field.name: field for field in fields(kind)}
-    for name in found:
-        if name not in known:
-            raise TypeError(repr(name))
-    for name, field in known.items():
-        if name not in found and field.default is MISSING and field.default_factory is MISSING:
-            raise KeyError(name)
-    made: T = kind(**{name: _typed(hints[name], value, name) for name, value in found.items()})
-    return made
+    hints: dict[str, Any] = _hints(kind)  # type: ignore[arg-type]
+    if not isinstance(found, dict) or found.keys() - hints.keys():
+        raise TypeError(repr(next(iter(found.keys() - hints.keys()), "")) if isinstance(found, dict) else kind.__name__)
+    for field in fields(kind):  # type: ignore[arg-type]
+        if field.name not in found and field.default is MISSING:
+            raise KeyError(field.name)
+    return kind(**{name: _typed(hints[name], value, name) for name, value in found.items()})
 
 
-@functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-    """Return the types of a dataclass's fields; a record may hold thousands of one class."""
-    return get_type_hints(kind)
-
-
-def _typed(hint: Any, value: object, name: str) -> Any:
+def _typed(hint: Any, value: Any, name: str) -> Any:
     """Return a value as the type of a field; raise ``TypeError`` with the field's name if it has another."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
@@ -59,18 +43,16 @@ def _typed(hint: Any, value: object, name: str) -> Any:
                 return _typed(part, value, name)
             except TypeError:
                 continue
-    elif origin is Literal:
-        if any(type(value) is type(each) and value == each for each in parts):
-            return value
+    elif origin is Literal and any(type(value) is type(each) and value == each for each in parts):
+        return value
     elif origin is tuple and isinstance(value, list | tuple):
         kinds = parts[:1] * len(value) if parts[-1] is Ellipsis else parts
         if len(kinds) == len(value):
             return tuple(_typed(kind, each, name) for kind, each in zip(kinds, value, strict=True))
     elif is_dataclass(hint):
         return built(hint, value)  # type: ignore[arg-type]
-    elif hint is float:
-        if type(value) in (int, float) and math.isfinite(value):  # type: ignore[arg-type]
-            return float(value)  # type: ignore[arg-type]
+    elif hint is float and type(value) in (int, float) and math.isfinite(value):
+        return float(value)
     elif hint in (bool, int, str, NoneType) and type(value) is hint:
         return value
     raise TypeError(repr(name))

@@ -1,91 +1,54 @@
 """Read a table as data to fit: encode its columns, handle missing values, and hold back a part."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
-from pyro_dropout.tables.column_selection import Chosen, Task, choose_columns
-from pyro_dropout.tables.csv_file import Separator
+from pyro_dropout.tables.column_selection import Chosen, choose_columns
 from pyro_dropout.tables.encoding import Dataset, Encoding, Remarks, told
 from pyro_dropout.tables.files import read_file, read_pieces
 from pyro_dropout.tables.learning import learn
-from pyro_dropout.tables.notation import Decimal
 from pyro_dropout.tables.precision import stand_in
+from pyro_dropout.tables.settings import Missing, Reading, tuples
 from pyro_dropout.tables.table import Table
-
-Missing = Literal["auto", "refuse", "drop"]
 
 _FEWEST = 10
 
 
-@dataclass(frozen=True)
-class Reading:
-    """How a table is read.
-
-    Attributes:
-        target: the name of the column to predict; None for the last one.
-        task: "regression", "classification", or "auto": a class if the target is text or 0 and 1.
-        missing: "auto" fills in the mean of the training rows, for categories the share of each, with a feature that
-            says where; "refuse" missing values, or "drop" their rows. Rows without a target are left out, or refused.
-        categorical: numeric columns to treat as categories.
-        drop: columns to leave out.
-        held_back: the share of rows, chosen at random, that is kept for testing; 0 for none.
-        seed: of that choice.
-        decimal: the decimal mark, "point" or "comma", of columns that may be read in two ways, such as 1,200.
-        encoding: of a CSV file, if it is neither UTF-8 nor declared by the file's first bytes.
-        separator: of a CSV file, "comma", "semicolon", "tab" or "pipe"; by default the one that splits the header.
-        keep: columns to use although they look like identifiers, free text or constants.
-    """
-
-    target: str | None = None
-    task: Task = "auto"
-    missing: Missing = "auto"
-    categorical: tuple[str, ...] = ()
-    drop: tuple[str, ...] = ()
-    held_back: float = 0.2
-    seed: int = 0
-    decimal: Decimal | None = None
-    encoding: str | None = None
-    separator: Separator | None = None
-    keep: tuple[str, ...] = ()
-
-    def read(self, path: str | Path | Table) -> Dataset:
-        """Return the data in a file, or in a table that was read from one."""
-        if not 0 <= self.held_back < 1:
-            raise RangeError(f"held_back must lie in [0, 1); got {self.held_back!r}.")
-        how = {"encoding": self.encoding, "separator": self.separator}
-        table = path if isinstance(path, Table) else read_file(path, **how)
-        target = list(table.columns)[-1] if self.target is None else self.target
-        chosen = choose_columns(table, target, self.task, self.categorical, self.drop, self.keep, self.decimal)
-        table, said = _complete(chosen, self.missing)
-        if len(table) < _FEWEST:
-            raise ShapeError(f"{table.file} has {len(table)} rows{said}; at least {_FEWEST} are needed.")
-        test, train = _split(table, self.held_back, self.seed)
-        learned, left = learn(chosen, table, train.numpy(), self.task)
-        left = chosen.left_out | left
-        learned = replace(learned, left_out=(*self.drop, *left))
-        (x, remarks), y = learned.inputs_of(table), learned.targets_of(table)
-        known = x.index_select(0, train)
-        learned = learned.seen(known)
-        remarks.update(_stand_ins(table, learned))
-        held = f" and {len(test)} test rows, chosen at random" if len(test) else ""
-        without = ["left out: " + ", ".join(f"{name} ({why})" for name, why in left.items())] if left else []
-        notes = [*table.notes, f"{len(train)} training rows{held}{said}", *without, *told(remarks), *learned.remarks]
-        return Dataset(
-            Path(table.file).stem,
-            (known, y[train]),
-            (x[test], y[test]),
-            ", ".join(column.axis for column in learned.inputs),
-            learned.outcome.axis,
-            f"{table.file}: " + "; ".join(notes) + ".",
-            learned,
-        )
+def read(path: str | Path | Table, how: Reading) -> Dataset:
+    """Return the data in a file, or in a table that was read from one."""
+    table = path if isinstance(path, Table) else read_file(path, encoding=how.encoding, separator=how.separator)
+    target = list(table.columns)[-1] if how.target is None else how.target
+    chosen = choose_columns(table, target, how.task, how.categorical, how.drop, how.keep, how.decimal)
+    table, said = _complete(chosen, how.missing)
+    if len(table) < _FEWEST:
+        raise ShapeError(f"{table.file} has {len(table)} rows{said}; at least {_FEWEST} are needed.")
+    test, train = _split(table, how.held_back, how.seed)
+    learned, left = learn(chosen, table, train.numpy(), how.task)
+    left = chosen.left_out | left
+    learned = replace(learned, left_out=(*how.drop, *left))
+    (x, remarks), y = learned.inputs_of(table), learned.targets_of(table)
+    known = x.index_select(0, train)
+    learned = learned.seen(known)
+    remarks.update(_stand_ins(table, learned))
+    held = f" and {len(test)} test rows, chosen at random" if len(test) else ""
+    without = ["left out: " + ", ".join(f"{name} ({why})" for name, why in left.items())] if left else []
+    notes = [*table.notes, f"{len(train)} training rows{held}{said}", *without, *told(remarks), *learned.remarks]
+    return Dataset(
+        Path(table.file).stem,
+        (known, y[train]),
+        (x[test], y[test]),
+        ", ".join(column.axis for column in learned.inputs),
+        learned.outcome.axis,
+        f"{table.file}: " + "; ".join(notes) + ".",
+        learned,
+    )
 
 
 def read_table(path: str | Path | Table, **how: Any) -> Dataset:
@@ -96,7 +59,7 @@ def read_table(path: str | Path | Table, **how: Any) -> Dataset:
 
     Args:
         path: the file, or its table.
-        how: the attributes of ``Reading``, such as target="price", drop=["id"] or held_back=0.0.
+        how: the fields of ``Reading``, such as target="price", drop=["id"] or held_back=0.0.
 
     Example:
         >>> import pathlib, tempfile
@@ -109,8 +72,7 @@ def read_table(path: str | Path | Table, **how: Any) -> Dataset:
         >>> data.note.split("; ")[1]
         'missing values filled in, with an indicator: age (10)'
     """
-    fields: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in how.items()}
-    return Reading(**fields).read(path)
+    return read(path, Reading(**tuples(how.items())))
 
 
 def _stand_ins(table: Table, learned: Encoding) -> Remarks:

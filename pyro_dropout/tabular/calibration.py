@@ -87,7 +87,9 @@ class Calibration:
 
     @classmethod
     def from_json(cls, found: Record, support: Support | None = None) -> "Calibration":
-        """Return what ``as_json`` was made from; raise ``KeyError`` or ``TypeError`` for anything else."""
+        """Return what ``as_json`` was made from, {} for nothing; raise ``KeyError`` or ``TypeError`` otherwise."""
+        if not found:
+            return cls(support=support)
         rows, scores, intervals = found["rows"], found["scores"], found["intervals"]
         if not isinstance(scores, dict) or not all(isinstance(each, int | float) for each in scores.values()):
             raise TypeError("the scores on held-back rows")

@@ -26,7 +26,8 @@ from pyro_dropout.registry import resolve_guide
 from pyro_dropout.tables.encoding import Dataset
 from pyro_dropout.tabular.choice import batch_for, choose_recipe, first_recipe
 from pyro_dropout.tabular.fit_table import suited
-from pyro_dropout.tabular.recipe import Recipe, Training, Wanted
+from pyro_dropout.tabular.recipe import Recipe
+from pyro_dropout.tabular.settings import Training, Wanted
 
 AUTOMATIC = "what fit would do"
 _NO_REFERENCE = (
@@ -38,8 +39,7 @@ _NO_REFERENCE = (
 @forked()
 def compare_table(
     data: Dataset,
-    wanted: Mapping[str, Wanted],
-    trainings: Mapping[str, Training],
+    plans: Mapping[str, tuple[Wanted, Training]],
     *,
     seeds: Sequence[int],
     samples: int = 200,
@@ -52,8 +52,7 @@ def compare_table(
 
     Args:
         data: the table, with its held-back rows.
-        wanted: what to train, by the name of the row.
-        trainings: how, by the same names.
+        plans: what to train and how, by the name of the row.
         seeds: of each row; scale, noise and all that is "auto" are chosen with the first.
         samples: draws of the weights for every prediction; ``fit`` takes 200.
         reference: "nuts", or None.
@@ -63,13 +62,13 @@ def compare_table(
 
     Example:
         >>> import pandas
-        >>> from pyro_dropout.tables.reading import Reading
+        >>> from pyro_dropout.tables.reading import read_table
         >>> from pyro_dropout.tables.table import table_of
+        >>> from pyro_dropout.tabular.settings import settings_of
         >>> frame = pandas.DataFrame({"a": range(40), "y": [0.1 * k + k % 3 for k in range(40)]})
-        >>> wanted = {AUTOMATIC: Wanted(), "dropout": Wanted("dropout")}
-        >>> trainings = {name: each.training(8, compile=False) for name, each in wanted.items()}
-        >>> data = Reading("y").read(table_of(frame))
-        >>> found = compare_table(data, wanted, trainings, seeds=[0], progress=False)
+        >>> few = {"steps": 8, "compile": False}
+        >>> plans = {AUTOMATIC: settings_of(few)[1:], "dropout": settings_of(few | {"guide": "dropout"})[1:]}
+        >>> found = compare_table(read_table(table_of(frame)), plans, seeds=[0], progress=False)
         >>> [row.name for row in found.rows], len(found.rows[0].scores["log_lik"].values)
         (['what fit would do', 'dropout'], 1)
     """
@@ -79,7 +78,7 @@ def compare_table(
     exam = Exam(train, test, samples, seed=seeds[0])
     rows: list[Row] = []
     recipes: dict[str, str] = {}
-    suit = {name: suited(data, wanted[name], trainings[name]) for name in wanted}
+    suit = {name: suited(data, *plan) for name, plan in plans.items()}
     if reference is not None:
         rows.append(_reference(reference, data, next(iter(suit.values()))[0], exam, progress))
         exam = replace(exam, reference=rows[0].answer)

@@ -1,25 +1,28 @@
-"""``fit_table``: from a raw table to predictions with intervals, in one call."""
+"""``fit_table``: from a raw table to predictions with intervals, in one call; the command line takes the same way."""
 
 import hashlib
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from pyro_dropout.errors import PyroDropoutError
+from pyro_dropout.judging.support import Support
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.tables.encoding import Dataset
 from pyro_dropout.tables.files import read_file
-from pyro_dropout.tables.reading import Reading
+from pyro_dropout.tables.reading import read
+from pyro_dropout.tables.settings import Reading
 from pyro_dropout.tables.table import Table, table_of
-from pyro_dropout.tabular.calibration import calibrate
+from pyro_dropout.tabular.calibration import Calibration, calibrate
 from pyro_dropout.tabular.choice import batch_for, choose_recipe, first_recipe
-from pyro_dropout.tabular.fitted import FittedTable, finished
-from pyro_dropout.tabular.recipe import Training, Wanted
+from pyro_dropout.tabular.fitted import FEWEST, FittedTable
 from pyro_dropout.tabular.run_folder import Run, sha256_of
+from pyro_dropout.tabular.settings import Training, Wanted, settings_of
 from pyro_dropout.training.fit import fit
+from pyro_dropout.training.history import History
 
 IN_MEMORY = "(a table in memory)"
 
@@ -28,45 +31,29 @@ def fit_table(
     data: object,
     target: str | None = None,
     *,
-    guide: str = "auto",
-    scale: str = "auto",
-    noise: str = "auto",
-    held_back: float = 0.2,
-    conformal: bool = True,
-    width: int | None = None,
-    members: int | None = None,
-    steps: int | None = None,
-    lr: float | None = None,
-    batch_size: int | None = None,
-    seed: int = 0,
     device: torch.device | str | None = None,
-    compile: bool | Literal["auto"] = "auto",
     progress: bool = True,
-    **reading: Any,
+    **options: Any,
 ) -> FittedTable:
     """Fit a posterior to a raw table, and calibrate it on rows that are held back.
 
     Texts, gaps, dates, identifiers and constants are dealt with as ``pyro-dropout fit`` does. Guide, scale of the
-    target and noise are chosen on the held-back rows, unless they are given.
+    target and noise are chosen on the held-back rows, unless they are given. Options are those of the command line:
+
+    - of the table: ``task``, ``missing``, ``categorical``, ``drop``, ``keep``, ``held_back`` (the share of rows that is
+      not trained on; 0 chooses and calibrates nothing), ``decimal``, ``encoding``, ``separator``;
+    - of what is trained: ``guide`` (a name, or "auto"), ``scale`` ("plain", "log", "logit", "count" or "auto"),
+      ``noise`` ("constant", "by-input" or "auto"), ``width`` (hidden units) and ``members`` (of an ensemble);
+    - of its training: ``steps`` (by default 1200, and 2000 for a guide that is given), ``lr`` (0.05, falling to zero,
+      and 0.01), ``batch_size`` (all rows, up to 2,048, and otherwise 1,024), ``seed`` (of the split, the training and
+      the calibration), ``compile`` (as in ``fit``) and ``conformal`` (whether intervals are calibrated).
 
     Args:
         data: a data frame, or the path of a file.
         target: the column to predict; the last one by default.
-        guide: a guide by its name, or "auto".
-        scale: of a numeric target: "plain", "log", "logit", "count", or "auto".
-        noise: of a numeric target: "constant", "by-input", or "auto".
-        held_back: the share of rows that is not trained on; 0 chooses and calibrates nothing.
-        conformal: whether intervals are calibrated on the held-back rows.
-        width: hidden units; by default 50, and fewer, down to 10, for more than 500 inputs.
-        members: of an ensemble.
-        steps: of training; by default 1200, and 2000 for a guide that is given.
-        lr: learning rate; by default 0.05, falling to zero, and 0.01 for a guide that is given.
-        batch_size: rows in a step; by default all, up to 2,048, and otherwise 1,024.
-        seed: of the split, the training and the calibration.
         device: where to compute.
-        compile: as in ``fit``.
         progress: whether to show a bar.
-        reading: further arguments of ``read_table``, such as drop=["id"].
+        options: by name.
 
     Example:
         >>> import pandas, pyro_dropout as pdrop
@@ -76,24 +63,18 @@ def fit_table(
         >>> fitted.predict(frame.head(3))[["mean", "lower", "upper", "unfamiliar"]].shape
         (3, 4)
     """
-    given: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in reading.items()}
-    how = Reading(target, held_back=held_back, seed=seed, **given)
+    reading, wanted, training = settings_of(options | {"target": target})
     if isinstance(data, str | Path):
-        table = read_file(data, encoding=how.encoding, separator=how.separator)
+        table = read_file(data, encoding=reading.encoding, separator=reading.separator)
         file, digest = str(Path(data).resolve()), sha256_of(Path(data))
     else:
         table, file = data if isinstance(data, Table) else table_of(data), IN_MEMORY
         cells = {name: each.tolist() for name, each in table.columns.items()}
         digest = hashlib.sha256(repr((cells, table.rows.tolist())).encode()).hexdigest()
-    dataset = how.read(table)
-    wanted = Wanted(guide, scale, noise, width, members)
-    others: Any = {"batch_size": batch_size, "seed": seed, "compile": compile, "conformal": conformal}
-    training = wanted.training(steps, lr, **others)
-    run, said, held = plan_table(dataset, file, digest, how, training, wanted, device=device, progress=progress)
-    model, posterior = run.build(dataset)
-    options = run.training.options() | run.recipe.how(run.training.steps)
-    fit(model, posterior, *run.rows_of(dataset), **options, device=device, progress=progress)
-    return finished(run, model, posterior, dataset, said, held)
+    dataset = read(table, reading)
+    how: Any = {"device": device, "progress": progress}
+    run, said, held = plan_table(dataset, file, digest, reading, training, wanted, **how)
+    return train_run(run, dataset, said, held, **how)[0]
 
 
 def plan_table(
@@ -104,9 +85,8 @@ def plan_table(
     training: Training,
     wanted: Wanted,
     *,
-    device: torch.device | str | None = None,
-    progress: bool = True,
     checkpoint: Path | None = None,
+    **how: Any,
 ) -> tuple[Run, str, Prediction | None]:
     """Return an untrained run on all rows of a table, how it was chosen, and its prediction of the held-back rows.
 
@@ -117,9 +97,8 @@ def plan_table(
         reading: how it was read.
         training: how to train.
         wanted: what to train.
-        device: where to compute.
-        progress: whether to show bars.
         checkpoint: a folder in which the trainings that choose are kept, so that the same call continues.
+        how: the device, and whether to show bars.
     """
     wanted, training = suited(data, wanted, training)
     assert data.encoding is not None
@@ -127,15 +106,26 @@ def plan_table(
     if not len(data.test[0]):
         wanted.check(bool(data.classes))
         first = first_recipe(data.train[0].shape[1], data.train[1], bool(data.classes), wanted)
-        return Run.of(file, digest, reading, encoding, first, training), "", None
+        return Run(file, digest, reading, encoding, first, training), "", None
     if checkpoint is not None:  # what was kept of another table, command or version is of no use
         bound = [version("pyro-dropout"), digest, asdict(reading), asdict(training), asdict(wanted)]
         checkpoint = checkpoint / hashlib.sha256(repr(bound).encode()).hexdigest()[:16]
-    settings: Any = {"device": device, "progress": progress, "checkpoint": checkpoint}
-    choice = choose_recipe(data.train, data.test, data.classes, wanted, training, **settings)
+    choice = choose_recipe(data.train, data.test, data.classes, wanted, training, checkpoint=checkpoint, **how)
     held = calibrate(choice.prediction, data.test, data.train, data.classes, intervals=training.conformal)
-    run = Run.of(file, digest, reading, encoding, choice.recipe, training, held.as_json())
+    run = Run(file, digest, reading, encoding, choice.recipe, training, held.as_json())
     return run, choice.said, choice.prediction
+
+
+def train_run(
+    run: Run, data: Dataset, said: str = "", held: Prediction | None = None, **how: Any
+) -> tuple[FittedTable, History]:
+    """Train a run with further arguments of ``fit``; return it with what is known of the rows of its table."""
+    model, guide = run.build(data)
+    options = run.training.options() | run.recipe.how(run.training.steps) | how
+    history = fit(model, guide, *run.rows_of(data), **options)
+    x = run.rows_of(data)[0]
+    support = Support.of(x, seed=run.training.seed) if len(x) >= FEWEST else None
+    return FittedTable(run, model, guide, Calibration.from_json(run.held_back, support), data, said, held), history
 
 
 def suited(data: Dataset, wanted: Wanted, training: Training) -> tuple[Wanted, Training]:

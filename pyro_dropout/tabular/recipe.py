@@ -3,14 +3,13 @@
 A recipe is made of JSON values; it is the section "model" of a run's record. ``build`` makes the model and its guide.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from pyro_dropout.comparison.standard_models import standard_guide
-from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.likelihoods import (
     Categorical,
     Counts,
@@ -22,17 +21,13 @@ from pyro_dropout.generative.likelihoods import (
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.priors import Prior
 from pyro_dropout.generative.standardised import Standardised
-from pyro_dropout.mathematics.checks import check_choice
-from pyro_dropout.registry import guide_names
+from pyro_dropout.tables.settings import LARGEST, Settings, option
+from pyro_dropout.tabular.settings import Noise, Scale
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.loss.temperature import warm_up
 from pyro_dropout.training.optimisers import cosine_decay
 
-STEPS, LEARNING_RATE = 1200, 0.05  # of the final training, with guide="auto"; the rate falls to zero
-
 Data = tuple[Tensor, Tensor]
-Noise = Literal["constant", "by-input"]
-Scale = Literal["plain", "log", "logit", "count"]
 _LARGEST_MEAN = 200.0  # of counts; larger ones are as good as continuous
 _SKEWED = 0.5
 _STRAIGHT = 1e-3  # a range, beside the distance from 0 or 1, over which log and logit are straight lines
@@ -41,65 +36,7 @@ Widths = Literal["default", "fixed", "learned"]
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What is to be trained on a table; "auto" is chosen on the held-back rows.
-
-    Attributes:
-        guide: by its name; "auto" is mean field with a learned prior, or an ensemble.
-        scale: of a numeric target.
-        noise: of a numeric target.
-        width: hidden units; None for 50, and fewer for more than 500 inputs.
-        members: of an ensemble; None for its default.
-    """
-
-    guide: str = "auto"
-    scale: str = "auto"
-    noise: str = "auto"
-    width: int | None = None
-    members: int | None = None
-
-    def check(self, classes: bool) -> None:
-        """Raise unless all of it makes sense for a target that is a class, or a number."""
-        check_choice("guide", self.guide, ("auto", *guide_names()))
-        check_choice("scale", self.scale, ("auto", "plain", "log", "logit", "count"))
-        check_choice("noise", self.noise, ("auto", "constant", "by-input"))
-        if classes and (self.scale not in ("auto", "plain") or self.noise == "by-input"):
-            given = f"scale={self.scale!r} and noise={self.noise!r}"
-            raise PyroDropoutError(f"classes have no scale and no noise; got {given}.")
-
-    def training(self, steps: int | None = None, lr: float | None = None, **others: Any) -> "Training":
-        """Return how to train; steps and rate that are not given are those that suit the guide."""
-        own = (STEPS, LEARNING_RATE) if self.guide == "auto" else (2000, 0.01)
-        return Training(own[0] if steps is None else steps, own[1] if lr is None else lr, **others)
-
-
-@dataclass(frozen=True)
-class Training:
-    """How long and how a guide is trained, and what is made of the held-back rows.
-
-    Attributes:
-        steps: an argument of ``fit``, as the next four are.
-        lr: learning rate.
-        batch_size: rows in a step; None for all, up to 2,048, and otherwise 1,024.
-        seed: of all random numbers.
-        compile: whether steps are compiled.
-        conformal: whether intervals are calibrated on the held-back rows.
-    """
-
-    steps: int = STEPS
-    lr: float = LEARNING_RATE
-    batch_size: int | None = None
-    seed: int = 0
-    compile: bool | Literal["auto"] = "auto"
-    conformal: bool = True
-
-    def options(self) -> dict[str, Any]:
-        """Return the arguments of ``fit``."""
-        return {name: value for name, value in asdict(self).items() if name != "conformal"}
-
-
-@dataclass(frozen=True)
-class Recipe:
+class Recipe(Settings):
     """Everything that decides what is trained on a table.
 
     Attributes:
@@ -110,10 +47,9 @@ class Recipe:
         scale: of the target: "plain"; "log" for positive numbers, "logit" for proportions between 0 and 1, and "count"
             for whole numbers from 0. Classes have none.
         activation: of the hidden units: "relu", or "silu", which is smooth.
-        prior: "default", that of ``BayesianNet``; "fixed", the paper's
-            ``Prior()``; or "learned": the prior of the first layer has a width for
-            each input, and that of the last layer one, learned with the guide, so that inputs which say nothing are
-            left out of account. For guides that have a density, such as "mean-field".
+        prior: "default", that of ``BayesianNet``; "fixed", the paper's ``Prior()``; or "learned": the prior of the
+            first layer has a width for each input, and that of the last layer one, learned with the guide, so that
+            inputs which say nothing are left out of account. For guides that have a density, such as "mean-field".
         temperature: factor on the KL; below 1 the posterior is narrower than Bayes' rule makes it.
         decay: whether the learning rate falls to zero along half a cosine, instead of staying as it is.
 
@@ -126,13 +62,13 @@ class Recipe:
     """
 
     guide: str
-    width: int = 50
-    members: int | None = None
+    width: int = field(default=50, metadata=option(limits=(1, LARGEST)))
+    members: int | None = field(default=None, metadata=option(limits=(1, LARGEST)))
     noise: Noise = "constant"
     scale: Scale = "plain"
     activation: Activation = "relu"
     prior: Widths = "fixed"
-    temperature: float = 1.0
+    temperature: float = field(default=1.0, metadata=option(limits=(0, 1e300)))
     decay: bool = False
 
     def build(self, train: Data, classes: tuple[str, ...] = ()) -> tuple[Standardised, nn.Module]:

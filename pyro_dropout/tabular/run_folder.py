@@ -5,6 +5,7 @@ training ends. Both files are written atomically.
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field, replace
@@ -19,9 +20,11 @@ from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.protocols import Record
 from pyro_dropout.tables.encoding import Dataset, Encoding
-from pyro_dropout.tables.reading import Reading
-from pyro_dropout.tabular.recipe import Recipe, Training
-from pyro_dropout.tabular.run_record import FORMAT, HELD_BACK, identity_of, parts_of, read_record
+from pyro_dropout.tables.reading import read
+from pyro_dropout.tables.settings import Reading
+from pyro_dropout.tabular.recipe import Recipe
+from pyro_dropout.tabular.run_record import FORMAT, HELD_BACK, identity_of, read_record
+from pyro_dropout.tabular.settings import Training
 from pyro_dropout.training.checkpoints.atomic_file import whole_file
 from pyro_dropout.training.checkpoints.posterior_file import load, save
 from pyro_dropout.training.checkpoints.regular_file import check_name, check_no_links, check_regular
@@ -34,7 +37,7 @@ OWN = (RECORD, POSTERIOR, CHECKPOINTS, CHOOSING)
 
 @dataclass(frozen=True)
 class Run:
-    r"""One table, one guide, one training.
+    """One table, one guide, one training.
 
     Attributes:
         file: path of the table.
@@ -43,20 +46,7 @@ class Run:
         encoding: what its columns mean.
         recipe: what is trained.
         training: how it was trained.
-        identity: what the posterior and the checkpoints of this run carry.
         held_back: what the held-back rows said before training, as JSON; {} if there were none.
-
-    Example:
-        >>> import pathlib, tempfile
-        >>> folder = pathlib.Path(tempfile.mkdtemp())
-        >>> table = folder / "trees.csv"
-        >>> _ = table.write_text("age,height\n" + "12,3\n30,8\n" * 10)
-        >>> how = Reading("height")
-        >>> parts = how, how.read(table).encoding, Recipe("dropout", width=20), Training(100)
-        >>> run = Run.of(str(table), sha256_of(table), *parts)
-        >>> run.write(folder)
-        >>> Run.read(folder) == run, run.build()[0].model.net[0]
-        (True, Linear(in_features=1, out_features=20, bias=True))
     """
 
     file: str
@@ -65,23 +55,13 @@ class Run:
     encoding: Encoding
     recipe: Recipe
     training: Training
-    identity: str = ""
     held_back: Record = field(default_factory=dict)
 
-    @classmethod
-    def of(
-        cls,
-        file: str,
-        sha256: str,
-        reading: Reading,
-        encoding: Encoding,
-        recipe: Recipe,
-        training: Training,
-        held_back: Record | None = None,
-    ) -> "Run":
-        """Return a run with its identity."""
-        made = cls(file, sha256, reading, encoding, recipe, training, "", held_back or {})
-        return replace(made, identity=identity_of(made.as_json()))
+    @functools.cached_property
+    def identity(self) -> str:
+        """What the record, the posterior and the checkpoints of this run carry."""
+        found: str = self.as_json()["identity"]
+        return found
 
     def data(self, file: str | Path | None = None) -> Dataset:
         """Return the data as read for training; raise if the file has changed since."""
@@ -92,7 +72,7 @@ class Run:
             raise PyroDropoutError(
                 f"{path} has changed since the run started: its SHA-256 differs. Restore the file, or fit a new run."
             )
-        data = self.reading.read(path)
+        data = read(path, self.reading)
         if data.encoding is None or replace(data.encoding, ranges=self.encoding.ranges) != self.encoding:
             raise PyroDropoutError(
                 f"{path} is read differently by this version than by the one that started the run. Fit a new run."
@@ -101,7 +81,11 @@ class Run:
 
     def build(self, data: Dataset | None = None) -> tuple[Standardised, nn.Module]:
         """Return the untrained model and guide; without data, with shapes only, ready for loading a posterior."""
-        train = _blank(self.encoding) if data is None else self.rows_of(data)
+        if data is not None:
+            train = self.rows_of(data)
+        else:  # loading a posterior replaces the values taken from these
+            y = torch.zeros(2, dtype=torch.long) if self.encoding.classes else torch.full((2, 1), 0.5)
+            train = torch.zeros(2, len(self.encoding.features)), y
         with forked():
             torch.manual_seed(self.training.seed)
             return self.recipe.build(train, self.encoding.classes)
@@ -129,7 +113,7 @@ class Run:
 
     def as_json(self) -> Record:
         """Return the record of the run."""
-        record = {
+        record: Record = {
             "format": FORMAT,
             "made by": f"pyro-dropout {version('pyro-dropout')}",
             "data": {"file": self.file, "sha256": self.sha256, **asdict(self.reading)},
@@ -158,9 +142,9 @@ class Run:
             raise PyroDropoutError(
                 f"{folder} was stopped before it was known what to train. To continue, give the same fit command again."
             )
-        record = read_record(path)
-        data, held = record["data"], record.get(HELD_BACK, {})
-        return cls(data["file"], data["sha256"], *parts_of(record), record["identity"], held)
+        record, reading, encoding, recipe, training = read_record(path)
+        file, digest = (record["data"][name] for name in ("file", "sha256"))
+        return cls(file, digest, reading, encoding, recipe, training, record.get(HELD_BACK, {}))
 
     def check_checkpoints(self, folder: str | Path) -> None:
         """Raise if the folder's posterior or a checkpoint belongs to another run; damaged ones are passed over."""
@@ -195,9 +179,3 @@ def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _blank(encoding: Encoding) -> tuple[Tensor, Tensor]:
-    """Return data of the right shape; loading a posterior replaces the values taken from it."""
-    y = torch.zeros(2, dtype=torch.long) if encoding.classes else torch.full((2, 1), 0.5)
-    return torch.zeros(2, len(encoding.features)), y

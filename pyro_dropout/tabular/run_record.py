@@ -7,18 +7,17 @@ The path of the data and the version that made the run may change.
 
 import hashlib
 import json
-import math
-from dataclasses import asdict
+import re
 from pathlib import Path
 
 from pyro_dropout.comparison.standard_models import GUIDES
-from pyro_dropout.errors import PyroDropoutError
+from pyro_dropout.errors import PyroDropoutError, RangeError
 from pyro_dropout.protocols import Record
 from pyro_dropout.tables.encoding import Encoding
 from pyro_dropout.tables.plain_data import built
-from pyro_dropout.tables.reading import Reading
-from pyro_dropout.tabular.limits import LARGEST, SEEDS
-from pyro_dropout.tabular.recipe import Recipe, Training
+from pyro_dropout.tables.settings import Reading
+from pyro_dropout.tabular.recipe import Recipe
+from pyro_dropout.tabular.settings import Training
 from pyro_dropout.training.checkpoints.regular_file import check_regular
 
 FORMAT = 4
@@ -26,13 +25,6 @@ HELD_BACK = "held back"  # what the held-back rows say; not in a run without the
 _SECTIONS = ("data", "encoding", "model", "training")
 _LONGEST = 2**26  # bytes
 _LONGEST_PATH = 4096  # characters
-_RANGES: dict[str, tuple[float, float]] = {
-    **dict.fromkeys(("width", "members", "steps", "batch_size"), (1, LARGEST)),
-    "seed": (0, SEEDS - 1),
-    "held_back": (0, math.nextafter(1, 0)),
-    "lr": (math.ulp(0.0), math.inf),
-    "temperature": (0, math.inf),
-}
 
 
 def identity_of(record: Record) -> str:
@@ -50,64 +42,54 @@ def identity_of(record: Record) -> str:
     return hashlib.sha256(json.dumps(bound, sort_keys=True).encode()).hexdigest()
 
 
-def read_record(path: Path) -> Record:
-    """Return the record in a file, with every section checked; raise if it is damaged."""
+def read_record(path: Path) -> tuple[Record, Reading, Encoding, Recipe, Training]:
+    """Return the record in a file, and what its sections say; raise if it is damaged."""
     check_regular(
         path, "a run's record is needed. Fit the run again.", f"{path.parent} is not a run: it has no run.json."
     )
-    if path.stat().st_size > _LONGEST:
-        raise _damaged(path, "it is too long")
     try:
+        if path.stat().st_size > _LONGEST:
+            raise ValueError
         record = json.loads(path.read_text("utf-8"))
         json.dumps(record, ensure_ascii=False).encode()  # raises for half a character
     except (ValueError, RecursionError):  # a number of thousands of digits is a ValueError, too
-        raise _damaged(path, "it is not JSON") from None
+        raise _damaged(path, "it is not JSON, or too long") from None
     try:
         if record["format"] != FORMAT:
             raise PyroDropoutError(
                 f"{path} has format {record['format']!r}; this version reads {FORMAT}. Fit the run again."
             )
-        for section in (*_SECTIONS, HELD_BACK):
-            if not isinstance(record.get(section, {}), dict):
-                raise TypeError(repr(section))
-        parts_of(record)
-        if not _is_sha256(record["identity"]):
-            raise TypeError("'identity'")
-    except PyroDropoutError:
-        raise
-    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as cause:
+        parts = _parts_of(record)
+        if record["identity"] != identity_of(record):
+            raise PyroDropoutError(
+                f"{path} has been edited since the run started: its identity differs. Only the path of the data may"
+                " change. Restore the file, or fit a new run."
+            )
+    except RangeError as cause:
+        raise _damaged(path, str(cause).rstrip(".")) from None
+    except (KeyError, TypeError, AttributeError, OverflowError) as cause:
         raise _damaged(path, f"{cause} is missing or wrong") from None
-    if record["identity"] != identity_of(record):
-        raise PyroDropoutError(
-            f"{path} has been edited since the run started: its identity differs. Only the path of the data may change."
-            " Restore the file, or fit a new run."
-        )
-    return record  # type: ignore[no-any-return]
+    return record, *parts
 
 
 def _damaged(path: Path, what: str) -> PyroDropoutError:
     return PyroDropoutError(f"{path} is damaged: {what}. Fit the run again.")
 
 
-def parts_of(record: Record) -> tuple[Reading, Encoding, Recipe, Training]:
+def _parts_of(record: Record) -> tuple[Reading, Encoding, Recipe, Training]:
     """Return what the sections of a record say; raise ``KeyError`` or ``TypeError`` with the name of what is wrong."""
+    for section in (*_SECTIONS, HELD_BACK):
+        if not isinstance(record.get(section, {}), dict):
+            raise TypeError(repr(section))
     data = dict(record["data"])
     path, digest = data.pop("file"), data.pop("sha256")
     if not isinstance(path, str) or not 0 < len(path) <= _LONGEST_PATH or "\0" in path:
         raise TypeError("'file'")
-    if not _is_sha256(digest):
-        raise TypeError("'sha256'")
-    reading, recipe = built(Reading, data), built(Recipe, record["model"])
-    training = built(Training, record["training"])
+    for name, value in (("sha256", digest), ("identity", record["identity"])):
+        if not isinstance(value, str) or not re.fullmatch("[0-9a-f]{64}", value):
+            raise TypeError(repr(name))
+    recipe = built(Recipe, record["model"])
     if recipe.guide not in GUIDES:
         raise TypeError("'guide'")
-    for part in (reading, recipe, training):
-        for name, value in asdict(part).items():
-            low, high = _RANGES.get(name, (0, 0))
-            if name in _RANGES and value is not None and not low <= value <= high:
-                raise TypeError(repr(name))
-    return reading, Encoding.from_json(record["encoding"]), recipe, training
-
-
-def _is_sha256(value: object) -> bool:
-    return isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")
+    encoding = Encoding.from_json(record["encoding"])
+    return built(Reading, data), encoding, recipe, built(Training, record["training"])

@@ -217,9 +217,9 @@ def test_what_scored_best_is_recommended_and_ties_are_named(tmp_path: Path, monk
 def test_classes_and_series_have_no_scale_to_choose(tmp_path: Path) -> None:
     data = written(tmp_path, trees())
     for options, complaint in {
-        (data, "--target", "kind", "--scale", "log"): "'--scale': classes have no scale and no noise. Got 'log'",
-        (data, "--target", "kind", "--noise", "by-input"): "'--noise': classes have no scale and no noise",
-        ("co2", "--noise", "by-input"): "has a model of its own",
+        (data, "--target", "kind", "--scale", "log"): "classes have no scale and no noise; got scale='log'",
+        (data, "--target", "kind", "--noise", "by-input"): "classes have no scale and no noise",
+        ("co2", "--noise", "by-input"): "'--noise': 'co2' has its own target and model",
     }.items():
         done = run("compare", *options, "--guides", "dropout", *FEW, "--out", tmp_path / "out")
         assert (done.exit_code, complaint in done.stderr) == (2, True), done.stderr

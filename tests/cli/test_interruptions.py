@@ -224,18 +224,3 @@ def test_sigterm_before_the_first_checkpoint_of_a_run(tmp_path: Path) -> None:
     assert b"stopped; the trainings that choose what to train are kept in" in said
     assert b"Traceback" not in said
     assert run(*words[:5], "3", *words[6:], "--quiet").exit_code == 0
-
-
-def test_a_rank_that_is_gone_is_named_in_a_line(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone(*args: Any, **options: Any) -> Any:
-        raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:56739.")
-
-    monkeypatch.setattr("pyro_dropout.tabular.fit_table.plan_table", gone)
-    words = ["fit", whole / "table.csv", "--out", tmp_path / "run", *FIT]
-    with pytest.raises(RuntimeError, match="closed by peer"):  # no ranks: a bug, whose traceback is shown
-        run(*words)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    done = run(*words)
-    assert done.exit_code == 1
-    assert done.stderr.startswith("pyro-dropout: another rank has ended, so this one stops.")
-    assert contents(tmp_path) == {}

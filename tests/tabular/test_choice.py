@@ -10,7 +10,8 @@ from torch import Tensor
 import pyro_dropout as pd
 from pyro_dropout.tabular import choice
 from pyro_dropout.tabular.choice import _Candidate, _Search, choose_recipe
-from pyro_dropout.tabular.recipe import Recipe, Training, Wanted, natural_scale
+from pyro_dropout.tabular.recipe import Recipe, natural_scale
+from pyro_dropout.tabular.settings import Training, Wanted
 
 X = torch.linspace(-1, 1, 60).unsqueeze(-1)
 ROUGH = torch.sin(157 * X)  # stands for noise
@@ -175,3 +176,11 @@ def test_a_candidate_that_more_steps_spoil_is_not_taken(monkeypatch: pytest.Monk
     found = choose_recipe(*halves(ROUGH), (), Wanted("mean-field", "plain", width=5), Training(20))
     assert found.recipe.noise == "constant"
     assert "noise by input diverged" in found.said
+
+
+def test_a_cold_loss_rises_to_its_temperature() -> None:
+    loss = Recipe("mean-field", prior="learned", temperature=0.3).how(10)["loss"]
+    assert loss is not None
+    found = [float(loss.temperature(torch.tensor(float(step)))) for step in (0, 4, 9)]  # type: ignore[operator]
+    assert found == pytest.approx([0.06, 0.3, 0.3])
+    assert Recipe("mean-field").how(10) == {"loss": None, "schedule": None}

@@ -11,10 +11,12 @@ import torch
 
 import pyro_dropout as pd
 from pyro_dropout.comparison.standard_models import GUIDES
-from pyro_dropout.tables.reading import Reading
-from pyro_dropout.tabular.recipe import Recipe, Training
+from pyro_dropout.tables.reading import read
+from pyro_dropout.tables.settings import Reading
+from pyro_dropout.tabular.recipe import Recipe
 from pyro_dropout.tabular.run_folder import RECORD, Run, sha256_of
 from pyro_dropout.tabular.run_record import identity_of
+from pyro_dropout.tabular.settings import Training
 
 TRAINING = Training(3, 0.01, None, 5, False)
 
@@ -29,9 +31,9 @@ def table(folder: Path, target: str) -> Path:
 def planned(folder: Path, target: str = "price", guide: str = "dropout") -> tuple[Run, Any]:
     left = "kind" if target == "price" else "price"
     path, how = table(folder, target), Reading(target, drop=(left,))
-    data = how.read(path)
+    data = read(path, how)
     assert data.encoding is not None
-    return Run.of(str(path), sha256_of(path), how, data.encoding, Recipe(guide, 7), TRAINING), data
+    return Run(str(path), sha256_of(path), how, data.encoding, Recipe(guide, 7), TRAINING), data
 
 
 @pytest.mark.deep
@@ -114,12 +116,12 @@ def test_a_record_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monk
         (["data", "decimal"], "dot", "'decimal' is missing or wrong"),
         (["encoding", "inputs", 0, "cycles"], ["moon"], "'cycles' is missing or wrong"),
         (["model", "guide"], "swag", "'guide' is missing or wrong"),
-        (["model", "width"], 0, "'width' is missing or wrong"),
-        (["model", "width"], 10**12, "'width' is missing or wrong"),
-        (["data", "seed"], 2**70, "'seed' is missing or wrong"),
+        (["model", "width"], 0, "width must lie in"),
+        (["model", "width"], 10**12, "width must lie in"),
+        (["data", "seed"], 2**70, "seed must lie in"),
         (["data", "file"], "a\0b", "'file' is missing or wrong"),
         (["data", "file"], "a\ud800b", "it is not JSON"),
-        (["data", "held_back"], 1, "'held_back' is missing or wrong"),
+        (["data", "held_back"], 1, "held_back must lie in"),
         (["training", "lr"], math.inf, "'lr' is missing or wrong"),
         (["encoding", "classes"], "ab", "'classes' is missing or wrong"),
         (["encoding", "target"], "size", "a column or a category that occurs twice is missing or wrong"),
