@@ -82,14 +82,6 @@ def test_make_tests_another_torch_in_an_environment_of_its_own(bare: Path) -> No
     assert "VERSION=2.10" in done.stderr
 
 
-def test_make_does_not_trust_a_half_made_environment(bare: Path) -> None:
-    (bare / ".venv" / "bin").mkdir(parents=True)
-    (bare / ".venv" / ".installed-dev").touch()
-    for stamp in ("", "some/other/folder", str(bare.resolve())):  # the last is right, but no interpreter answers
-        (bare / ".venv" / ".made").write_text(stamp)
-        assert "rm -rf .venv\n" in make("-n", "test", folder=bare).stdout
-
-
 def test_make_refuses_another_python_in_one_line(bare: Path) -> None:
     old = bare / "old-python"
     old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo Python 3.9.1 && exit 0\nexit 1\n')

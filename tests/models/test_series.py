@@ -1,6 +1,5 @@
 """The series of the paper, forecasts, gaps and digits: models are what they are called, beside closed forms."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -119,20 +118,6 @@ def test_one_draw_of_a_free_run_is_one_function() -> None:
 in_between = loaded(FOLDER / "in_between.py")
 
 
-@pytest.mark.deep
-@pytest.mark.parametrize(
-    ("name", "widest", "least"), [(in_between.LAPLACE, 0.15, 1.5), (in_between.LOW_RANK, 0.6, 0.45)]
-)
-def test_laplace_doubts_in_the_gap(name: str, widest: float, least: float) -> None:
-    """One seed of a small network: at the data NUTS has a width of 0.07, and dropout a ratio of 0.15."""
-    how = SimpleNamespace(seed=0, seeds=1, steps=200, quiet=True, quick=True, samples=200, laplace_rate=0.01)
-    mean, std = in_between.laplaced(name, lambda: in_between.model(1, 10), [in_between.two_clusters(1, 0)], how)
-    assert mean.shape == std.shape == (1, 1, 30 + len(in_between.GRID))
-    at_data, _, ratio = in_between.gap_ratio(std[0, 0])
-    assert 0.04 < at_data < widest
-    assert ratio > least
-
-
 def test_dropout_has_the_variance_of_its_masks_and_cannot_see_the_gap() -> None:
     """Var f(x) = Σ_k p(1 − p) m_k² relu(w_k x + b_k)²: a sum of convex functions, so no gap can be its maximum."""
     torch.manual_seed(0)
@@ -171,27 +156,3 @@ def test_the_prior_is_the_weight_decay() -> None:
     for name in mnist.WEIGHTS:
         expected = 100 * mnist.WEIGHT_DECAY * posterior.mean()[name].square().sum().item()
         assert terms[name].item() == pytest.approx(expected, rel=1e-5)
-
-
-why_gaussian = loaded(FOLDER / "why_gaussian.py")
-
-
-def test_the_starts_are_what_they_are_called() -> None:
-    torch.manual_seed(0)
-    x = torch.linspace(-1, 1, 30).unsqueeze(-1)
-    problem = why_gaussian.Problem(x, torch.sin(3 * x), x, x, 25.0, x[:0])
-    quiet: Any = {"compile": False, "progress": False, "seed": 0}
-    net, known = why_gaussian.started(problem, SimpleNamespace(seed=0, width=4, steps=25), quiet)
-    point = known["MAP"].mean()
-    for name, starts in why_gaussian.STARTS.items():
-        for start in starts:
-            mine = why_gaussian.model(net, 25.0, learn=True)
-            made = why_gaussian.guide(name, mine, start, known)
-            assert type(made) is (pd.AutoLowRank if name == "low rank" else pd.AutoMeanField)
-            assert made.model is mine
-            at = known["SWAG"].mean() if start == "SWAG" else point
-            same = all(torch.allclose(value, at[site]) for site, value in made.mean().items())
-            assert same == (start in ("MAP", "Laplace", "SWAG"))
-            if start == "0.1":
-                assert made.posterior("2.weight").stddev[0, 0].item() == pytest.approx(0.1, rel=1e-3)
-            pd.fit(mine, made, problem.x, problem.y, steps=1, **quiet)  # each can be trained on

@@ -10,18 +10,15 @@ import numpy as np
 import pytest
 import torch
 from experiments import cross_validation
-from experiments.cross_validation import best_noise, choose, log_mixture, noises, stacked
+from experiments.cross_validation import choose, stacked
 from experiments.experiment import Experiment
 from experiments.laplace_splits import laplace_fleet
 from experiments.selection import add_options, collect
 from experiments.summaries import gain, wins
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
 import pyro_dropout as pd
 from tests.models.test_scripts import FOLDER, loaded
-from tests.oracles.both_types import dtypes
 
 
 @pytest.fixture(scope="module")
@@ -178,21 +175,6 @@ def test_scores_are_those_of_plain_dropout_in_numpy(monkeypatch: pytest.MonkeyPa
     by_point = np.log(density.mean(0))
     assert found.log_likelihood.item() == pytest.approx(by_point.mean(), abs=0.01)
     assert found.rmse.item() == pytest.approx(np.sqrt(((mean.mean(0) - target) ** 2).mean()), rel=0.01)
-
-
-@pytest.mark.deep
-@given(st.floats(0.05, 20.0), st.integers(0, 100), dtypes)
-def test_the_noise_found_is_that_of_the_residuals(spread: float, seed: int, dtype: torch.dtype) -> None:
-    """With one draw the best precision is 1 over the mean square, which the parabola finds between grid points."""
-    torch.manual_seed(seed)
-    square = (spread * 0.3 * torch.randn(200, dtype=dtype)).square()
-    tried = noises(True, torch.tensor([spread**2], dtype=dtype))
-    scores = torch.stack([log_mixture(g, square.unsqueeze(0)).mean() for g in tried[0]]).view(1, 1, -1)
-    found, height = best_noise(tried, scores)
-    assert found.dtype == height.dtype == dtype
-    best = -square.mean().log()
-    assert found.item() == pytest.approx(best.item(), abs=5e-3)
-    assert height.item() == pytest.approx(log_mixture(best, square.unsqueeze(0)).mean().item(), abs=1e-4)
 
 
 def test_the_weights_are_where_the_slope_is_equal() -> None:
