@@ -9,37 +9,12 @@ from pyro_dropout.mathematics.checks import check_count, check_keep, check_posit
 from pyro_dropout.mathematics.distributions import BernoulliMixture
 from pyro_dropout.mathematics.divergence import kl_gap
 from pyro_dropout.mathematics.label_entropy import label_entropy
-from pyro_dropout.protocols import Axes, Figure
+from pyro_dropout.protocols import Figure
 
 # Okabe and Ito's colour-blind-safe palette; line styles repeat the distinction in print.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 _STYLES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)))
-_SMALLEST = 1e-8
-
-
-def _against_distance(axes: Axes, keeps: Sequence[float]) -> None:
-    d = torch.linspace(0, 12, 481, dtype=torch.float64)
-    for keep, colour, style in zip(keeps, _COLOURS, _STYLES, strict=False):
-        probs = torch.tensor([keep, 1 - keep], dtype=torch.float64).expand(len(d), 2)
-        axes.plot(d, label_entropy(probs, d.square()), color=colour, linestyle=style, label=f"keep {keep:g}")
-    axes.set(xlabel="separation $d = ‖m‖/σ$ of a row's two components", ylabel="gap $E[H(z|w)]$ in nats, one row")
-    axes.set_title("The gap closes as the components separate")
-
-
-def _against_width(axes: Axes, keep: float, scales: Sequence[float], draws: int, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    widths = [1, 2, 3, 5, 8, 13, 20, 32, 50, 80, 128, 200, 320, 500, 800, 1280, 2000]
-    for scale, colour, style in zip(scales, _COLOURS, _STYLES, strict=False):
-        gaps = []
-        for width in widths:
-            # The gap varies more between short rows, so they get more draws. Each column is one row's mean.
-            rows = max(draws, draws * 100 // width)
-            means = torch.randn(width, rows, dtype=torch.float64, generator=generator, device="cpu")
-            gaps.append(kl_gap(BernoulliMixture(means, keep, scale)).item() / rows)
-        axes.plot(widths, gaps, color=colour, linestyle=style, label=f"σ = {scale:g}")
-    axes.set(xlabel="weights $K$ in a row, means drawn from the prior N(0, I)", ylabel="mean gap in nats, one row")
-    axes.set_xscale("log")
-    axes.set_title(f"Gap against the number of weights (keep {keep:g})")
+_WIDTHS = [1, 2, 3, 5, 8, 13, 20, 32, 50, 80, 128, 200, 320, 500, 800, 1280, 2000]
 
 
 @also(num_samples="draws")
@@ -83,11 +58,27 @@ def plot_kl_gap(
     check_count("draws", draws)
     figure = Drawing(figsize=(11, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
-    _against_distance(left, keeps)
-    _against_width(right, keep, scales, draws, seed)
+    d = torch.linspace(0, 12, 481, dtype=torch.float64)
+    for each, colour, style in zip(keeps, _COLOURS, _STYLES, strict=False):
+        probs = torch.tensor([each, 1 - each], dtype=torch.float64).expand(len(d), 2)
+        left.plot(d, label_entropy(probs, d.square()), color=colour, linestyle=style, label=f"keep {each:g}")
+    left.set(xlabel="separation $d = ‖m‖/σ$ of a row's two components", ylabel="gap $E[H(z|w)]$ in nats, one row")
+    left.set_title("The gap closes as the components separate")
+    generator = torch.Generator().manual_seed(seed)
+    for scale, colour, style in zip(scales, _COLOURS, _STYLES, strict=False):
+        gaps = []
+        for width in _WIDTHS:
+            # The gap varies more between short rows, so they get more draws. Each column is one row's mean.
+            rows = max(draws, draws * 100 // width)
+            means = torch.randn(width, rows, dtype=torch.float64, generator=generator, device="cpu")
+            gaps.append(kl_gap(BernoulliMixture(means, keep, scale)).item() / rows)
+        right.plot(_WIDTHS, gaps, color=colour, linestyle=style, label=f"σ = {scale:g}")
+    right.set(xlabel="weights $K$ in a row, means drawn from the prior N(0, I)", ylabel="mean gap in nats, one row")
+    right.set_xscale("log")
+    right.set_title(f"Gap against the number of weights (keep {keep:g})")
     for axes, x, side in ((left, 0.02, "left"), (right, 0.98, "right")):
         axes.set_yscale("log")
-        axes.set_ylim(_SMALLEST, 1)
+        axes.set_ylim(1e-8, 1)
         axes.axhline(1e-4, color="0.6", linewidth=0.8)
         place = axes.get_yaxis_transform()
         axes.text(x, 1.2e-4, "a ten-thousandth of a nat", transform=place, ha=side, color="0.4", fontsize=8)

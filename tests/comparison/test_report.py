@@ -20,7 +20,6 @@ from pyro_dropout.comparison.comparison import Comparison
 from pyro_dropout.comparison.exams import Exam
 from pyro_dropout.comparison.figure import calibration_curve
 from pyro_dropout.comparison.findings import Row, Score
-from pyro_dropout.comparison.report import page as rendering
 from pyro_dropout.comparison.report.page import facts, page
 from tests.comparison.sample_comparison import HOSTILE, SETTINGS, regression, scored, series
 
@@ -177,16 +176,6 @@ def test_the_error_of_a_difference_is_over_the_same_held_back_points() -> None:
         scores[name].add(hard.double() + own)
     found = made(*(Row(name, {"log_lik": score}) for name, score in scores.items()))
     assert sorted(found.leaders("log_lik")) == ["a", "c"]
-
-
-@pytest.mark.parametrize(
-    ("gap", "words"), [([0.0], "exact"), ([1e-3], "yes"), ([0.5], "for training"), ([9.0], "no; use")]
-)
-def test_the_gap_says_whether_the_large_k_form_can_be_used(gap: list[float], words: str) -> None:
-    (said,) = rendering.gap_lines(made(Row("a", {"gap": Score(gap)}), Row("b", {"rmse": Score([1.0])})))
-    assert f"nats: {words}" in said
-    (said,) = rendering.gap_lines(made(Row("a", {"gap": Score(note="undefined, σ = 0")})))
-    assert "for training only" in said
 
 
 # --- curves -----------------------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ Every value in the templates of the page is escaped, except what another templat
 """
 
 import io
-import math
 import platform
 import re
 import warnings
@@ -92,9 +91,6 @@ def _table(comparison: Findings, groups: Mapping[str, Iterable[str]]) -> dict[st
 
 
 _PRAISE = {"log_lik": "best test log-likelihood", "rmse": "smallest error of the mean", "accuracy": "highest accuracy"}
-_CLOSE, _USABLE = 0.5, 0.7  # limits of k̂
-# Nats of a KL: a hundredth is negligible in an ELBO; a whole one, a factor e in the evidence, is not.
-_NEGLIGIBLE, _MUCH = 0.01, 1.0
 
 
 def findings(comparison: Findings) -> list[Markup]:
@@ -135,43 +131,6 @@ def _coverage(comparison: Findings) -> list[Markup]:
                 off = ""  # intervals of whole numbers hold at least their level
             points = f"{100 * ece.mean:.0f}" if not off and ece.mean > drift else ""
             found.append(sentence("coverage", name=row.name, percent=f"{100 * cover.mean:.0f}", off=off, points=points))
-    return found
-
-
-def _undefined(score: Score) -> bool:
-    return score.note.startswith("undefined")
-
-
-# --- may it be trusted? -----------------------------------------------------------------------------------------------
-
-
-def gap_lines(comparison: Findings) -> list[Markup]:
-    """Return a sentence about each guide: whether the large-K form of its KL can be used."""
-    found = []
-    for row in comparison.rows:
-        score = row.scores.get("gap")
-        if row.name == REFERENCE or score is None or not (score.values or _undefined(score)):
-            continue
-        gap = score.mean
-        verdict = "exact" if gap == 0 else "yes" if gap <= _NEGLIGIBLE else "training" if gap <= _MUCH else "no"
-        verdict = "singular" if math.isnan(gap) else verdict
-        found.append(sentence("gap", name=row.name, value=minus(score.text(2)), verdict=verdict))
-    return found
-
-
-def khat_lines(comparison: Findings) -> list[Markup]:
-    """Return a sentence about each guide's k̂."""
-    found = []
-    for row in comparison.rows:
-        score = row.scores.get("khat")
-        if row.name == REFERENCE or score is None:
-            continue
-        if score.values:
-            verdict = "close" if score.mean <= _CLOSE else "usable" if score.mean <= _USABLE else "far"
-            found.append(sentence("khat", name=row.name, value=minus(score.text(2)), verdict=verdict))
-        else:
-            reason = "q has no density" if _undefined(score) else score.note or "it was not computed"
-            found.append(sentence("no_khat", name=row.name, reason=reason))
     return found
 
 
@@ -245,17 +204,9 @@ def page(comparison: Findings) -> str:
 
 def _paper(comparison: Findings) -> dict[str, object]:
     """Return what only those need who compare q(w) with p(w|y); {} if there is nothing of it."""
-    scored = {row.name: row.scores["elbo"] for row in comparison.rows if "elbo" in row.scores}
-    undefined = [name for name, score in scored.items() if _undefined(score)]
-    gaps, khat = gap_lines(comparison), khat_lines(comparison)
-    if not scored and not gaps and not khat:
+    undefined = [row.name for row in comparison.rows if row.scores.get("elbo", Score()).note.startswith("undefined")]
+    table = _table(comparison, {"As an approximation of p(w|y)": PAPER})
+    if not table["groups"]:
         return {}
-    return {
-        "table": _table(comparison, {"As an approximation of p(w|y)": PAPER}),
-        "undefined": [sentence("no_density", names=undefined)] if undefined else [],
-        "own_models": "recipes" in comparison.settings,
-        "gaps": gaps,
-        "negligible": _NEGLIGIBLE,
-        "much": _MUCH,
-        "khat": khat,
-    }
+    said = [sentence("no_density", names=undefined)] if undefined else []
+    return {"table": table, "undefined": said, "own_models": "recipes" in comparison.settings}
