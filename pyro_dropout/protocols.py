@@ -43,7 +43,7 @@ class SiteDistribution(Protocol):
 
     Its batch and event shapes together are the shape of the site, and its event holds all dimensions that do not belong
     to a plate. ``mean`` and ``icdf`` are optional: ``guide.mean()`` needs the first, and quantiles come from draws
-    without the second. A guide may also give a distribution of ``torch.distributions``: it gets Pyro's methods.
+    without the second.
     """
 
     @property

@@ -1,8 +1,7 @@
 """The base class of all guides: the sites of a model, the parameters of each, and the distribution they define.
 
-A guide defines two things for a weight site: its parameters (``parameters_of``) and the distribution that they make
-(``weight_distribution``). Everything else is here: reading the model, biases and other latent variables, plates,
-constrained sites, the parameter store. Means, draws and quantiles of a trained guide are in ``guides/marginals.py``.
+A guide defines the parameters of a weight site (``parameters_of``) and the distribution that they make
+(``weight_distribution``). Everything else is here, and means, draws and quantiles are in ``guides/marginals.py``.
 """
 
 import warnings
@@ -10,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pyro
 import pyro.distributions as dist
@@ -37,16 +36,14 @@ from pyro_dropout.guides.sites import (
     InitLoc,
     InitScale,
     check_distribution,
-    check_init_scale,
     first_value,
     first_width,
     given_weights,
     per_row,
-    pyro_distribution,
     read_site,
 )
 from pyro_dropout.guides.summary import facts_of, guide_card, told
-from pyro_dropout.mathematics.checks import check_choice, describe
+from pyro_dropout.mathematics.checks import check_choice, check_positive, describe
 from pyro_dropout.mathematics.normal import Normal
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
 from pyro_dropout.mathematics.shapes import broadcast_shape
@@ -66,9 +63,8 @@ class SiteState(nn.Module):
             else:
                 self.register_buffer(name, value)
 
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Tensor: ...
+    def __getattr__(self, name: str) -> Tensor:
+        return cast(Tensor, super().__getattr__(name))
 
 
 State = SiteState | SimpleNamespace  # the tensors of a site by name; in a plate, those that it shows now
@@ -123,24 +119,23 @@ class SiteGuide(Marginals):
     ) -> None:
         if not callable(model):
             raise PyroDropoutError(f"model must be a Pyro model, a function or a module; got {describe(model)}.")
-        for name, value, what in (
-            ("create_plates", create_plates, "a function of the model's arguments that returns plates"),
-            ("init_loc_fn", init_loc_fn, "a function of a site, such as pyro.infer.autoguide.init_to_median"),
-        ):
+        for name, value in (("create_plates", create_plates), ("init_loc_fn", init_loc_fn)):
             if value is not None and not callable(value):
-                raise PyroDropoutError(f"{name} must be {what}, or None; got {describe(value)}.")
+                raise PyroDropoutError(
+                    f"{name} must be a function, as in Pyro's guides, or None; got {describe(value)}."
+                )
         super().__init__(model, create_plates=create_plates)  # type: ignore[no-untyped-call]
         bias = self.biases[0] if bias is None else bias
         check_choice("bias", bias, self.biases)
         check_choice("other", other, ("gaussian", "map"))
-        start = given_weights(init)
-        if not callable(start) and not isinstance(start, dict):
-            check_choice("init", start, ("module", "paper"), "a function of name and shape, a guide or a dict")
         if init_loc_fn is not None and init != "module":
             raise PyroDropoutError("give init or init_loc_fn, not both: each sets where the guide starts.")
-        check_init_scale(init_scale)
-        self.bias, self.other, self.init, self.init_scale, self._row_dim = bias, other, start, init_scale, row_dim
-        self.init_loc_fn = init_loc_fn
+        if isinstance(init_scale, str):
+            check_choice("init_scale", init_scale, ("auto",), "a positive number")
+        else:
+            check_positive("init_scale", init_scale)
+        self.bias, self.other, self.init_scale, self._row_dim = bias, other, init_scale, row_dim
+        self.init, self.init_loc_fn = given_weights(init), init_loc_fn
         self._sites: dict[str, GuideSite] = {}
         self._expected_sites: list[str] = []
         self._subsampled: set[str] = set()
@@ -161,8 +156,6 @@ class SiteGuide(Marginals):
     def _repr_html_(self) -> str:
         """Return a small table, for notebooks."""
         return guide_card(self, self._facts())
-
-    # --- what a guide defines -----------------------------------------------------------------------------------------
 
     @abstractmethod
     def parameters_of(self, site: GuideSite) -> dict[str, Tensor]:
@@ -209,8 +202,6 @@ class SiteGuide(Marginals):
     def _marginal(self, site: GuideSite) -> Distribution:
         return self.weight_distribution(site, self._state(site)) if self._joint(site) else self._distribution(site)
 
-    # --- parameters and distributions of any site ---------------------------------------------------------------------
-
     def _simple_parameters(self, site: GuideSite, how: str) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {"loc": trained(site.start)}
         return found if how == "map" else {**found, "log_scale": trained(self.log_width(site))}
@@ -226,13 +217,9 @@ class SiteGuide(Marginals):
         return made
 
     def _tensors_of(self, site: GuideSite) -> dict[str, Tensor]:
-        if self._joint(site):
+        if site.kind == "weight" or self._joint(site):
             return self.parameters_of(site)
-        if site.kind == "bias":
-            return self.bias_parameters(site)
-        if site.kind == "other":
-            return self._simple_parameters(site, self.other)
-        return self.parameters_of(site)
+        return self.bias_parameters(site) if site.kind == "bias" else self._simple_parameters(site, self.other)
 
     def _distribution(self, site: GuideSite) -> Distribution:
         """Return q of a site, from its tensors; in a plate, of the elements that the plate shows now."""
@@ -244,12 +231,9 @@ class SiteGuide(Marginals):
         return self._made(site, SimpleNamespace(**shown))
 
     def _made(self, site: GuideSite, state: State) -> Distribution:
-        if site.kind in ("weight", "bias"):
-            make = self.weight_distribution if site.kind == "weight" else self.bias_distribution
-            return pyro_distribution(make(site, state))
-        return self._simple_distribution(site, state)
-
-    # --- reading the model --------------------------------------------------------------------------------------------
+        if site.kind == "weight":
+            return self.weight_distribution(site, state)
+        return self.bias_distribution(site, state) if site.kind == "bias" else self._simple_distribution(site, state)
 
     @one_at_a_time
     def _setup_prototype(self, *args: object, **kwargs: object) -> None:
@@ -267,9 +251,7 @@ class SiteGuide(Marginals):
                 self._model = own
             note_names(owner_of(self.model), run.trace.param_nodes)
             if not sample_sites(run.trace):
-                raise EmptyModelError(
-                    "the model has no latent site for this guide; are all of them hidden or observed?"
-                )
+                raise EmptyModelError("the model has no latent site for this guide; are all hidden or observed?")
         with poutine.block():
             plates = self._create_plates(*args, **kwargs)  # type: ignore[no-untyped-call]
         self._subsampled = {name for name, plate in plates.items() if plate.subsample_size < plate.size}
@@ -281,16 +263,12 @@ class SiteGuide(Marginals):
         self._sites |= {name: read_site(name, message, **how) for name, message in found}
         for site in self._sites.values():
             self._states[site.key] = SiteState(**self._tensors_of(site))
-        self._check_built()
-
-    def _check_built(self) -> None:
-        """Raise an error if a distribution does not fit its site; warn if the guide finds no weight."""
         with torch.no_grad():
             self._before_sampling()
             for site in self._sites.values():
-                check_distribution(self._distribution(site), site, type(self).__name__)
+                check_distribution(self._distribution(site), site, guide)
         kinds = {site.kind for site in self._sites.values()}
-        marked = all("kind" in site["infer"] for _, site in self.prototype_trace.iter_stochastic_nodes())
+        marked = all("kind" in message["infer"] for _, message in found)
         # A guide in an AutoGuideList has some of the sites, and a model may say that none of them is a weight.
         expected = self.drops and not marked and self.master is None
         if expected and "weight" not in kinds and not ("bias" in kinds and self.bias.startswith("dropout")):
@@ -301,8 +279,6 @@ class SiteGuide(Marginals):
                 NoWeightWarning,
                 stacklevel=2,
             )
-
-    # --- a guide as a Pyro program ------------------------------------------------------------------------------------
 
     @property
     def _states(self) -> nn.ModuleDict:
@@ -339,9 +315,8 @@ class SiteGuide(Marginals):
         q = self._distribution(site)
         if isinstance(q, dist.Delta):
             value = site.image(q.v)
-            event_dim = value.dim() if site.plain else site.event_dim
-            infer = {"full_prior": self.full_prior}
-            return pyro.sample(site.name, dist.Delta(value, event_dim=event_dim), infer=infer)  # type: ignore[arg-type]
+            point = dist.Delta(value, event_dim=value.dim() if site.plain else site.event_dim)
+            return pyro.sample(site.name, point, infer={"full_prior": self.full_prior})  # type: ignore[arg-type]
         if isinstance(q, RowMixture):
             q.lenient, q.site = True, site.name
         if site.transform is None:

@@ -96,9 +96,6 @@ class AutoConcreteDropout(SiteGuide):
     def _marginal(self, site: GuideSite) -> Distribution:
         return as_flips(super()._marginal(site))
 
-    def _drawn_from(self, site: GuideSite) -> Distribution:
-        return self._marginal(site)
-
     def keeps(self) -> dict[str, Tensor]:
         """Return the learned probability of keeping a row, by weight site."""
         weights = [site for site in self._known() if site.kind == "weight"]

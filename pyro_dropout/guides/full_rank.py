@@ -3,12 +3,11 @@
 With T below the diagonal, L = σ(I + T): T is in units of σ, and both are trained. A draw is w = m + σ(ε + Tε).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Literal, Unpack
 
 import torch
 import torch.nn.functional as F
-from pyro.poutine.indep_messenger import CondIndepStackFrame
 from torch import Tensor
 
 from pyro_dropout.errors import PyroDropoutError
@@ -63,8 +62,11 @@ class AutoFullRank(SiteGuide):
 
     def parameters_of(self, site: GuideSite) -> dict[str, Tensor]:
         """Means, log widths, and rows of T with a column for each number before the last one of the site."""
-        before = self._before(site)
-        self._check_size(site, before + site.start.numel())
+        block = self._block(site.name)
+        together = [each for each in self._sites.values() if self._joint(each) and self._block(each.name) == block]
+        sizes = [each.start.numel() for each in together]
+        self._check_size(block, sum(sizes), site.start.element_size())
+        before = sum(sizes[: together.index(site)]) if self._joint(site) else 0
         lower = site.start.new_zeros(site.start.numel(), before + site.start.numel() - 1)
         return {
             "loc": trained(site.start),
@@ -90,42 +92,21 @@ class AutoFullRank(SiteGuide):
         """Return the name of the block that a site belongs to."""
         return "" if self.per == "net" else name.rpartition(".")[0]
 
-    def _in_part(self, frames: Iterable[CondIndepStackFrame]) -> bool:
-        """Whether a plate is subsampled: its elements are never seen together."""
-        return any((f.full_size or f.size) != f.size or f.name in self._subsampled for f in frames)
-
     def _joint(self, site: GuideSite) -> bool:
         """Whether a site is in a block."""
         point = {"weight": "", "bias": self.bias, "other": self.other}[site.kind] == "map"
-        return not point and not self._in_part(site.plates)
+        return not point and not site.shown_in_part(self._subsampled)
 
-    def _together(self, block: str) -> list[GuideSite]:
-        """Return the sites of a block, in the model's order."""
-        return [site for site in self._sites.values() if self._joint(site) and self._block(site.name) == block]
-
-    def _before(self, site: GuideSite) -> int:
-        """Return how many numbers of a site's block come before it."""
-        found = 0
-        for other in self._together(self._block(site.name)):
-            if other.name == site.name:
-                break
-            found += other.start.numel()
-        return found
-
-    def _check_size(self, site: GuideSite, seen: int) -> None:
-        """Raise an error if a site makes its block too large."""
-        if seen <= MOST:
+    def _check_size(self, block: str, number: int, size: int) -> None:
+        """Raise an error if a block is too large."""
+        if number <= MOST:
             return
-        block = self._block(site.name)
-        nodes = self.prototype_trace.iter_stochastic_nodes()
-        alike = (m for name, m in nodes if self._block(name) == block and not self._in_part(m["cond_indep_stack"]))
-        number = max(seen, sum(message["value"].numel() for message in alike))
         where, advice = "the network", "per='layer', one matrix for each layer, if that is small enough; otherwise "
         if self.per == "layer":
             where, advice = f"layer {block!r}", ""
         raise PyroDropoutError(
             f"AutoFullRank: {where} has {number:,} random weights, and their covariance matrix would take"
-            f" {number**2 * site.start.element_size() / 1e9:,.1f} GB, four times as much in training; the most is"
+            f" {number**2 * size / 1e9:,.1f} GB, four times as much in training; the most is"
             f" {MOST:,} weights. Use {advice}AutoLowRank(model, per='net'), or make fewer weights random with"
             " BayesianNet(net, only=...)."
         )

@@ -187,8 +187,7 @@ class AutoLowRank(SiteGuide):
 
     def _joint(self, site: GuideSite) -> bool:
         """Whether a site has a block of the shared A; the elements of a subsampled plate are never seen together."""
-        shown_in_part = site.subsampled or any(frame.name in self._subsampled for frame in site.plates)
-        return self.per == "net" and not shown_in_part
+        return self.per == "net" and not site.shown_in_part(self._subsampled)
 
     def __getstate__(self) -> dict[str, object]:
         return {**super().__getstate__(), "_shared": None}  # left over from a draw

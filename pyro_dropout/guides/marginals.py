@@ -7,6 +7,7 @@ are: roots of the same sites can be stacked, and then hold the covariances betwe
 """
 
 import copy
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Self
 
@@ -27,6 +28,7 @@ from pyro_dropout.mathematics.shapes import base_distribution
 from pyro_dropout.protocols import Distribution, Trace
 
 _ROWS = 2**24  # numbers of a Jacobian that are held at once
+_MONTE_CARLO = "Linearised predictions need covariances of real-valued weights outside all plates; use method='mc'."
 _DRAWS = 10_000  # for quantiles of a distribution that has no ``icdf``
 
 
@@ -36,31 +38,24 @@ class Marginals(AutoGuide):
     _sites: dict[str, GuideSite]
     prototype_trace: Trace
 
-    def _distribution(self, site: GuideSite) -> Distribution:
-        raise NotImplementedError
+    @abstractmethod
+    def _distribution(self, site: GuideSite) -> Distribution: ...
 
-    def _tell(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _tell(self) -> None: ...
 
-    def _joint(self, site: GuideSite) -> bool:
-        raise NotImplementedError
+    @abstractmethod
+    def _joint(self, site: GuideSite) -> bool: ...
 
     def _joint_root(self, rows: Mapping[str, Tensor]) -> Tensor:
         """Return the root of the sites that share noise, (B, K); a guide with such sites defines it."""
-        raise PyroDropoutError(
-            f"the covariance of the sites of {type(self).__name__} is not known: they share noise. Define _joint_root,"
-            " or use method='mc'."
-        )
+        raise PyroDropoutError(f"{type(self).__name__} has sites that share noise, and no _joint_root. {_MONTE_CARLO}")
 
     def _before_sampling(self) -> None:
         """Prepare what the sites of one draw share; nothing, for most guides."""
 
     def _marginal(self, site: GuideSite) -> Distribution:
         """Return q of one site by itself."""
-        return self._distribution(site)
-
-    def _drawn_from(self, site: GuideSite) -> Distribution:
-        """Return what draws of a site come from, after ``_before_sampling``."""
         return self._distribution(site)
 
     def _known(self) -> list[GuideSite]:
@@ -88,13 +83,7 @@ class Marginals(AutoGuide):
 
     @one_at_a_time
     def random_sites(self) -> list[str]:
-        """Return the names of the sites that are not points.
-
-        Example:
-            >>> import torch, pyro_dropout as pdrop
-            >>> pdrop.AutoDropout(pdrop.BayesianNet(torch.nn.Linear(2, 1)), bias="map").random_sites()
-            ['weight']
-        """
+        """Return the names of the sites that are not points."""
         return [site.name for site in self._known() if not isinstance(self._marginal(site), dist.Delta)]
 
     @one_at_a_time
@@ -109,21 +98,15 @@ class Marginals(AutoGuide):
 
         Args:
             rows: {site: (B, *shape)}, of real-valued sites outside all plates; sites that are absent have rows of zero.
-
-        Example:
-            >>> import torch, pyro_dropout as pdrop
-            >>> guide = pdrop.AutoDropout(pdrop.BayesianNet(torch.nn.Linear(2, 1, bias=False)), keep=0.5)
-            >>> root = guide.covariance_root({"weight": torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])})
-            >>> bool(torch.allclose((root @ root.T).diagonal(), guide.posterior("weight").variance[0]))
-            True
         """
         sites = {site.name: site for site in self._known()}
-        unknown = [name for name in rows if name not in sites]
-        if unknown or not rows:
-            got = repr(unknown[0]) if unknown else "no site"
-            raise PyroDropoutError(f"rows must be of sites of this guide, {', '.join(sites)}; got {got}.")
         for name, value in rows.items():
-            _check_rows(sites[name], value)
+            if name not in sites or value.shape[1:] != sites[name].start.shape:
+                known = ", ".join(f"{each} {tuple(site.start.shape)}" for each, site in sites.items())
+                raise ShapeError(f"rows must be (B, *shape) of sites, {known}; got {name!r}, {tuple(value.shape)}.")
+            if not sites[name].plain:
+                why = "in a plate" if sites[name].plates else "constrained"
+                raise PyroDropoutError(f"the covariance of site {name!r} is not known: it is {why}. {_MONTE_CARLO}")
         with torch.no_grad():
             joint = {name: value for name, value in rows.items() if self._joint(sites[name])}
             found = [self._joint_root(joint)] if joint else []
@@ -139,14 +122,6 @@ class Marginals(AutoGuide):
         Args:
             features: φ, (N, inputs).
             sites: the layer's weight W, (outputs, inputs), its bias b, (outputs,), or both.
-
-        Example:
-            >>> import torch, pyro_dropout as pdrop
-            >>> guide = pdrop.AutoMeanField(pdrop.BayesianNet(torch.nn.Linear(2, 3)), init_scale=0.5)
-            >>> guide.layer_covariance(torch.ones(1, 2), ["weight", "bias"])[0].diagonal().allclose(
-            ...     torch.full((3,), 0.75, dtype=torch.float64)  # two weights and a bias
-            ... )
-            True
         """
         shapes = {name: self._sites[name].start.shape for name in sites}
         outputs = next(iter(shapes.values()))[0]
@@ -173,7 +148,10 @@ class Marginals(AutoGuide):
             if not sites:
                 raise PyroDropoutError("the model has no latent site, so there is nothing to draw; run the model.")
             self._before_sampling()
-            return {site.name: site.image(self._drawn_from(site).sample((n,)).clone()) for site in sites}
+            # of sites that share noise together; of all others from what was learned, with flips that are not relaxed
+            drawn_from = [self._distribution(site) if self._joint(site) else self._marginal(site) for site in sites]
+            drawn = [q.sample((n,)).clone() for q in drawn_from]
+            return {site.name: site.image(value) for site, value in zip(sites, drawn, strict=True)}
 
     def median(self, *args: object, **kwargs: object) -> dict[str, Tensor]:
         """Return the posterior median of every element of every site."""
@@ -229,21 +207,6 @@ def _quantiles(fn: Distribution, levels: list[float]) -> list[Tensor]:
         return list(torch.quantile(draws.double(), draws.new_tensor(levels).double(), dim=0).to(draws))
 
 
-def _check_rows(site: GuideSite, rows: Tensor) -> None:
-    """Raise unless a site is real-valued and in no plate, and ``rows`` are (B, *shape)."""
-    if not site.plain:
-        why = "in a plate" if site.plates else "constrained"
-        raise PyroDropoutError(
-            f"the covariance of site {site.name!r} is not known: it is {why}. Linearised predictions are for"
-            " real-valued weights outside all plates; use method='mc'."
-        )
-    if rows.shape[1:] != site.start.shape:
-        raise ShapeError(
-            f"rows of {site.name!r} must have shape (B, *site), here (B, {', '.join(map(str, site.start.shape))});"
-            f" got {tuple(rows.shape)}."
-        )
-
-
 def _site_root(site: GuideSite, q: Distribution, rows: Tensor) -> Tensor:
     """Return root, (B, K), with root rootᵀ = rows Cov[w] rowsᵀ for the weights of one site with the distribution q."""
     if isinstance(q, RowMixture):
@@ -258,18 +221,14 @@ def _site_root(site: GuideSite, q: Distribution, rows: Tensor) -> Tensor:
         width = None
     if width is None or not bool(torch.isfinite(width).all()):
         raise PyroDropoutError(
-            f"the covariance of site {site.name!r} is not known: it has the distribution {type(base).__name__}. It must"
-            " be a RowMixture, a MultivariateNormal, or independent numbers with a finite variance; otherwise use"
-            " method='mc'."
+            f"the covariance of site {site.name!r} is not known: it has the distribution {type(base).__name__}, no"
+            f" RowMixture, MultivariateNormal or independent numbers with a finite variance. {_MONTE_CARLO}"
         )
     return flat * width.flatten()
 
 
 def _mixture_roots(q: RowMixture, rows: Tensor) -> list[Tensor]:
-    """Return the parts of a row mixture's root: within components, diagonal and by V, and between their means.
-
-    The rows of a weight are independent, and Cov[w_r] = Σ_l π_rl (diag σ_l² + V_l V_lᵀ + (m_l - m)(m_l - m)ᵀ).
-    """
+    """Return the parts of a root of Cov[w_r] = Σ_l π_rl (diag σ_l² + V_l V_lᵀ + (m_l - m)(m_l - m)ᵀ), for rows r."""
     by_row, probs = q.to_rows(rows), q.probs.mT  # (B, R, rest) and (L, R)
     found = []
     if not q.noiseless:

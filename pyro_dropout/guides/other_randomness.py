@@ -1,8 +1,7 @@
 """Finds what draws random numbers in a network, besides the dropout that a guide has taken over, by running it.
 
-A few rows of data are run in training mode, and every random operation is noted with the module that called it. Noise
-can be kept (``generative/own_noise.py``) if every data point has its own, from torch's generator, and if the network
-computes the same when only these modules are in training mode. All other noise is refused by name.
+Noise can be kept (``generative/own_noise.py``) if every data point has its own, from torch's generator, and if the
+network computes the same when only the modules that draw it are in training mode. All other noise is refused by name.
 """
 
 import functools
@@ -161,7 +160,7 @@ class _Watch(TorchDispatchMode):
         self.elsewhere: list[tuple[str, str]] = []
         self.moved: set[str] = set()
         self.output: object = None
-        self._inside: list[tuple[str, nn.Module, tuple[object, ...]]] = []
+        self._inside: list[tuple[str, nn.Module, object]] = []
 
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         kwargs = kwargs or {}
@@ -171,56 +170,48 @@ class _Watch(TorchDispatchMode):
         label, operation = f"{type(module).__name__} {path!r}", f"torch.{func.overloadpacket.__name__}"
         if kwargs.get("generator") is not None:
             self.elsewhere.append((label, "a generator of its own"))
-        before = _torch_states()
+        before = _states()[0]
         out = func(*args, **kwargs)
         numbers = next(leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)).numel()
         # Some models draw a number for layers to leave out even if they never leave one out.
         idle = numbers == 1 and getattr(module, "layerdrop", None) == 0
-        if before != _torch_states() and not idle:
+        if before != _states()[0] and not idle:
             self.draws.append(_Draw(path, label, operation, numbers))
         return out
 
-    @contextmanager
-    def on(self, net: nn.Module) -> Iterator[None]:
-        """Watch the modules of a network."""
-        buffers = {path: [buffer.clone() for buffer in part.buffers(False)] for path, part in net.named_modules()}
-        with ExitStack() as stack:
-            for path, module in net.named_modules():
-                enter = functools.partial(self._enter, path)
-                stack.callback(module.register_forward_pre_hook(enter).remove)
-                stack.callback(module.register_forward_hook(self._leave).remove)
-            stack.enter_context(self)
-            yield
-        now = {path: list(net.get_submodule(path).buffers(False)) for path in buffers}
-        self.moved = {path for path, own in buffers.items() if not all(map(torch.equal, own, now[path]))}
+    def enter(self, path: str, module: nn.Module, inputs: object) -> None:
+        """Note that a module begins."""
+        self._inside.append((path, module, _states()[1]))
 
-    def _enter(self, path: str, module: nn.Module, inputs: object) -> None:
-        self._inside.append((path, module, _other_states()))
-
-    def _leave(self, module: nn.Module, inputs: object, output: object) -> None:
+    def leave(self, module: nn.Module, inputs: object, output: object) -> None:
+        """Note that it ends, and whether it has drawn numbers that are not torch's."""
         path, _, before = self._inside.pop()
-        if before != _other_states():
+        if before != _states()[1]:
             self.elsewhere.append((f"{type(module).__name__} {path!r}", "Python's or numpy's generator"))
 
 
 def _watched(net: nn.Module, x: AnyInputs) -> _Watch:
     """Return what a run from a fixed random state draws."""
     watch = _Watch()
-    with quietly(net), seeded(0, x.device), watch.on(net):
-        watch.output = call_net(net, copies(x, 1))  # a network may write to its inputs
+    with quietly(net), seeded(0, x.device):
+        buffers = {path: [buffer.clone() for buffer in part.buffers(False)] for path, part in net.named_modules()}
+        with ExitStack() as stack:
+            for path, module in net.named_modules():
+                stack.callback(module.register_forward_pre_hook(functools.partial(watch.enter, path)).remove)
+                stack.callback(module.register_forward_hook(watch.leave).remove)
+            stack.enter_context(watch)
+            watch.output = call_net(net, copies(x, 1))  # a network may write to its inputs
+        now = {path: list(net.get_submodule(path).buffers(False)) for path in buffers}
+        watch.moved = {path for path, own in buffers.items() if not all(map(torch.equal, own, now[path]))}
     return watch
 
 
-def _torch_states() -> list[bytes]:
-    """Return the states of torch's generators, as values that can be compared."""
+def _states() -> tuple[object, object]:
+    """Return the states of torch's generators, and of Python's and numpy's, as values that can be compared."""
     shared, on_gpus = random_state()
-    return [bytes(state.numpy()) for state in (shared["torch"], *on_gpus)]  # type: ignore[attr-defined]
-
-
-def _other_states() -> tuple[object, ...]:
-    """Return the states of Python's and numpy's generators, as values that can be compared."""
     numpys: Any = np.random.get_state()  # noqa: NPY002 - the generator that all share
-    return random.getstate(), bytes(numpys[1]), *numpys[2:]
+    torchs = [bytes(state.numpy()) for state in (shared["torch"], *on_gpus)]  # type: ignore[attr-defined]
+    return torchs, (random.getstate(), bytes(numpys[1]), *numpys[2:])
 
 
 def _refusal(label: str, how: str) -> PyroDropoutError:

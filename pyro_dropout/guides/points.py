@@ -32,23 +32,7 @@ def dependent_width(
     """Return a latent site whose prior's width depends on another latent site, and that one; None if there is none.
 
     A draw that moves along with its prior keeps its density if only the location changes. Widths are those in
-    unconstrained space.
-
-    Args:
-        model: the Pyro model.
-        prototype: a trace of it.
-        args: the model's arguments.
-        kwargs: the model's keyword arguments.
-
-    Example:
-        >>> import pyro, torch, pyro.distributions as dist
-        >>> from pyro_dropout.guides.points import dependent_width
-        >>> def model():
-        ...     mu, tau = pyro.sample("mu", dist.Normal(0.0, 1.0)), pyro.sample("tau", dist.HalfNormal(1.0))
-        ...     pyro.sample("shifted", dist.Normal(mu, 1.0))
-        ...     pyro.sample("widened", dist.Normal(mu, tau))
-        >>> dependent_width(model, pyro.poutine.trace(model).get_trace(), (), {})
-        ('widened', 'tau')
+    unconstrained space; ``prototype`` is a trace of the model.
     """
     sites = {name: site for name, site in prototype.iter_stochastic_nodes() if site["value"].is_floating_point()}
     values = {name: site["value"].detach().clone().requires_grad_() for name, site in sites.items()}
@@ -140,17 +124,12 @@ def centres(template: SiteGuide) -> dict[str, Tensor | None]:
     for name in template._sites:
         fn = prior_of(template, name)
         with seeded(0, template._sites[name].start.device):
-            found[name] = None if is_gaussian(fn) else _free(fn, fn.sample((_DRAWS,))).median(0).values
+            found[name] = None if is_gaussian(fn) else biject_to(fn.support).inv(fn.sample((_DRAWS,))).median(0).values
     return found
 
 
 def anchors(template: SiteGuide, middles: dict[str, Tensor | None]) -> dict[str, Tensor]:
-    """Draw the anchors of one member by site, on the CPU, with torch's generator.
-
-    Args:
-        template: a guide that has read the model.
-        middles: what ``centres`` returns.
-    """
+    """Draw the anchors of one member by site, on the CPU, with torch's generator; ``middles`` are the ``centres``."""
     found: dict[str, Tensor] = {}
     for name, centre in middles.items():
         fn = prior_of(template, name)
@@ -158,7 +137,7 @@ def anchors(template: SiteGuide, middles: dict[str, Tensor | None]) -> dict[str,
             like = template._sites[name].start
             found[name] = torch.randn(fn.batch_shape + fn.event_shape, dtype=like.dtype)
         else:
-            found[name] = (_free(fn, fn.sample()) - centre).cpu()
+            found[name] = (biject_to(fn.support).inv(fn.sample()) - centre).cpu()
     return found
 
 
@@ -177,8 +156,3 @@ def anchored_start(template: SiteGuide, middles: dict[str, Tensor | None], seed:
 def anchor_seed(seed: int) -> int:
     """Return the seed of a member's anchors and perturbed data; its own is that of its fresh start."""
     return seed ^ 1
-
-
-def _free(fn: Distribution, value: Tensor) -> Tensor:
-    found: Tensor = biject_to(fn.support).inv(value)
-    return found

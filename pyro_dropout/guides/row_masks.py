@@ -62,15 +62,16 @@ def on_rows(net: nn.Module, x: AnyInputs | None) -> list[RowMask]:
         if isinstance(module, _DROPOUTS) and module.p > 0:
             masks.setdefault(str(node.target), []).append(_row_mask(node, modules, uses))
     found = [[mask for mask in each if mask is not None] for each in masks.values() if all(each)]
-    wrong = set() if x is None else _not_on_rows(net, [mask for each in found for mask in each], x) or set()
-    return [mask for each in found for mask in each if mask.dropout not in wrong]
+    known = [mask for each in found for mask in each]
+    wrong = set() if x is None else _not_on_rows(net, known, x)
+    return [mask for mask in known if mask.dropout not in wrong]
 
 
 def check_masks(masks: Sequence[RowMask], net: nn.Module, x: AnyInputs) -> None:
     """Raise if masks that have moved into a guide, without data, were not on rows."""
-    for dropout in sorted(_not_on_rows(net, masks, x) or ()):
-        layer = next(mask.layer for mask in masks if mask.dropout == dropout)
-        raise _refusal(dropout, f"does not only change the input of {layer!r}")
+    for mask in masks:
+        if mask.dropout in _not_on_rows(net, masks, x):
+            raise _refusal(mask.dropout, f"does not only change the input of {mask.layer!r}")
 
 
 class Points:
@@ -155,16 +156,12 @@ def _weights(node: fx.Node, net: nn.Module, modules: dict[str, nn.Module]) -> li
 # --- what data say ----------------------------------------------------------------------------------------------------
 
 
-def _not_on_rows(net: nn.Module, masks: Sequence[RowMask], x: AnyInputs) -> set[str] | None:
-    """Return the dropout layers among ``masks`` that are not on rows; None if the network does not run with x."""
-    batches = runnable(net, x) if masks else None
-    if batches is None:
-        return None
-    by_dropout: dict[str, list[RowMask]] = {}
-    for mask in masks:
-        by_dropout.setdefault(mask.dropout, []).append(mask)
+def _not_on_rows(net: nn.Module, masks: Sequence[RowMask], x: AnyInputs) -> set[str]:
+    """Return the dropout layers among ``masks`` that are not on rows; none if the network does not run with x."""
+    batches = (runnable(net, x) if masks else None) or []
     with training(net), torch.no_grad():
-        return {path for path, each in by_dropout.items() if not all(_same(net, each, batch) for batch in batches)}
+        each = {mask.dropout: [other for other in masks if other.dropout == mask.dropout] for mask in masks}
+        return {path for path, own in each.items() if not all(_same(net, own, batch) for batch in batches)}
 
 
 def _same(net: nn.Module, masks: Sequence[RowMask], x: AnyInputs) -> bool:

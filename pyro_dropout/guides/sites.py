@@ -5,8 +5,7 @@ plates. A *bias* is a site that the model marks as one, or else a real-valued ve
 (a scalar, a constrained site, a site in a plate) is an *other* latent variable, and is never dropped.
 """
 
-import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Literal, TypedDict
@@ -14,19 +13,17 @@ from typing import Literal, TypedDict
 import torch
 from pyro.distributions import Delta
 from pyro.distributions import Distribution as PyroDistribution
-from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.distributions.util import sum_rightmost
 from pyro.infer.autoguide.initialization import init_to_median
 from pyro.ops.tensor_utils import periodic_repeat
 from pyro.poutine.indep_messenger import CondIndepStackFrame
 from torch import Size, Tensor, nn
-from torch.distributions import Distribution as TorchDistribution
 from torch.distributions import Transform, biject_to, constraints, register_kl
 
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.generative.precision import HALF
 from pyro_dropout.generative.priors import BySite, by_site
-from pyro_dropout.mathematics.checks import check_choice, check_finite, check_positive, describe
+from pyro_dropout.mathematics.checks import check_choice, check_finite, describe
 from pyro_dropout.mathematics.shapes import RowDim, RowLayout
 from pyro_dropout.protocols import Distribution, HasMean, Message, SiteDistribution
 
@@ -35,26 +32,17 @@ InitScale = float | Literal["auto"]
 SHARE = 0.1  # with "auto", the noise of a layer's outputs beside its inputs, times 2 and 3 with so many hidden layers
 
 
-def check_init_scale(init_scale: object) -> None:
-    """Raise an error unless this is a positive number or "auto"."""
-    if isinstance(init_scale, str):
-        check_choice("init_scale", init_scale, ("auto",), "a positive number")
-    else:
-        check_positive("init_scale", init_scale)
-
-
 def first_width(init_scale: InitScale, fan_in: int, hidden: int) -> float:
     """Return the width at which the numbers of a site start; with "auto", 0.1/√fan_in.
 
-    A layer's output sums ``fan_in`` products, so independent noise of this width in the weights adds noise of a tenth
-    of the inputs' size to it, however wide the layer is. With two and three hidden layers it is twice and three times
-    as wide, because such networks overfit sooner; deeper ones would drown in the noise of so many layers.
+    Then a layer's output has noise of a tenth of the inputs' size, however wide the layer is. With two and three hidden
+    layers it is twice and three times as wide, because such networks overfit sooner; deeper ones would drown in it.
     """
     return SHARE * (hidden if hidden in (2, 3) else 1) / fan_in**0.5 if init_scale == "auto" else float(init_scale)
 
 
 def given_weights(init: object) -> object:
-    """Return ``init`` as it is, or, if it is a fitted guide or a dict of weights, copies of the weights by site."""
+    """Return ``init`` after a check of it; a fitted guide or a dict of weights as copies of the weights by site."""
     if hasattr(init, "members"):
         raise PyroDropoutError(
             "init must be one guide: the mean of an Ensemble is no network that was trained. Give a dict of weights."
@@ -65,7 +53,10 @@ def given_weights(init: object) -> object:
             f"init must be a guide or a dict of weights; got a network, {type(init).__name__}. The model's own network"
             " is init='module'; of another one give dict(net.named_parameters())."
         )
+    if callable(weights):
+        return init
     if not isinstance(weights, Mapping):
+        check_choice("init", init, ("module", "paper"), "a function of name and shape, a guide or a dict")
         return init
     wrong = next((name for name, value in weights.items() if not isinstance(value, Tensor)), None)
     if wrong is not None:
@@ -107,33 +98,19 @@ def check_unless_by_site(check: Check, **options: BySite) -> None:
 
 @dataclass(frozen=True)
 class GuideSite:
-    """What a guide knows about one latent variable; shapes are those of unconstrained space.
-
-    Attributes:
-        name: the site's name.
-        kind: "weight", "bias" or "other".
-        row_dim: the dimension that indexes rows.
-        start: the value to start from, (*plates, *event), with the plates at their full size.
-        transform: from unconstrained space to the site's support; None for real-valued sites.
-        event_dim: how many dimensions the model's site has beyond its plates.
-        free_dim: the same in unconstrained space.
-        plates: the plates that the site is in, as Pyro's frames.
-        reused: whether several layers share it.
-        own: whether ``start`` is a value that the model or the user has given.
-        fan_in: of a weight, how many products are summed into one output.
-    """
+    """What a guide knows about one latent variable; shapes are those of unconstrained space."""
 
     name: str
-    kind: str
+    kind: str  # "weight", "bias" or "other"
     row_dim: RowDim
-    start: Tensor
-    transform: Transform | None = None
-    event_dim: int = 0
-    free_dim: int = 0
+    start: Tensor  # the value to start from, (*plates, *event), with the plates at their full size
+    transform: Transform | None = None  # from unconstrained space to the site's support; None for real-valued sites
+    event_dim: int = 0  # how many dimensions the model's site has beyond its plates
+    free_dim: int = 0  # the same in unconstrained space
     plates: tuple[CondIndepStackFrame, ...] = ()
-    reused: bool = False
-    own: bool = False
-    fan_in: int = 1
+    reused: bool = False  # whether several layers share it
+    own: bool = False  # whether ``start`` is a value that the model or the user has given
+    fan_in: int = 1  # of a weight, how many products are summed into one output
 
     @property
     def key(self) -> str:
@@ -145,10 +122,9 @@ class GuideSite:
         """Whether the guide can sample the site as one tensor: real-valued, and in no plate."""
         return self.transform is None and not self.plates
 
-    @property
-    def subsampled(self) -> bool:
-        """Whether a plate of the site is subsampled."""
-        return any((frame.full_size or frame.size) != frame.size for frame in self.plates)
+    def shown_in_part(self, subsampled: Collection[str] = ()) -> bool:
+        """Whether a plate of the site is subsampled: its elements are never seen together."""
+        return any((f.full_size or f.size) != f.size or f.name in subsampled for f in self.plates)
 
     def image(self, free: Tensor) -> Tensor:
         """Map a value from unconstrained space to the support of the site."""
@@ -160,6 +136,19 @@ class GuideSite:
             return 0.0
         found = self.transform.inv.log_abs_det_jacobian(value, free)
         return torch.as_tensor(sum_rightmost(found, found.dim() - value.dim() + self.event_dim))
+
+
+def first_value(init_loc_fn: InitLoc | None) -> InitLoc:
+    """Return the function that gives a site its value while a guide reads the model: by default the prior's median."""
+
+    def first(site: Message) -> Tensor:
+        if init_loc_fn is not None:
+            return init_loc_fn(site)
+        infer, fn = site["infer"], site["fn"]
+        found: Tensor = infer["init"] if "init" in infer else fn() if fn.support.is_discrete else init_to_median(site)
+        return found
+
+    return first
 
 
 def read_site(
@@ -174,8 +163,10 @@ def read_site(
             " it (https://pyro.ai/examples/enumeration.html) and hide it from the guide with pyro.poutine.block, or"
             " hide it with pyro.poutine.block and add a guide for it through AutoGuideList."
         )
-    real = _is_real(fn.support)
-    transform = None if real else _transform(name, fn, guide)
+    support = fn.support
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    transform = None if support is constraints.real else _transform(name, fn, guide)
     free = value if transform is None else transform.inv(value).detach()
     plates = tuple(frame for frame in site["cond_indep_stack"] if frame.vectorized)
     free_dim = fn.event_dim + free.dim() - value.dim()
@@ -183,94 +174,53 @@ def read_site(
         size = frame.full_size or frame.size
         if size != frame.size:
             free = periodic_repeat(free, size, frame.dim - free_dim).contiguous()
-    kind = _kind(name, infer, real, free, bool(plates))
-    known = GuideSite(name, kind, 0, free, transform, fn.event_dim, free_dim, plates, bool(infer.get("reused", False)))
+    found = "other" if transform is not None or plates or not free.dim() else "weight" if free.dim() >= 2 else "bias"
+    kind = infer.get("kind") or found
+    check_choice(f"infer['kind'] of {name!r}", kind, ("weight", "bias", "other"))
+    if kind == "weight" and plates:
+        raise PyroDropoutError(
+            f"site {name!r} is marked as a weight and is in a plate, but a weight is one tensor whose rows a guide"
+            " may drop. Sample it outside of all plates, or mark it as 'other'."
+        )
     shape = free.shape
-    rows = _rows(name, infer, row_dim, sites, shape, kind)
-    known = replace(known, row_dim=rows, fan_in=_fan_in(kind, shape, rows, infer))
+    rows = _rows(name, infer, by_site("row_dim", row_dim, name, sites), shape, kind)
+    across = (rows if isinstance(rows, int) else 0) % max(1, len(shape))
+    outputs = next((size for d, size in enumerate(shape) if d != across), 1)
+    fan_in = infer.get("fan_in", max(1, shape.numel() // max(1, outputs))) if kind == "weight" else 1
     unknown = [given_name for given_name in init if given_name not in sites] if isinstance(init, dict) else []
     if unknown:
         raise PyroDropoutError(f"init names {unknown[0]!r}, which is not a site; the sites are {', '.join(sites)}.")
+    event, reused = fn.event_dim, bool(infer.get("reused", False))
+    known = GuideSite(name, kind, rows, free, transform, event, free_dim, plates, reused, fan_in=fan_in)
     start, own = _start(known, infer, init, given)
     return replace(known, start=start, own=own)
 
 
-def first_value(init_loc_fn: InitLoc | None) -> InitLoc:
-    """Return the function that gives each site the value it has while a guide reads its model.
-
-    The value comes from ``init_loc_fn``, or else from the model; otherwise it is the prior's median (discrete: a draw).
-    """
-
-    def first(site: Message) -> Tensor:
-        if init_loc_fn is not None:
-            return init_loc_fn(site)
-        infer, fn = site["infer"], site["fn"]
-        found: Tensor = infer["init"] if "init" in infer else fn() if fn.support.is_discrete else init_to_median(site)
-        return found
-
-    return first
-
-
-def per_row(name: str, value: Tensor, site: GuideSite) -> Tensor:
-    """Return a setting, a number or one for each row of a site, so that it broadcasts against the site."""
-    layout = RowLayout(site.start.shape, site.row_dim if site.kind == "weight" else "all")
-    layout.check_per_row(f"{name} of {site.name}", value)
-    return value if value.numel() == 1 else layout.per_row(value)
-
-
-def _kind(name: str, infer: Message, real: bool, free: Tensor, in_plates: bool) -> str:
-    if infer.get("kind") is not None:
-        check_choice(f"infer['kind'] of {name!r}", infer["kind"], ("weight", "bias", "other"))
-        if infer["kind"] == "weight" and in_plates:
-            raise PyroDropoutError(
-                f"site {name!r} is marked as a weight and is in a plate, but a weight is one tensor whose rows a guide"
-                " may drop. Sample it outside of all plates, or mark it as 'other'."
-            )
-        return str(infer["kind"])
-    if not real or in_plates or not free.dim():
-        return "other"
-    return "weight" if free.dim() >= 2 else "bias"
-
-
-def _rows(name: str, infer: Message, chosen: BySite | None, sites: list[str], shape: Size, kind: str) -> RowDim:
+def _rows(name: str, infer: Message, chosen: object, shape: Size, kind: str) -> RowDim:
     """Return the dimension of a site (of one element of its plates) that indexes rows."""
     found: RowDim = infer.get("row_dim", min(1, max(0, len(shape) - 1)))
-    said: object = by_site("row_dim", chosen, name, sites)
-    if said is not None:
-        if isinstance(said, bool) or not isinstance(said, Integral):
-            raise RangeError(f"row_dim of {name!r} must be a whole number; got {said!r}.")
-        found = int(said)
+    if chosen is not None:
+        if isinstance(chosen, bool) or not isinstance(chosen, Integral):
+            raise RangeError(f"row_dim of {name!r} must be a whole number; got {chosen!r}.")
+        found = int(chosen)
     if kind == "weight" and isinstance(found, int) and not -len(shape) <= found < len(shape):
         raise RangeError(f"row_dim of {name!r} must index one of its {len(shape)} dimensions; got {found}.")
-    return found
-
-
-def _fan_in(kind: str, shape: Size, rows: RowDim, infer: Message) -> int:
-    """Return how many products a weight sums into one output: what the model says, or else by its shape."""
-    if kind != "weight":
-        return 1
-    outputs = next(
-        (size for d, size in enumerate(shape) if d != (rows if isinstance(rows, int) else 0) % len(shape)), 1
-    )
-    found: int = infer.get("fan_in", max(1, shape.numel() // max(1, outputs)))
     return found
 
 
 def _start(site: GuideSite, infer: Message, init: object, given: bool) -> tuple[Tensor, bool]:
     """Return where a site's mean starts, and whether the model or the user has set it."""
     value, name = site.start, site.name
-    if isinstance(init, dict) and name in init:
-        free = init[name] if site.transform is None else site.transform.inv(init[name].to(value))
-        if free.shape != value.shape:
-            raise ShapeError(f"init has shape {tuple(free.shape)} for {name!r}; it needs {tuple(value.shape)}.")
-        check_finite(f"init[{name!r}]", free)
-        return free.to(value), True
-    if callable(init):
-        chosen = init(name, value.shape)
-        check_finite(f"init({name!r}, shape)", chosen)
+    by_name = isinstance(init, dict) and name in init
+    if by_name or callable(init):
+        chosen = init[name] if by_name else init(name, value.shape)  # type: ignore[index,operator]
+        check_finite(f"init of {name!r}", chosen)
+        if by_name and site.transform is not None:
+            chosen = site.transform.inv(chosen.to(value))
         if chosen.shape != value.shape:
-            raise RangeError(f"init gave shape {tuple(chosen.shape)} for {name!r}; it needs {tuple(value.shape)}.")
-        return chosen.to(value), False
+            raise ShapeError(f"init has shape {tuple(chosen.shape)} for {name!r}; it needs {tuple(value.shape)}.")
+        check_finite(f"init of {name!r}", chosen)
+        return chosen.to(value), by_name
     if given or (init != "paper" and "init" in infer):
         return value, True
     if site.kind == "bias" and init == "paper":
@@ -278,6 +228,13 @@ def _start(site: GuideSite, infer: Message, init: object, given: bool) -> tuple[
     if site.kind != "weight":
         return value, False
     return (torch.rand_like(value) * 2 - 1) * (3 / site.fan_in) ** 0.5, False
+
+
+def per_row(name: str, value: Tensor, site: GuideSite) -> Tensor:
+    """Return a setting, a number or one for each row of a site, so that it broadcasts against the site."""
+    layout = RowLayout(site.start.shape, site.row_dim if site.kind == "weight" else "all")
+    layout.check_per_row(f"{name} of {site.name}", value)
+    return value if value.numel() == 1 else layout.per_row(value)
 
 
 def _transform(name: str, fn: Distribution, guide: str) -> Transform:
@@ -295,15 +252,6 @@ def _transform(name: str, fn: Distribution, guide: str) -> Transform:
         ) from None
 
 
-def _is_real(support: constraints.Constraint) -> bool:
-    while isinstance(support, constraints.independent):
-        support = support.base_constraint
-    return support is constraints.real
-
-
-_CONVERTED: dict[type, type] = {}  # a class of torch, and the one that also has Pyro's methods
-
-
 class Image(Delta):
     """A draw mapped from unconstrained space; its divergence from the prior includes the log-determinant term."""
 
@@ -314,29 +262,11 @@ def _kl_image(q: Image, p: Distribution) -> Tensor:
     return log_density
 
 
-def pyro_distribution(q: Distribution) -> Distribution:
-    """Return a distribution of torch as one of Pyro, with the same parameters; anything else as it is.
-
-    Example:
-        >>> import torch
-        >>> q = pyro_distribution(torch.distributions.Independent(torch.distributions.Normal(torch.zeros(3), 1.0), 1))
-        >>> q().shape, isinstance(q, torch.distributions.Independent)
-        (torch.Size([3]), True)
-    """
-    if not isinstance(q, TorchDistribution) or isinstance(q, TorchDistributionMixin):
-        return q
-    converted, kind = copy.copy(q), type(q)
-    if kind not in _CONVERTED:
-        _CONVERTED[kind] = type(kind.__name__, (kind, TorchDistributionMixin), {"__module__": kind.__module__})
-    converted.__class__ = _CONVERTED[kind]
-    return converted
-
-
 def check_distribution(q: object, site: GuideSite, guide: str) -> None:
     """Raise an error unless a guide can sample a site from q: see ``protocols.SiteDistribution``."""
     if not isinstance(q, SiteDistribution):
         raise PyroDropoutError(
-            f"{guide} must give a distribution of Pyro or torch for {site.name!r}; it gave {describe(q)}, of type"
+            f"{guide} must give a distribution of Pyro for {site.name!r}; it gave {describe(q)}, of type"
             f" {type(q).__module__}.{type(q).__qualname__}."
         )
     shape, event = q.batch_shape + q.event_shape, site.start.dim() if site.plain else site.free_dim

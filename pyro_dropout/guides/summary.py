@@ -11,23 +11,13 @@ from pyro_dropout.protocols import Axes
 
 
 def card(title: str, facts: Mapping[str, object], draw: Callable[[Axes], object] | None = None) -> str:
-    """Return a title, facts by name and a picture as HTML; ``draw`` draws the picture on matplotlib's axes.
-
-    Example:
-        >>> card("History", {"steps": 100})
-        '<div><b>History</b><table><tr><th>steps</th><td>100</td></tr></table></div>'
-    """
+    """Return a title, facts by name and a picture as HTML; ``draw`` draws the picture on matplotlib's axes."""
     lines = "".join(f"<tr><th>{_text(name)}</th><td>{_text(value)}</td></tr>" for name, value in facts.items())
     return f"<div><b>{_text(title)}</b><table>{lines}</table>{'' if draw is None else picture(draw)}</div>"
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return a table as HTML, the first column as headings.
-
-    Example:
-        >>> table(["", "mean"], [["0", "1.5"]])
-        '<table><tr><th></th><th>mean</th></tr><tr><th>0</th><td>1.5</td></tr></table>'
-    """
+    """Return a table as HTML, the first column as headings."""
     top = "".join(f"<th>{_text(each)}</th>" for each in headings)
     lines = ("".join(f"<td>{_text(each)}</td>" for each in row[1:]) for row in rows)
     body = "".join(f"<tr><th>{_text(row[0])}</th>{line}</tr>" for row, line in zip(rows, lines, strict=True))
@@ -52,29 +42,21 @@ def _text(value: object) -> str:
 def note_training(guide: object, how: str, ignores: str = "") -> None:
     """Let a guide remember how it was trained, for its ``repr``; it forgets when its parameters change again.
 
-    Args:
-        guide: the guide.
-        how: how it was trained.
-        ignores: a sentence that it ignores its inputs, if it does.
+    ``ignores`` is a sentence that it ignores its inputs, if it does.
     """
     if isinstance(guide, nn.Module):
         guide.__dict__["_trained_how"] = (how, ignores, _state(guide))
 
 
-def _noted(guide: object) -> tuple[str, str]:
-    """Return how a guide was trained, and that it ignores its inputs; empty if it has changed since."""
-    how, ignores, state = getattr(guide, "_trained_how", ("", "", None))
-    return (how, ignores) if isinstance(guide, nn.Module) and state == _state(guide) else ("", "")
-
-
-def note_of(guide: object) -> str:
+def note_of(guide: object, which: int = 0) -> str:
     """Return how a guide was trained; empty if it has changed since."""
-    return _noted(guide)[0]
+    *noted, state = getattr(guide, "_trained_how", ("", "", None))
+    return noted[which] if isinstance(guide, nn.Module) and state == _state(guide) else ""
 
 
 def ignored_inputs(guide: object) -> str:
     """Return the sentence that a guide ignores its inputs; empty if it does not."""
-    return _noted(guide)[1]
+    return note_of(guide, 1)
 
 
 def _state(guide: nn.Module) -> list[tuple[int, int]]:
@@ -82,13 +64,7 @@ def _state(guide: nn.Module) -> list[tuple[int, int]]:
 
 
 def facts_of(guide: nn.Module, **facts: object) -> dict[str, object]:
-    """Return what is known of a guide by name; ``facts`` come first.
-
-    Example:
-        >>> import torch
-        >>> facts_of(torch.nn.Linear(2, 1), kind="points")
-        {'kind': 'points', 'parameters': '3'}
-    """
+    """Return what is known of a guide by name; ``facts`` come first."""
     count = sum(value.numel() for value in guide.parameters())
     how = note_of(guide)
     return {**facts, "parameters": f"{count:,}", **({"trained": how} if how else {})}

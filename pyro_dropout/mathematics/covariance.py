@@ -48,8 +48,7 @@ def check_shape(fits: bool, name: str, allowed: str, value: Tensor) -> None:
 def own_parameters(method: Method) -> Method:
     """Wrap a Pyro method so that, outside a model, it reads only this object's parameters.
 
-    Pyro looks parameters up by name, and a standalone kernel calls its own just "variance": a second standalone kernel
-    would silently use the values of the first.
+    Pyro looks parameters up by name: a second standalone kernel would silently use the "variance" of the first.
     """
 
     @functools.wraps(method)
@@ -114,13 +113,10 @@ class _WideLayer(Covariance):
 
     @own_parameters
     def of_gram(self, k_xy: Tensor, k_xx: Tensor, k_yy: Tensor) -> Float[Tensor, "..."]:
-        """Covariance of this layer on top of one that has the covariances given.
+        """Covariance variance · E[σ(f(x) + b) σ(f(y) + b)] of this layer on top of f ~ N(0, k), with b ~ N(0, l'⁻²).
 
-        ``k_xy`` is (N, M), with the variances ``k_xx`` (N,) and ``k_yy`` (M,); or all three are (N,), for N pairs. The
-        result, in the shape of ``k_xy``, is variance · E[σ(f(x) + b) σ(f(y) + b)] for f ~ N(0, k) and b ~ N(0, l'⁻²).
-        The length-scale of the inputs plays no part.
+        ``k_xy`` is (N, M), with the variances ``k_xx`` (N,) and ``k_yy`` (M,); or all three are (N,), for N pairs.
         """
-        check_shape(k_xy.dim() in (1, 2), "k_xy", "(N, M) or (N,)", k_xy)
         for name, k, size in (("k_xx", k_xx, k_xy.size(0)), ("k_yy", k_yy, k_xy.size(-1))):
             check_shape(k.shape == (size,), name, f"({size},)", k)
         k_xx = k_xx.unsqueeze(-1) if k_xy.dim() == 2 else k_xx

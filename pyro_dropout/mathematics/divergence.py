@@ -6,7 +6,7 @@ draw of the weights still leaves unknown about which component it came from.
 
 import functools
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -14,14 +14,13 @@ from pyro.distributions.torch_distribution import ExpandedDistribution
 from torch import Size, Tensor
 from torch.distributions import Distribution, Independent, Normal, kl_divergence, register_kl
 
-from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError, SingularError
-from pyro_dropout.mathematics.checks import check_count
+from pyro_dropout.errors import PyroDropoutError, ShapeError, SingularError
+from pyro_dropout.mathematics.checks import check_choice, check_count
 from pyro_dropout.mathematics.label_entropy import label_entropy
-from pyro_dropout.mathematics.row_mixture_distribution import LOG_2PI, RowMixture
+from pyro_dropout.mathematics.row_mixture_distribution import LOG_2PI, RowMixture, drawn
 from pyro_dropout.mathematics.shapes import base_distribution, broadcast_shape
 
 Method = Literal["large_k", "exact", "monte_carlo"]
-_METHODS = ("large_k", "exact", "monte_carlo")
 # Draws are made in blocks of about this many numbers, so that a million samples need no million-fold memory.
 _BLOCK = 2**22
 
@@ -118,7 +117,7 @@ def _half_log_det(q: RowMixture, sizes: tuple[int, int]) -> Tensor:
     if not q.singular:
         extra = q.low_rank_log_det()
         diagonal = _total(compact(q.to_rows(q.scale)).log() + 0.5, sizes)
-        return diagonal if extra is None else diagonal + _summed(extra, sizes) / 2
+        return diagonal if extra is None else diagonal + (extra if sizes[0] == 1 else extra.sum(-1, keepdim=True)) / 2
     if not q.noiseless:
         raise SingularError("kl needs scale to be 0 for all weights or for none.")
     if q.cov_factor is None:
@@ -127,23 +126,13 @@ def _half_log_det(q: RowMixture, sizes: tuple[int, int]) -> Tensor:
     factor = q.cov_factor
     one = factor.shape[-1] == 1  # one direction, as of multiplicative noise, needs no matrix
     log_det = factor.square().sum((-2, -1)).log() if one else torch.linalg.slogdet(factor.mT @ factor)[1]
-    return _summed(log_det, sizes) / 2
-
-
-def _summed(by_row: Tensor, sizes: tuple[int, int]) -> Tensor:
-    """Sum one number a row, (..., rows), where ``sizes`` counts rows."""
-    return by_row if sizes[0] == 1 else by_row.sum(-1, keepdim=True)
-
-
-def _label_terms(probs: Tensor) -> Tensor:
-    """Return Σ_l p_l log p_l of every row, which is -H(z)."""
-    log_probs = probs.clamp_min(torch.finfo(probs.dtype).tiny).log()  # 0·log 0 = 0, with a finite slope
-    return (probs * log_probs).sum(-1)
+    return (log_det if sizes[0] == 1 else log_det.sum(-1, keepdim=True)) / 2
 
 
 def _large_k(q: RowMixture, p: Distribution) -> Tensor:
     probs = compact(q.probs)  # one row where all rows have the same probabilities
-    total = _over_rest(_label_terms(probs), q.rows)
+    log_probs = probs.clamp_min(torch.finfo(probs.dtype).tiny).log()  # 0·log 0 = 0, with a finite slope
+    total = _over_rest((probs * log_probs).sum(-1), q.rows)  # -H(z)
     if len(probs) == 1:  # then Σ_rows p_l KL(N_l‖p) is p_l times one sum over all weights
         for label, each in enumerate(_component_kl(q, p, whole=True)):
             total = total + probs[0, label] * each.squeeze(-1)
@@ -151,12 +140,6 @@ def _large_k(q: RowMixture, p: Distribution) -> Tensor:
     for label, each in enumerate(_component_kl(q, p)):
         total = total + _over_rest(probs[:, label] * each, q.rows)
     return total
-
-
-def _entropy_of(joint: Tensor) -> Tensor:
-    """Return H(z|w) from the log joint of labels and weights, labels first."""
-    log_r = torch.log_softmax(joint, 0)
-    return -(log_r.exp() * log_r.clamp_min(-1e4)).sum(0)
 
 
 def _sampled_gap(q: RowMixture, num_samples: int) -> Tensor:
@@ -167,13 +150,12 @@ def _sampled_gap(q: RowMixture, num_samples: int) -> Tensor:
     for start in range(0, half, block):
         n = min(block, half - start)
         for label in range(q.components):
-            noise = torch.randn((n, q.rows, q.rest), dtype=q.like.dtype, device=q.like.device)
-            eta = None
-            if q.cov_factor is not None:
-                eta = torch.randn((n, q.rows, q.cov_factor.shape[-1]), dtype=q.like.dtype, device=q.like.device)
-                eta = torch.cat([eta, -eta])
+            noise = drawn(torch.randn, (n, q.rows, q.rest), q.like)
+            eta = q.sample_coefficients((n, q.rows))
             labels = torch.full((2 * n, q.rows), label, device=q.like.device)
-            entropy = _entropy_of(q.log_joint(labels, torch.cat([noise, -noise]), eta))
+            mirrored = None if eta is None else torch.cat([eta, -eta])
+            log_r = torch.log_softmax(q.log_joint(labels, torch.cat([noise, -noise]), mirrored), 0)
+            entropy = -(log_r.exp() * log_r.clamp_min(-1e4)).sum(0)
             total = total + q.probs[:, label] * entropy.sum(0)
     return total.sum() / (2 * half)
 
@@ -262,8 +244,7 @@ def kl(q: Distribution, p: Distribution, method: Method = "large_k", *, num_samp
         >>> bool(torch.isclose(exact - large_k, pdrop.paper.kl_gap(q)))
         True
     """
-    if method not in _METHODS:
-        raise RangeError(f"method must be one of {', '.join(_METHODS)}; got {method!r}.")
+    check_choice("method", method, get_args(Method))
     check_count("num_samples", num_samples)
     if not isinstance(q, RowMixture):
         try:
@@ -290,9 +271,8 @@ def kl(q: Distribution, p: Distribution, method: Method = "large_k", *, num_samp
 
 def _by_formula(q: RowMixture, p: Distribution) -> Tensor:
     """Return the large-K value, or say as torch does that there is no formula, so that a loss may sample instead."""
-    base = base_distribution(p, ExpandedDistribution)
-    if not isinstance(base, Normal):
-        raise NotImplementedError(f"there is no formula for KL({type(q).__name__}‖{type(base).__name__}).")
+    if not isinstance(base_distribution(p, ExpandedDistribution), Normal):
+        raise NotImplementedError
     return kl(q, p)
 
 

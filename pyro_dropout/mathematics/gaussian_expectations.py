@@ -18,20 +18,7 @@ _NODES, _ZOOMS = 513, 5
 
 
 def sigmoid_moments(mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return E s, Var s, E s(1 - s) and the mean entropy of a coin with the probability s = sigmoid(f), f normal.
-
-    Args:
-        mean: of f, (...).
-        std: of f, (...), from zero up.
-
-    Example:
-        >>> import torch
-        >>> p, spread, noise, entropy = sigmoid_moments(torch.tensor([0.0, 2.0]), torch.tensor([3.0, 0.0]))
-        >>> p[0].item(), torch.allclose(p[1], torch.tensor(2.0).sigmoid().double()), spread[1].item()
-        (0.5, True, 0.0)
-        >>> torch.allclose(spread + noise, p * (1 - p))
-        True
-    """
+    """Return E s, Var s, E s(1 - s) and the mean entropy of a coin with the probability s = sigmoid(f), f normal."""
     mean, std = mean.to(_F64), std.to(_F64)
     narrow, wide = _narrow(mean, std.clamp_max(1)), _wide(mean, std.clamp_min(1))
     p, spread, noise, entropy = (torch.where(std < 1, a, b) for a, b in zip(narrow, wide, strict=True))
@@ -62,13 +49,7 @@ def _wide(mean: Tensor, std: Tensor) -> tuple[Tensor, ...]:
 
 
 def log_mean_sigmoid(mean: Tensor, std: Tensor) -> Tensor:
-    """Return log E sigmoid(f) of a normal f, however small that is.
-
-    Example:
-        >>> import torch
-        >>> round(log_mean_sigmoid(torch.tensor(-200.0), torch.tensor(2.0)).item(), 9)  # e^f, where f is never near 0
-        -198.0
-    """
+    """Return log E sigmoid(f) of a normal f, however small that is."""
     mean, std = mean.to(_F64), std.to(_F64)
     near = sigmoid_moments(mean, std)[0]
     far = log_expectation(torch.nn.functional.logsigmoid, mean, std, mean + std.square())
@@ -78,19 +59,8 @@ def log_mean_sigmoid(mean: Tensor, std: Tensor) -> Tensor:
 def log_expectation(log_g: Callable[[Tensor], Tensor], mean: Tensor, std: Tensor, mode: Tensor) -> Tensor:
     """Return log E g(f) for a normal f and a positive function g, which may be far narrower than the density of f.
 
-    A grid between the density's peak and that of g is narrowed, five times, to where their product is not negligible.
-
-    Args:
-        log_g: log g at nodes f, (nodes, ...).
-        mean: of f, (...).
-        std: of f, (...), from zero up.
-        mode: where g is largest, (...).
-
-    Example:
-        >>> import torch
-        >>> zero, one = torch.zeros((), dtype=torch.float64), torch.ones((), dtype=torch.float64)
-        >>> log_expectation(lambda f: 2 * f, zero, one, one).item()  # E exp(2f) = exp(2)
-        2.0
+    ``log_g`` gives log g at nodes f, (nodes, ...), and ``mode`` is where it is largest. A grid between the density's
+    peak and that of g is narrowed, five times, to where their product is not negligible.
     """
     mean, std = mean.to(_F64), std.to(_F64)
     peak = ((mode.to(_F64) - mean) / std).nan_to_num(0.0).clamp(-_FARTHEST, _FARTHEST)

@@ -103,19 +103,12 @@ def standardise(
 
 @dataclass(frozen=True)
 class Factor:
-    """The low-rank part of a row's covariance, A = V/σ = B·C, with the Cholesky factor of G = C⁻² + BᵀB.
+    """The low-rank part of a row's covariance, A = V/σ = B·C, with the Cholesky factor of G = C⁻² + BᵀB."""
 
-    Attributes:
-        directions: B, (..., rest, R), with no element larger than one in size.
-        inverse_sizes: the diagonal of C⁻¹, (..., R).
-        cholesky: the lower Cholesky factor of G, (..., R, R).
-        log_det: log det(I + AAᵀ), (...).
-    """
-
-    directions: Tensor
-    inverse_sizes: Tensor
-    cholesky: Tensor
-    log_det: Tensor
+    directions: Tensor  # B, (..., rest, R), with no element larger than one in size
+    inverse_sizes: Tensor  # the diagonal of C⁻¹, (..., R)
+    cholesky: Tensor  # of G, (..., R, R)
+    log_det: Tensor  # log det(I + AAᵀ), (...)
 
 
 def low_rank_factor(cov_factor: Float[Tensor, "*batch rest R"], log_scale: Float[Tensor, "*#batch rest"]) -> Factor:

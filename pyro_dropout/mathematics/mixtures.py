@@ -20,15 +20,7 @@ from pyro_dropout.protocols import Distribution
 class MemberMixture(TorchDistribution):
     """The mixture (1/M) Σ q_m of M distributions of the same shape; all their dimensions are one event.
 
-    Args:
-        parts: the distributions; points (``Delta``) make a mixture with moments and draws, but no density.
-
-    Example:
-        >>> import torch, pyro.distributions as dist
-        >>> from pyro_dropout.mathematics.mixtures import MemberMixture
-        >>> q = MemberMixture([dist.Normal(torch.full((2,), m), 1.0).to_event(1) for m in (-1.0, 1.0)])
-        >>> q.mean.tolist(), q.variance.tolist(), q.log_prob(torch.zeros(2)).shape
-        ([0.0, 0.0], [2.0, 2.0], torch.Size([]))
+    Points (``Delta``) make a mixture with moments and draws, but no density.
     """
 
     arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012 - torch reads a class attribute
@@ -109,16 +101,10 @@ def mixture_cdf(loc: Tensor, scale: Tensor, z: Tensor) -> Tensor:
 
 
 def mixture_quantile(loc: Tensor, scale: Tensor, level: float | Tensor, probs: Tensor | None = None) -> Tensor:
-    """Return a quantile, (...), of normals (T, ...), by Newton steps inside a bracket.
+    """Return a quantile, (...), of normals (T, ...), by Newton steps inside a bracket, or else bisections.
 
-    A smooth mixture needs three or four steps. A step that leaves the bracket, or does not halve the one before it, is
-    replaced by a bisection.
-
-    Args:
-        loc: the means.
-        scale: the standard deviations; a part of width zero is a step at its mean.
-        level: the probability below the quantile, broadcast to it.
-        probs: the weights of the parts, broadcast to ``loc``; equal by default.
+    A part of width zero is a step at its mean. ``level`` is broadcast to the quantile, and the weights ``probs`` of the
+    parts, equal by default, to ``loc``.
     """
     loc, scale = loc.to(_F64), scale.to(_F64).clamp_min(_THINNEST)
     inner = torch.special.ndtri(torch.as_tensor(level, dtype=_F64, device=loc.device))

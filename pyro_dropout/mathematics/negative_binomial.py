@@ -20,17 +20,7 @@ _MOST = 1e18  # the largest rate: torch draws whole numbers of 64 bits
 
 
 class NegativeBinomial(dist.TorchDistribution):
-    """Counts with mean exp(log_mean) and variance μ + μ²/r, r = exp(log_concentration).
-
-    Example:
-        >>> import torch
-        >>> p = NegativeBinomial(torch.tensor(3.0).log(), torch.tensor(2.0).log())
-        >>> p.mean.item(), p.variance.item()
-        (3.0..., 7.5...)
-        >>> below, above = p.log_tails(torch.tensor(3.0))
-        >>> torch.allclose(below.exp() + above.exp() - p.log_prob(torch.tensor(3.0)).exp(), torch.ones((), dtype=_F64))
-        True
-    """
+    """Counts with mean exp(log_mean) and variance μ + μ²/r, r = exp(log_concentration)."""
 
     arg_constraints: ClassVar = {"log_mean": constraints.real, "log_concentration": constraints.real}
     support = constraints.nonnegative_integer

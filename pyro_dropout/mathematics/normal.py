@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Size, Tensor
 from torch.distributions import constraints
-from torch.distributions.transforms import ExpTransform, SigmoidTransform
+from torch.distributions.transforms import ExpTransform, SigmoidTransform, Transform
 
 from pyro_dropout.mathematics.gaussian_expectations import sigmoid_moments
 
@@ -21,16 +21,6 @@ class Normal(dist.Normal):
 
     The log density squares (y - μ)/σ, a number of size one, and not σ: in float32 the square of σ = 1e-27 is zero, and
     that of 1e22 is infinite. Draws are new tensors: torch fills an empty one, which ``vmap`` cannot do for each.
-
-    Example:
-        >>> import torch
-        >>> from torch.func import vmap
-        >>> from pyro_dropout.mathematics.normal import Normal
-        >>> Normal(0.0, 1e-27).log_prob(torch.tensor(0.0))  # 27 log 10 - ½ log 2π
-        tensor(61.2509)
-        >>> draw = lambda scale: Normal(torch.zeros(2), scale).rsample()
-        >>> vmap(draw, randomness="different")(torch.ones(3)).unique().numel()
-        6
     """
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
@@ -53,19 +43,16 @@ _PIECE = 2**15  # numbers whose moments are integrated at once
 
 
 class _OfNormal(dist.TransformedDistribution):  # type: ignore[misc]
-    """y = h(z) with z normal. The density is written out: caches of transforms do not survive ``vmap``."""
+    """y = h(z) with z ~ N(loc, scale²). The density is written out: caches of transforms do not survive ``vmap``."""
 
+    arg_constraints: ClassVar = {"loc": constraints.real, "scale": constraints.positive}
+    transform: ClassVar[type[Transform]]
     base_dist: Normal
 
-    @property
-    def loc(self) -> Tensor:
-        """The mean of z."""
-        return self.base_dist.loc
-
-    @property
-    def scale(self) -> Tensor:
-        """The standard deviation of z."""
-        return self.base_dist.scale
+    def __init__(self, loc: Tensor, scale: Tensor, validate_args: bool | None = False) -> None:
+        z = Normal(loc, scale, validate_args=False)
+        self.loc, self.scale = z.loc, z.scale
+        super().__init__(z, [type(self).transform()], validate_args=validate_args)
 
     def expand(self, batch_shape: Size | list[int] | tuple[int, ...], _instance: object = None) -> Self:
         """Return the same distribution in larger plates."""
@@ -73,20 +60,9 @@ class _OfNormal(dist.TransformedDistribution):  # type: ignore[misc]
 
 
 class LogNormal(_OfNormal):
-    """Positive y with log y ~ N(loc, scale²).
+    """Positive y with log y ~ N(loc, scale²)."""
 
-    Example:
-        >>> import torch
-        >>> p = LogNormal(torch.tensor(2.0), torch.tensor(0.5))
-        >>> torch.allclose(p.mean.log(), torch.tensor(2.0 + 0.5**2 / 2, dtype=torch.float64))
-        True
-    """
-
-    arg_constraints: ClassVar = {"loc": constraints.real, "scale": constraints.positive}
-    support = constraints.positive
-
-    def __init__(self, loc: Tensor, scale: Tensor, validate_args: bool | None = False) -> None:
-        super().__init__(Normal(loc, scale, validate_args=False), [ExpTransform()], validate_args=validate_args)
+    transform, support = ExpTransform, constraints.positive
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return log N(log y; loc, scale²) - log y."""
@@ -105,19 +81,9 @@ class LogNormal(_OfNormal):
 
 
 class LogitNormal(_OfNormal):
-    """Proportions y between 0 and 1 with log y/(1 - y) ~ N(loc, scale²); moments by quadrature.
+    """Proportions y between 0 and 1 with log y/(1 - y) ~ N(loc, scale²); moments by quadrature."""
 
-    Example:
-        >>> import torch
-        >>> LogitNormal(torch.zeros(2), torch.ones(2)).mean
-        tensor([0.5000, 0.5000], dtype=torch.float64)
-    """
-
-    arg_constraints: ClassVar = {"loc": constraints.real, "scale": constraints.positive}
-    support = constraints.unit_interval
-
-    def __init__(self, loc: Tensor, scale: Tensor, validate_args: bool | None = False) -> None:
-        super().__init__(Normal(loc, scale, validate_args=False), [SigmoidTransform()], validate_args=validate_args)
+    transform, support = SigmoidTransform, constraints.unit_interval
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return log N(logit y; loc, scale²) - log y(1 - y)."""

@@ -62,11 +62,7 @@ def implied_tau(
 
     Equation: sec4.2-precision.
 
-    Args:
-        keep: as in `weight_decay`, as are all others.
-        weight_decay: the λ in (1/2N) Σ‖y − ŷ‖² + λ‖W‖², positive: λ = 0 would mean data without noise.
-        num_data: N.
-        length_scale: l.
+    The arguments are those of `weight_decay`, with λ > 0 in the place of τ: λ = 0 would mean data without noise.
 
     Example:
         >>> import pyro_dropout as pdrop
@@ -84,11 +80,7 @@ def implied_length_scale(
 
     Equation: sec4.2-length-scale.
 
-    Args:
-        keep: as in `implied_tau`, as are all others.
-        tau: τ.
-        weight_decay: λ.
-        num_data: N.
+    The arguments are those of `weight_decay` and `implied_tau`.
 
     Example:
         >>> import pyro_dropout as pdrop

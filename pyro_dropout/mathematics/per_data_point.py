@@ -32,17 +32,10 @@ class MisplacedPointsError(NotFollowedError, ShapeError):
 
 
 class PerDataPoint:
-    """Draws of one site for every data point, made inside the layers that use them.
+    """Draws of one site from q for every data point, made inside the layers that use them.
 
-    Args:
-        site: the site's name, for messages.
-        q: the distribution that every data point's weights are drawn from.
-        reused: whether one draw is used on several inputs (tied layers, recurrence), so that the weights themselves are
-            drawn.
-
-    Attributes:
-        dtype: the type that layers compute in, if it is not that of ``q``: a network in half precision.
-        weight: a placeholder for the draws, of the site's shape; a handler recognises it in the model's layers.
+    ``reused`` says that one draw is used on several inputs (tied layers, recurrence), so that the weights themselves
+    are drawn. ``dtype`` is the type that layers compute in, if it is not that of q: a network in half precision.
     """
 
     def __init__(self, site: str, q: RowMixture, reused: bool = False) -> None:
@@ -66,8 +59,6 @@ class PerDataPoint:
         """Make ``value`` a placeholder for these draws."""
         setattr(value, MARK, self)
         return value
-
-    # --- what is drawn, once for each data point ------------------------------------------------------------------
 
     def _check_count(self, count: int) -> None:
         if self.count is None:
@@ -97,14 +88,6 @@ class PerDataPoint:
             self._flips[dim] = torch.where(u < 0.5, -1.0, 1.0).to(like.device, self.dtype)
         return self._flips[dim]
 
-    def _epsilon(self) -> Tensor:
-        """Return the ε that all data points share up to signs."""
-        if self._noise is None:
-            self._noise = torch.randn_like(self.q.like)
-        return self._noise
-
-    # --- what a layer makes of it -----------------------------------------------------------------------------------
-
     def product(self, x: Tensor, layer: "Layer") -> Tensor:
         """Return the layer's output with a separate draw for every data point, without the layer's bias."""
         self._start(len(x))
@@ -127,7 +110,7 @@ class PerDataPoint:
             parts += self._low_rank(x, layer, self._coefficients)
         if not q.noiseless:
             parts.append(self._gaussian(x, layer))
-        return _total(parts)
+        return functools.reduce(torch.add, parts)
 
     def _part(
         self, x: Tensor, layer: "Layer", matrix: Tensor, rows: Tensor | None, dtype: torch.dtype | None = None
@@ -169,20 +152,23 @@ class PerDataPoint:
             # In the type of q: squares of small widths are beyond half precision.
             own = q.like.dtype
             squares, pairs = x.to(own).square(), zip(variances, masks, strict=True)
-            variance = _total([self._part(squares, layer, each, mask, own) for each, mask in pairs])
+            variance = functools.reduce(
+                torch.add, [self._part(squares, layer, each, mask, own) for each, mask in pairs]
+            )
             noise = (variance + torch.finfo(variance.dtype).tiny).sqrt() * torch.randn_like(variance)
             return noise.to(self.dtype)
-        flips = self._flip(layer.in_dim)
-        parts = []
+        if self._noise is None:  # the ε that all data points share up to signs
+            self._noise = torch.randn_like(self.q.like)
+        flips, parts = self._flip(layer.in_dim), []
         for variance, mask in zip(variances, masks, strict=True):
-            noise = (variance.sqrt() * self._epsilon()).to(self.dtype)
+            noise = (variance.sqrt() * self._noise).to(self.dtype)
             if mask is None:
                 parts.append(layer.by_input(x, noise, flips))
             elif q.row_dim == layer.in_dim:
                 parts.append(layer.by_input(x, noise, flips * mask.to(self.dtype)))
             else:
                 parts.append(layer.scale_out(layer.by_input(x, noise, flips), mask.to(self.dtype)))
-        return layer.scale_out(_total(parts), self._flip(layer.out_dim))
+        return layer.scale_out(functools.reduce(torch.add, parts), self._flip(layer.out_dim))
 
     def draws(self, count: int) -> Tensor:
         """Return the weights themselves, (count, *shape): for biases and other small sites."""
@@ -223,8 +209,7 @@ class Layer:
         in_dim: the weight's input dimension.
         out_dim: the weight's output dimension.
         channel: the dimension of input and output that indexes units.
-        groups: how often the weight's input dimension repeats along the input's units (grouped convolutions); a
-            transposed convolution repeats its output dimension instead.
+        groups: how often the weight's input dimension (of a transposed convolution its output) repeats along the units.
         positions: whether one data point has several positions that share its draw.
     """
 
@@ -278,11 +263,6 @@ class Lookup(Layer):
         """Return the words' vectors, each scaled by its data point's number for that word."""
         picked = rows.gather(1, x.reshape(len(x), -1)).reshape(*x.shape, 1)
         return self.op(x, matrix) * picked
-
-
-def _total(parts: list[Tensor]) -> Tensor:
-    # A single product is returned as it is, so that a matrix product and its bias can be one kernel.
-    return functools.reduce(torch.add, parts)
 
 
 def _scale(x: Tensor, rows: Tensor, channel: int, repeat: int) -> Tensor:

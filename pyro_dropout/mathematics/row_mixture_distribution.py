@@ -117,15 +117,12 @@ class RowMixture(WeightDistribution):
         super().__init__(Size(), shape, validate_args=False)
 
     def _check_probs(self, probs: Tensor) -> Tensor:
-        each = self.components
-        got = tuple(probs.shape) if isinstance(probs, Tensor) else repr(probs)
-        if got not in ((each,), (1, each), (self.rows, each)):
-            allowed = f"({each},) or ({self.rows}, {each}), one probability per component"
-            raise ShapeError(f"probs must have shape {allowed}; got {got}.")
+        allowed = ((self.components,), (1, self.components), (self.rows, self.components))
+        if not isinstance(probs, Tensor) or tuple(probs.shape) not in allowed:
+            got = tuple(probs.shape) if isinstance(probs, Tensor) else repr(probs)
+            raise ShapeError(f"probs must have shape {allowed[0]} or {allowed[2]}, one per component; got {got}.")
         if self._validate:
-            check_finite("probs", probs)
-            if not bool((probs >= 0).all()):
-                raise RangeError(f"probs must not be negative; got {describe(probs)}.")
+            check_non_negative("probs", probs)
             if not bool(((probs.sum(-1) - 1).abs() < 1e-5).all()):
                 raise RangeError(f"probs must sum to 1 over components; the sums are {describe(probs.sum(-1))}.")
         return probs.to(self.like)
@@ -151,8 +148,6 @@ class RowMixture(WeightDistribution):
             allowed = f"(L, rows, rest, R) = ({self.components}, {self.rows}, {self.rest}, R), or 1 for L"
             raise ShapeError(f"cov_factor must have shape {allowed}; got {tuple(cov_factor.shape)}.")
         return cov_factor
-
-    # --- rows and tensors -----------------------------------------------------------------------------------------
 
     def to_rows(self, value: Float[Tensor, "*batch_and_shape"]) -> Float[Tensor, "*batch rows rest"]:
         """Lay a tensor of the event's shape out as (..., rows, rest)."""
@@ -222,8 +217,6 @@ class RowMixture(WeightDistribution):
         standard = standardise(difference, self.log_scale()[0]).unsqueeze(0)
         return mahalanobis(standard, self.factor()).squeeze(0)
 
-    # --- samples ----------------------------------------------------------------------------------------------------
-
     def sample_labels(self, sample_shape: Sequence[int] = ()) -> Int[Tensor, "*batch rows"]:
         """Draw one component label for each row."""
         shape = (*sample_shape, *self.batch_shape, self.rows)
@@ -251,7 +244,7 @@ class RowMixture(WeightDistribution):
         return self.rsample(Size(sample_shape))
 
     def sample_masks(self, sample_shape: Sequence[int] = ()) -> list[Tensor]:
-        """Draw which component each row takes, as one mask (*sample_shape, *batch_shape, rows) for each component."""
+        """Draw which component each row takes, as one mask (*sample_shape, *batch_shape, rows) for each."""
         labels = self.sample_labels(sample_shape)
         return [(labels == label).to(self.like.dtype) for label in range(self.components)]
 
@@ -281,8 +274,6 @@ class RowMixture(WeightDistribution):
         value = self.from_rows(self._assemble(labels, noise, coefficients))
         self._draw = Draw(weakref.ref(value), labels, noise, coefficients)
         return value
-
-    # --- the density ----------------------------------------------------------------------------------------------
 
     def log_joint(
         self, labels: Tensor | None, noise: Tensor, coefficients: Tensor | None = None
@@ -316,8 +307,7 @@ class RowMixture(WeightDistribution):
 
     def label_log_prob(self) -> Tensor:
         """Return log p(z) of the labels of the last draw, (*sample_shape, *batch_shape)."""
-        z = self._draw.labels.unsqueeze(-1)
-        return self._pick(z, self.log_probs().mT.unsqueeze(-1)).sum((-2, -1))
+        return self._pick(self._draw.labels.unsqueeze(-1), self.log_probs().mT.unsqueeze(-1)).sum((-2, -1))
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log density of ``value``; for the last draw it is computed from the noise that made it."""
@@ -336,8 +326,6 @@ class RowMixture(WeightDistribution):
         joint = self.log_joint(*self._draw[1:]) if made else self.log_joint(None, self.to_rows(value))
         total = torch.logsumexp(joint, 0).sum(-1)
         return total.expand(broadcast_shape(total.shape, self.batch_shape))
-
-    # --- moments and the rest of torch's interface ------------------------------------------------------------------
 
     def _center(self) -> Tensor:
         probs = self.per_row(self.probs.mT)

@@ -34,7 +34,7 @@ ROWS = [
         lambda: paper.dropout_objective(LABELS, torch.zeros(12, 2), [], 0.0)),
     Row(SHAPE, "an integer y holds class indices", "got (12, 1) and (12, 3)",
         lambda: paper.dropout_objective(LABELS[:, None], torch.zeros(12, 3), [], 0.0)),
-    Row(SHAPE, "weights", "got one tensor; write [w]", lambda: paper.dropout_objective(X, X, X, 0.0)),
+    Row(SHAPE, "weights", "got Tensor; write [w]", lambda: paper.dropout_objective(X, X, X, 0.0)),
     Row(SHAPE, "weight_decays", "got 2 for 1 weights", lambda: paper.dropout_objective(X, X, [X], [0.1, 0.2])),
     Row(SHAPE, "weight_decays", "got ['b']", lambda: paper.dropout_objective(X, X, {"a": X}, {"b": 0.1})),
     Row(RANGE, "weight_decays['a']", "got -0.1", lambda: paper.dropout_objective(X, X, {"a": X}, {"a": -0.1})),

@@ -18,11 +18,8 @@ import pyro
 import pyro.distributions as dist
 import torch
 from pyro import poutine
-from pyro.contrib.forecast import Forecaster, ForecastingModel
-from pyro.infer import SVI, JitTrace_ELBO, Predictive, RenyiELBO, Trace_ELBO, TraceEnum_ELBO, TraceGraph_ELBO
+from pyro.infer import SVI, JitTrace_ELBO, RenyiELBO, Trace_ELBO, TraceEnum_ELBO, TraceGraph_ELBO
 from pyro.infer.autoguide import (
-    AutoCallable,
-    AutoDelta,
     AutoDiscreteParallel,
     AutoGuideList,
     init_to_feasible,
@@ -32,7 +29,6 @@ from pyro.infer.autoguide import (
     init_to_uniform,
     init_to_value,
 )
-from pyro.infer.reparam import ProjectedNormalReparam
 from pyro.nn import PyroModule, PyroParam, PyroSample
 from pyro.optim import Adam
 from torch import Tensor, nn
@@ -150,43 +146,6 @@ def many_draws_at_once(make: Make, loss: Any) -> None:
     assert abs(estimate.loss(every_shape, guide)) < 1e6
 
 
-@scenario()
-def a_plate_seen_by_many_particles(make: Make) -> None:
-    """Unit prior, unit noise: the posterior is N(y/2, 1/2) in each element of the plate."""
-
-    def model(y: Tensor) -> None:
-        with pyro.plate("plate", 3):
-            z = pyro.sample("z", dist.Normal(0.0, 1.0))
-            pyro.sample("y", dist.Normal(z, 1.0), obs=y)
-
-    y = torch.tensor([0.0, 2.0, 4.0])
-    guide = trained(model, make(model), Trace_ELBO(num_particles=20, vectorize_particles=True), y, steps=250)
-    low, middle, high = guide.quantiles([0.1587, 0.5, 0.8413], y)["z"]
-    assert torch.allclose(middle, y / 2, atol=0.2)
-    assert torch.allclose((high - low) / 2, torch.full((3,), 0.5**0.5), atol=0.15)
-    found = Predictive(model, guide=guide, num_samples=9, parallel=True)(y)
-    assert found["z"].shape == (9, 3)
-
-
-def three_kinds() -> None:
-    pyro.sample("x", dist.Normal(0.0, 1.0))
-    pyro.sample("y", dist.LogNormal(0.0, 1.0))
-    pyro.sample("z", dist.Beta(2.0, 2.0))
-
-
-@scenario(loss=LOSSES)
-def quantiles_are_learned(make: Make, loss: Any) -> None:
-    guide = trained(three_kinds, make(three_kinds), loss(num_particles=100, vectorize_particles=True))
-    found, median = guide.quantiles([0.1, 0.5, 0.9]), guide.median()
-    expected = {"x": 0.0, "y": 1.0, "z": 0.5}
-    assert all(abs(median[name].item() - value) < 0.1 for name, value in expected.items())
-    assert all(torch.allclose(found[name][1], median[name]) for name in "xyz")
-    x, y, z = (found[name].tolist() for name in "xyz")
-    assert -3 < x[0] < x[1] - 0.9 < x[2] - 1.8 < 1.2
-    assert 0.01 < y[0] < y[1] / 2 < y[2] / 4 < 25
-    assert 0.01 < z[0] < z[1] - 0.1 < z[2] - 0.2 < 0.8
-
-
 def centre(guide: Any) -> dict[str, Tensor]:
     """The means of a guide that can say them; dropping moves a median off its mean, and Pyro's guides say medians."""
     found: dict[str, Tensor] = guide.mean() if hasattr(guide, "mean") else guide.median()
@@ -221,17 +180,6 @@ def widths_start_as_told(make: Make, scale: float) -> None:
     for name in ("x", "z"):
         width = (ends[name][1] - ends[name][0]) / 2
         assert torch.allclose(width, torch.full_like(width, scale), rtol=0.02)
-
-
-@scenario()
-def a_prior_away_from_zero_is_where_it_starts(make: Make) -> None:
-    def model() -> None:
-        pyro.sample("a", dist.Normal(50.0, 0.1))
-        pyro.sample("b", dist.Normal(50.0, 0.1).expand([3]).to_event(1))
-
-    guide = make(model, init_loc_fn=init_to_median)
-    guide()
-    assert all((value - 50).abs().max() < 1 for value in centre(guide).values())
 
 
 # --- models of other make ---------------------------------------------------------------------------------------------
@@ -291,87 +239,6 @@ def regression_by_modules(make: Make, loss: Any) -> None:
         trained(model, guide, loss(), x, x.sum(1), steps=3)
 
 
-def saved_by_jit(module: Any, inputs: Any) -> Any:
-    file = io.BytesIO()
-    torch.jit.save(torch.jit.trace_module(module, {"call": inputs}, check_trace=False), file)
-    file.seek(0)
-    return torch.jit.load(file)
-
-
-@scenario()
-def predictions_one_by_one_and_by_jit(make: Make) -> None:
-    x, model = torch.randn(10, 3), Regression()
-    guide = make(model)
-    guide(x, x.sum(1))  # a guide that first sees its model without y takes y for a latent variable
-    predictive = Predictive(model, guide=guide, num_samples=10)
-    found = predictive(x)
-    assert {"obs", "sigma", "linear.weight", "linear.bias"} <= set(found)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        loaded = saved_by_jit(predictive, (x,))
-        assert len(loaded.call(x)) == len(found)
-
-
-@scenario()
-def a_guide_saved_by_jit(make: Make) -> None:
-    def model() -> None:
-        pyro.sample("x", dist.Normal(0.0, 1.0))
-        with pyro.plate("plate", 2):
-            pyro.sample("y", dist.LogNormal(0.0, 1.0))
-
-    guide = make(model)
-    guide()
-    pyro.set_rng_seed(0)
-    expected = guide.call()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        loaded = saved_by_jit(guide, ())
-    pyro.set_rng_seed(0)
-    assert all(torch.allclose(a, b) for a, b in zip(loaded.call(), expected, strict=True))
-    assert {name for name, _ in loaded.named_parameters()} == {name for name, _ in guide.named_parameters()}
-
-
-@scenario()
-def a_sphere_after_reparameterisation(make: Make) -> None:
-    def model() -> None:
-        pyro.sample("x", dist.ProjectedNormal(torch.tensor([1.0, 0.0, 0.0])))
-
-    sphere = poutine.reparam(model, {"x": ProjectedNormalReparam()})
-    trained(sphere, make(sphere), Trace_ELBO(), steps=3)
-
-
-@scenario()
-def a_site_that_is_partly_observed(make: Make) -> None:
-    def model(data: Tensor, mask: Tensor) -> None:
-        loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
-        with pyro.plate("plate", len(data)):
-            pyro.sample("x", dist.Normal(loc, 1.0), obs=data, obs_mask=mask)
-
-    data, mask = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([True, False, True])
-    guide = trained(model, make(model), Trace_ELBO(), data, mask, steps=3)
-    assert guide.median()["x_unobserved"].shape == (3,)
-
-
-@scenario()
-def a_series_is_forecast(make: Make) -> None:
-    class Drift(ForecastingModel):
-        def model(self, zero_data: Tensor, covariates: Tensor) -> None:
-            drift = pyro.sample("drift", dist.Normal(0.0, 0.1))
-            sigma = pyro.sample("sigma", dist.LogNormal(-1.0, 1.0))
-            with self.time_plate:
-                level = pyro.sample("level", dist.Normal(0.0, 0.1))
-            mean = (drift + level).cumsum(-1).unsqueeze(-1)
-            self.predict(dist.Normal(0.0, sigma.unsqueeze(-1)), mean)
-
-    data, model = torch.randn(8, 1).cumsum(0) * 0.1, Drift()
-    covariates = torch.zeros(10, 0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        forecaster = Forecaster(model, data, covariates[:8], guide=make(model), num_steps=3, log_every=0)
-        found = forecaster(data, covariates, num_samples=4)
-    assert found.shape == (4, 2, 1), found.shape
-
-
 # --- plates that show some of their elements --------------------------------------------------------------------------
 
 
@@ -388,20 +255,6 @@ def local_numbers_of_a_subsampled_plate(make: Make) -> None:
     guide = trained(model, make(model), Trace_ELBO(), y, steps=600, lr=0.3)
     assert guide.median(y)["z"].shape == (20,)
     assert (guide.median(y)["z"] - y).abs().max() < 1.5
-
-
-@scenario()
-def a_model_that_subsamples(make: Make) -> None:
-    def model(x: Tensor, y: Tensor, batch_size: int) -> None:
-        loc = pyro.param("loc", lambda: torch.tensor(0.0))
-        with pyro.plate("batch", len(x), subsample_size=batch_size):
-            batch_x, batch_y = pyro.subsample(x, event_dim=0), pyro.subsample(y, event_dim=0)
-            sigma = pyro.sample("sigma", dist.LogNormal(0.0, 1.0))
-            pyro.sample("obs", dist.Normal(loc + batch_x, sigma), obs=batch_y)
-
-    x = torch.randn(50)
-    guide = trained(model, make(model), Trace_ELBO(), x, x + 1, batch_size=20, steps=5)
-    assert guide.median()["sigma"].shape == (50,)
 
 
 def states(batch: Any, subsample: Tensor, full_size: int) -> Tensor:
@@ -428,45 +281,6 @@ def a_guide_that_subsamples(make: Make, init: Any) -> None:
     for start in (0, 20, 40, 0):
         index = torch.arange(start, min(50, start + 20))
         assert abs(svi.step(data[:, index], index, full_size=50)) < 1e6
-
-
-@scenario(independent={"independent": True, "dependent": False})
-def two_plates_that_subsample(make: Make, independent: bool) -> None:
-    def model(data: Tensor) -> None:
-        with pyro.plate("origin", len(data), dim=-2), pyro.plate("destin", len(data), dim=-1):
-            batch = pyro.subsample(data, event_dim=0)
-            assert batch.size(0) == batch.size(1)
-            pyro.sample("obs", dist.Normal(pyro.sample("z", dist.Normal(0.0, 1.0)), 1.0), obs=batch)
-
-    def plates(data: Tensor) -> Any:
-        origin = pyro.plate("origin", len(data), subsample_size=5, dim=-2)
-        if independent:
-            return origin, pyro.plate("destin", len(data), subsample_size=5, dim=-1)
-        with origin as subsample:
-            pass
-        return origin, pyro.plate("destin", len(data), subsample=subsample, dim=-1)
-
-    data = torch.randn(10, 10)
-    guide = make(model, create_plates=plates)
-    svi = SVI(model, guide, Adam({"lr": 0.01}), Trace_ELBO())
-    assert all(abs(svi.step(data)) < 1e6 for _ in range(2))
-    assert guide.median()["z"].shape == (10, 10)
-
-
-@scenario()
-def plates_replayed_from_the_guide(make: Make) -> None:
-    def model(batch_size: int | None = None) -> None:
-        loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
-        with pyro.plate("outer", 4, subsample_size=batch_size, dim=-2), pyro.plate("inner", 3, dim=-1):
-            pyro.sample("x", dist.Normal(loc, 1.0))
-
-    guide = make(model)
-    guide(batch_size=2)
-    trace = poutine.trace(guide).get_trace(batch_size=2)
-    assert trace.nodes["x"]["value"].shape == (2, 3)
-    replayed = poutine.trace(poutine.replay(model, trace=trace)).get_trace(batch_size=2)
-    assert torch.equal(replayed.nodes["outer"]["value"], trace.nodes["outer"]["value"])
-    assert guide.median()["x"].shape == (4, 3)
 
 
 # --- guides in lists --------------------------------------------------------------------------------------------------
@@ -505,32 +319,6 @@ def a_list_of_guides(make: Make) -> None:
     assert set(guide.median()) == {"x", "y"}
 
 
-@scenario(returns={"nothing": False, "values": True})
-def a_list_with_a_function(make: Make, returns: bool) -> None:
-    def own() -> Any:
-        x = pyro.sample("x", dist.Delta(pyro.param("x_loc", torch.tensor(0.0))))
-        return {"x": x} if returns else None
-
-    guide = AutoGuideList(two_sites)
-    guide.append(AutoCallable(two_sites, own, lambda: {"x": pyro.param("x_loc")}))
-    guide.append(make(poutine.block(two_sites, expose=["y"])))
-    assert set(guide()) == ({"x", "y"} if returns else {"y"})
-    trained(two_sites, guide, Trace_ELBO(), steps=2)
-    assert set(guide.median()) == {"x", "y"}
-
-
-@scenario(loss=LOSSES)
-def lists_in_lists(make: Make, loss: Any) -> None:
-    model = WithParameters()
-    guide = AutoGuideList(model)
-    guide.append(AutoDelta(poutine.block(model, expose=["x"])))
-    inner = AutoGuideList(poutine.block(model, expose=["y"]))
-    inner.z = make(poutine.block(model, expose=["y"]))
-    guide.append(inner)
-    trained(model, guide, loss(), steps=3, lr=0.005)
-    assert {"x", "y"} <= set(poutine.trace(guide).get_trace().stochastic_nodes)
-
-
 # --- keeping what was learned -----------------------------------------------------------------------------------------
 
 
@@ -564,19 +352,6 @@ def copies_and_pickles(make: Make) -> None:
     copies = [pickle.loads(pickle.dumps(guide)), torch.load(file, weights_only=False), copy.deepcopy(guide)]
     for other in copies:
         assert all(torch.equal(other.median()[name], value) for name, value in guide.median().items())
-
-
-@scenario()
-def parameters_local_to_modules(make: Make) -> None:
-    x = torch.randn(10, 3)
-    with pyro.settings.context(module_local_params=True):
-        model = Regression()
-        guide = make(model)
-        guide(x, x.sum(1))
-        before = {name: value.detach().clone() for name, value in guide.named_parameters()}
-        trained(model, guide, ELBO(per_example=False), x, x.sum(1), steps=2)
-        assert all(not torch.equal(value, before[name]) for name, value in guide.named_parameters())
-        assert not len(pyro.get_param_store())
 
 
 @scenario()

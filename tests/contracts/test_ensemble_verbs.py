@@ -242,25 +242,3 @@ def test_chains_are_members_in_their_order(points: Any, dropout: Any) -> None:
     assert all(bool(((rows == 0) | (rows == loc)).all()) for rows, loc in zip(drawn, kept, strict=True))
     rhat = arviz().rhat(data, var_names=["0.weight"])["0.weight"].values
     assert float(rhat.min()) > 1.1  # members that start apart have not found the same weights
-
-
-@pytest.mark.parametrize(
-    ("likelihood", "outputs", "y"),
-    [
-        (pd.Categorical(), 3, torch.arange(12) % 3),
-        (pd.Bernoulli(), 2, torch.cat([X > 0, X < 0.3], 1).double()),
-        (pd.Poisson(), 1, torch.arange(12, dtype=F64).unsqueeze(-1)),
-        (pd.HeteroscedasticGaussian(), 2, Y),
-    ],
-    ids=["classes", "yes or no", "counts", "noise by input"],
-)
-@pytest.mark.thinned(2)
-def test_any_likelihood(likelihood: Any, outputs: int, y: Tensor) -> None:
-    model = network(likelihood, outputs)
-    ensemble = pd.Ensemble(model, members=4, start="module", seed=0)
-    assert len(pd.predict(model, ensemble, X).samples.unique(dim=0)) == 1
-    pd.fit(model, ensemble, X, y, steps=5, batch_size=6, **QUIET)
-    answer = pd.predict(model, ensemble, X)
-    assert len(answer.samples.unique(dim=0)) == 4  # their problems differ, and nothing else
-    assert bool(answer.log_prob(y).isfinite().all())
-    assert pd.to_arviz(model, ensemble, X, y, seed=0)["log_likelihood"]["y"].shape[:3] == (4, 1, 12)

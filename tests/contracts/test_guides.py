@@ -18,7 +18,6 @@ import pytest
 import torch
 from pyro import poutine
 from pyro.infer import SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
-from pyro.infer.autoguide import AutoGuideList, AutoNormal
 from pyro.infer.importance import psis_diagnostic
 from pyro.optim import Adam, PyroOptim
 from torch import Tensor
@@ -284,30 +283,6 @@ def test_two_pairs_share_nothing(guide: str, kind: str, dtype: torch.dtype) -> N
     assert held == {id(value) for pair in pairs for value in parameters(pair[1], pair[0]).values()}
 
 
-@pytest.mark.thinned(2)
-@pytest.mark.parametrize("draws", ["shared", "per-example"])
-@pytest.mark.parametrize(("guide", "kind", "dtype"), cases(kinds=["mlp", "plain"]))
-def test_it_works_in_a_list_of_guides(guide: str, kind: str, dtype: torch.dtype, draws: str) -> None:
-    """With Pyro's AutoNormal for the biases; our parts of two lists share nothing."""
-    problem = KINDS[kind](dtype)
-    biases = {"mlp": ["0.bias", "2.bias"], "plain": ["b1"]}[kind]
-
-    def listed() -> Any:
-        whole = AutoGuideList(problem.model)
-        blocked = Problem(poutine.block(problem.model, hide=biases), *(None,) * 3, problem.options)  # type: ignore[arg-type]
-        whole.append(build(guide, blocked))
-        whole.append(AutoNormal(poutine.block(problem.model, expose=biases)))
-        whole(problem.x, problem.y)
-        return whole
-
-    first, second = listed(), listed()
-    before = {name: value.detach().clone() for name, value in second[0].named_parameters()}
-    svi = SVI(problem.model, first, Adam({"lr": 0.1}), ELBO(per_example=draws == "per-example"))
-    assert all(math.isfinite(svi.step(problem.x, problem.y)) for _ in range(2))
-    assert set(first.median(problem.x, problem.y)) == {*first(problem.x, problem.y)}
-    assert all(torch.equal(value, before[name]) for name, value in second[0].named_parameters())
-
-
 @pytest.mark.parametrize(("guide", "kind", "dtype"), cases(where=lambda guide, kind: kind not in ONE_BY_ONE))
 def test_it_predicts_in_parallel(guide: str, kind: str, dtype: torch.dtype) -> None:
     problem = KINDS[kind](dtype)
@@ -318,21 +293,12 @@ def test_it_predicts_in_parallel(guide: str, kind: str, dtype: torch.dtype) -> N
     assert torch.isfinite(found["y"].to(dtype)).all()
 
 
-@pytest.mark.parametrize(("guide", "kind", "dtype"), cases(where=lambda guide, kind: many_draws(guide, kind)))
+@pytest.mark.parametrize("draws", ["shared", "per-example"])
+@pytest.mark.parametrize(("guide", "kind", "dtype"), cases())
 @pytest.mark.thinned(2)
-def test_particles_of_shared_draws_can_be_vectorised(guide: str, kind: str, dtype: torch.dtype) -> None:
-    check_particles(guide, kind, dtype, "shared")
-
-
-@pytest.mark.parametrize(
-    ("guide", "kind", "dtype"), cases(where=lambda guide, kind: many_draws(guide, kind, "per-example"))
-)
-@pytest.mark.thinned(2)
-def test_particles_of_per_example_draws_can_be_vectorised(guide: str, kind: str, dtype: torch.dtype) -> None:
-    check_particles(guide, kind, dtype, "per-example")
-
-
-def check_particles(guide: str, kind: str, dtype: torch.dtype, draws: str) -> None:
+def test_particles_can_be_vectorised(guide: str, kind: str, dtype: torch.dtype, draws: str) -> None:
+    if not many_draws(guide, kind, draws):
+        return
     problem = KINDS[kind](dtype)
     loss = "mean-field" if refusal(guide, kind, "mean-field", draws) is None else "trace"
     estimate, context = setting(loss, draws, num_particles=3, vectorize_particles=True, max_plate_nesting=1)

@@ -111,20 +111,6 @@ def ran(elsewhere: Path, *words: str, at: Path | None = None) -> str:
 
 
 @pytest.mark.deep
-def test_a_new_guide_is_on_the_command_line_and_among_the_estimators(elsewhere: Path) -> None:
-    assert "toy" in ran(elsewhere, *COMMAND, "fit", "--help")
-    said = ran(
-        elsewhere,
-        "-c",
-        "import numpy as np, pyro_dropout as pd\n"
-        "x = np.linspace(0, 1, 20)[:, None]\n"
-        "found = pd.DropoutRegressor(guide='toy', max_steps=3, compile=False, samples=5, tau=1.0).fit(x, x[:, 0])\n"
-        "print(type(found.model_and_guide()[1]).__name__, found.predict(x).shape)\n",
-    )
-    assert said.split("\n")[0] == "AutoToy (20,)"
-
-
-@pytest.mark.deep
 def test_a_new_guide_is_fitted_compared_and_under_contract(elsewhere: Path) -> None:
     ran(elsewhere, *COMMAND, "fit", "table.csv", "--guide", "toy", "--out", "run", "--steps", "3", "--quiet")
     ran(elsewhere, *COMMAND, "predict", "run", "table.csv", "--out", "predicted.csv", "--quiet")

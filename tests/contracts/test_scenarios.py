@@ -43,7 +43,7 @@ NEED_A_DENSITY = {f"regression_by_modules-{loss}" for loss in ("trace", "graph",
 # A guide that drops vectors, whole or by element, has no density for them either.
 DROPS_VECTORS = ("dropout-dropped-bias", "dropout-each-bias")
 WHOLE = ("mean-field",)  # the guides that run through all scenarios in the short tests, but for the slow ones
-SLOW = ("many_particles", "conjugate", "jit", "learned", "local_numbers")
+SLOW = ("conjugate", "jit", "local_numbers")
 
 
 @pytest.fixture(autouse=True)
@@ -109,7 +109,7 @@ def test_what_no_guide_can_do_is_refused_by_name(guide: str, model: Callable[[],
 def test_a_start_is_said_once(guide: str) -> None:
     with pytest.raises(PyroDropoutError, match="init or init_loc_fn, not both"):
         GUIDES[guide].make(nothing, init="paper", init_loc_fn=init_to_median)
-    with pytest.raises(PyroDropoutError, match="init_loc_fn must be a function of a site"):
+    with pytest.raises(PyroDropoutError, match="init_loc_fn must be a function"):
         GUIDES[guide].make(nothing, init_loc_fn="median")
     with pytest.raises(PyroDropoutError, match="other must be 'gaussian' or 'map'"):
         GUIDES[guide].make(nothing, other="none")

@@ -126,16 +126,6 @@ def test_the_mean_is_the_network_without_dropout(name: str) -> None:
     assert float((functional_call(model.net, guide.mean(), (x,)) - net.eval()(x)).detach().abs().max()) <= 1e-12
 
 
-def test_layers_without_dropout_are_points() -> None:
-    model, guide = pd.from_dropout(nested())
-    kinds = {name: type(guide.posterior(name)).__name__ for name in model.sites}
-    dropped = {"1.inner.0.1.weight", "1.out.weight", "2.0.inner.0.1.weight", "2.0.out.weight"}
-    assert {name for name, kind in kinds.items() if kind == "BernoulliMixture"} == dropped
-    assert {kind for name, kind in kinds.items() if name not in dropped} == {"Delta"}
-    keeps = {name: round(guide.posterior(name).keep[0].item(), 12) for name in dropped}
-    assert set(keeps.values()) == {0.7, 0.4}
-
-
 def test_the_network_is_left_as_it_was() -> None:
     net = LeNet()
     before, parts = copy.deepcopy(net.state_dict()), [type(m) for m in net.modules()]

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 import pyro_dropout as pd
-from pyro_dropout.mathematics.argument_names import also
 from pyro_dropout.sklearn.estimators import DropoutClassifier, DropoutRegressor
 
 
@@ -24,13 +23,6 @@ def test_pyros_names_are_accepted_where_ours_are() -> None:
         assert "samples" in inspect.signature(door).parameters  # which shows one name
         with pytest.raises(TypeError, match=rf"{door.__name__}\(\) got both 'num_samples' and 'samples'"):
             door(samples=3, num_samples=3)
-
-
-def test_two_names_of_one_argument_are_refused_by_place_too() -> None:
-    called = also(other="ours")(lambda first, ours=0: ours)
-    assert (called(1, other=2), called(1, 3), called(1)) == (2, 3, 0)
-    with pytest.raises(TypeError, match="both 'other' and 'ours'"):
-        called(1, 2, other=2)
 
 
 @pytest.mark.parametrize("estimator", [DropoutRegressor, DropoutClassifier])

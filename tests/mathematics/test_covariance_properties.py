@@ -8,25 +8,21 @@ import pyro.distributions as dist
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import strategies as st
 from pyro.nn import PyroSample
 
 from pyro_dropout.mathematics.covariance import ArcCosine, ArcSine, Layered
 from pyro_dropout.mathematics.finite_rank import (
     FiniteRank,
     SecondLayer,
-    finite_rank_log_marginal,
 )
 from tests.oracles.both_types import digits, dtypes
 from tests.oracles.covariances import (
     POINTS,
     SCALES,
-    featured,
     kernels,
     kinds,
     points,
     scales,
-    seeds,
 )
 
 # --- properties -------------------------------------------------------------------------------------------------------
@@ -56,33 +52,6 @@ def test_a_length_scale_is_a_unit_of_the_inputs(kind, x, first, other, bias_leng
     x = x.to(dtype)
     unit = torch.tensor([first, other], dtype=dtype)
     torch.testing.assert_close(kind(2, 1.0, unit, bias_length_scale)(x), kind(2, 1.0, 1.0, bias_length_scale)(x / unit))
-
-
-@given(featured, points, dtypes)
-def test_the_rank_is_at_most_the_width(build, x, dtype):
-    x = x.to(dtype)
-    kernel = build().to(dtype)
-    x = torch.cat([x, x + 0.7, x - 1.3])
-    values = torch.linalg.eigvalsh(kernel(x)).flip(0)
-    assert kernel.features(x).shape == (len(x), kernel.width)
-    assert (values[kernel.width :].abs() <= digits(dtype, 1e-12, 1e-5) * values.sum()).all()
-
-
-@given(st.integers(1, 5), st.integers(1, 5), st.floats(0.01, 100), seeds, dtypes)
-def test_the_log_marginal_does_not_see_which_side_is_inverted(n, k, tau, seed, dtype):
-    generator = torch.Generator().manual_seed(seed)
-    y, phi = (torch.randn(n, m, dtype=dtype, generator=generator) for m in (2, k))
-    padded = torch.cat([phi, torch.zeros(n, n, dtype=dtype)], -1)  # the same ΦΦᵀ, and now K ≥ N
-    turn = torch.linalg.qr(torch.randn(k, k, dtype=dtype, generator=generator)).Q
-    found = finite_rank_log_marginal(y, phi, tau)
-    torch.testing.assert_close(
-        finite_rank_log_marginal(y, padded, tau), found, rtol=digits(dtype, 1e-9), atol=digits(dtype, 1e-9)
-    )
-    torch.testing.assert_close(
-        finite_rank_log_marginal(y, phi @ turn, tau), found, rtol=digits(dtype, 1e-9), atol=digits(dtype, 1e-9)
-    )
-    apart = sum(finite_rank_log_marginal(y[:, d], phi, tau) for d in range(2))
-    torch.testing.assert_close(apart, found, rtol=digits(dtype, 1e-9), atol=digits(dtype, 1e-9))
 
 
 # --- gradients --------------------------------------------------------------------------------------------------------

@@ -63,15 +63,6 @@ def test_implied_length_scale_undoes_weight_decay(keep, tau, num_data, length_sc
         assert relative(implied_length_scale(p, t, decay, num_data), scale) < 8 * ulp
 
 
-@given(keeps, positives, counts, st.integers(1, 50), dtypes)
-def test_the_losses_differ_by_two_over_the_number_of_outputs(keep, tau, num_data, outputs, dtype):
-    for ulp, p, t in twice(dtype, keep, tau):
-        half = optimizer_weight_decay(p, t, num_data, 0.5)
-        full = optimizer_weight_decay(p, t, num_data, 0.5, loss="mse", out_features=outputs)
-        assert relative(full * outputs, 2 * half) < 4 * ulp
-        assert relative(half, 2 * weight_decay(p, t, num_data, 0.5)) < 4 * ulp
-
-
 # --- the converters: tensors ------------------------------------------------------------------------------
 
 
@@ -140,22 +131,6 @@ def test_objective_for_classes_is_the_numpy_loop(seed, dtype, n, classes):
     by_hand += 0.2 * sum(v**2 for v in w.flatten().tolist())
     value = dropout_objective(y, logits, [w], 0.2)
     assert value.item() == pytest.approx(by_hand, rel=32 * torch.finfo(dtype).eps)
-
-
-@given(seeds, st.floats(0, 1), st.floats(0, 1), dtypes)
-def test_ways_to_write_the_decays_agree(seed, first, second, dtype):
-    y, y_hat, w, b = random_tensors(seed, dtype, (4, 2), (4, 2), (3, 2), (3,))
-    named = dropout_objective(y, y_hat, {"w": w, "b": b}, {"b": second, "w": first})
-    forms = [
-        dropout_objective(y, y_hat, [w, b], [first, second]),
-        dropout_objective(y, y_hat, {"w": w, "b": b}, (first, second)),
-        dropout_objective(y, y_hat, iter([w, b]), torch.tensor([first, second], dtype=dtype)),
-        dropout_objective(y, y_hat, [b, w], (value for value in (second, first))),
-    ]
-    for value in forms:
-        torch.testing.assert_close(value, named, rtol=digits(dtype, 1e-14, 1e-6), atol=0)
-    shared = dropout_objective(y, y_hat, [w, b], torch.tensor(first, dtype=dtype))
-    torch.testing.assert_close(shared, dropout_objective(y, y_hat, [w, b], [first, first]), rtol=0, atol=0)
 
 
 def minus_elbo_by_loops(x, y, loc_w, loc_b, mask, keep, tau, length_scale):
