@@ -33,10 +33,10 @@ def whatever(guide: Any) -> list[Row]:
     rows = [
         Row(OTHER, "model", "got 'model'", lambda: guide("model")),
         Row(RANGE, "init", "got 'zeros'", lambda: guide(model(), init="zeros")),
-        Row(RANGE, "init", "gave shape (1,) for '0.weight'",
+        Row(SHAPE, "init", "has shape (1,) for '0.weight'",
             lambda: guide(model(), init=lambda site, shape: torch.zeros(1))),
-        Row(SHAPE, "init('0.weight', shape)", "got NoneType", lambda: guide(model(), init=lambda site, shape: None)),
-        Row(RANGE, "init('0.weight', shape)", "got [[nan], [nan], [nan], [nan]]",
+        Row(SHAPE, "init of '0.weight'", "got NoneType", lambda: guide(model(), init=lambda site, shape: None)),
+        Row(RANGE, "init of '0.weight'", "got [[nan], [nan], [nan], [nan]]",
             lambda: guide(model(), init=lambda site, shape: torch.full(shape, NAN))),
         Row(RANGE, "init_scale", "got 0.0", lambda: guide(model(), init_scale=0.0)),
         Row(RANGE, "init_scale", "got 'wide'", lambda: guide(model(), init_scale="wide")),
