@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.engines.constants import Found
-from pyro_dropout.engines.program import Function, Program, counting
+from pyro_dropout.engines.program import Function, Program, apart_in_memory, counting
 from pyro_dropout.engines.torch_internals import tree_leaves
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.protocols import Tree
@@ -76,7 +76,8 @@ class Step:
         outside: where tensors are that it may read besides its inputs, to be read anew at every step; without them, the
             step holds what it reads as it is.
         like: recorded programs that may equal its own.
-        chained: whether many steps may run before the host looks at one, as in a CUDA graph.
+        chain: how many steps may run before the host looks at one, as in a CUDA graph; 0 if none may be captured.
+        buffers: how many of a row's first tensors a step may change, where it is captured alone.
         solo: the step of one network, if this is that of several.
     """
 
@@ -93,7 +94,8 @@ class Step:
     guarded: bool = False
     outside: Sequence[Found] | None = None
     like: Sequence[Program] = ()
-    chained: bool = True
+    chain: int = CHAIN
+    buffers: int = 0
     solo: Solo | None = None
 
     @property
@@ -133,15 +135,22 @@ class Step:
 
     @cached_property
     def recorded(self) -> Program:
-        """The whole step, recorded once for all engines; it writes over the tensors that it changes."""
+        """The whole step, recorded once for all engines; it writes over the tensors that it changes.
+
+        On a GPU it does so only where they take too much memory to be computed anew.
+        """
+        on_gpu, count = self.t.is_cuda, len(self.changed)
+        if on_gpu and not (self.huge and apart_in_memory([*self.flat, *self.row], count)):
+            return self.program()
+        return self.program(writes=count, fake=on_gpu)
+
+    def program(self, *, writes: int = 0, fake: bool = False) -> Program:
+        """Return the whole step as a program; if it writes over the tensors that it changes, it also counts."""
         if self.whole is None:
             raise CannotError("the optimiser is torch's own, and runs beside the step")
-        return self.program(compile=False, writes=len(self.changed))
-
-    def program(self, **how: Any) -> Program:
-        """Return the whole step and the number of the next one as a program."""
-        assert self.whole is not None
-        return Program(counting(self.whole), *self.arguments, outside=self.outside, like=self.like, **how)
+        function = counting(self.whole) if writes else self.whole
+        how: Any = {"outside": self.outside, "like": self.like, "compile": False, "writes": writes, "fake": fake}
+        return Program(function, *self.arguments, **how)
 
     def eagerly(self, row: Row, gradient: Gradient | None = None) -> Taken:
         """Take a step, with this gradient in place of its own if there is one."""

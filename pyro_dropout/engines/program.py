@@ -1,9 +1,10 @@
-"""A step, traced through Pyro once and replayed compiled: on a CPU call by call, on CUDA many steps in one graph.
+"""A function of tensors, recorded once as a graph of tensor operations, and compiled by inductor or replayed.
 
-make_fx turns the whole step, including Pyro's handlers, the gradient and the optimiser, into a graph of plain tensor
-operations; inductor fuses that graph. On a GPU a ``Chain`` captures several steps in one CUDA graph.
+make_fx or ``record`` turns a whole step, including Pyro's handlers, the gradient and the optimiser, into a graph of
+plain tensor operations; inductor fuses that graph.
 """
 
+import copy
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,6 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pyro_dropout.engines.aliasing import owner
-from pyro_dropout.engines.carried_casts import carry_casts, cast
 from pyro_dropout.engines.constants import Found, alike, lift_constants
 from pyro_dropout.engines.fused_kernels import by_shape, updates_apart
 from pyro_dropout.engines.kernel_folder import compiler_folder
@@ -37,7 +37,6 @@ from pyro_dropout.engines.torch_internals import (
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.protocols import Tree
 
-Compiled = Callable[..., Sequence[Tensor]]
 # A step: (values, state, t, lr, *inputs) -> (values, state, loss)
 Function = Callable[..., tuple[list[Tensor], list[list[Tensor]], Tensor]]
 
@@ -45,7 +44,7 @@ _GRAIN = 2**15  # the size from which torch's own operations use a second thread
 
 
 class Program:
-    """A function of tensors, traced and compiled for inputs of fixed shapes.
+    """A function of tensors, recorded for inputs of fixed shapes, and compiled if it is to be.
 
     Args:
         function: its inputs and outputs are trees of tensors.
@@ -54,16 +53,14 @@ class Program:
             program holds what it uses as it is.
         like: programs that may equal this one, which is then not compiled again.
         compile: whether it is compiled; otherwise its tensor operations are replayed one by one.
-        carries: how many of its first inputs are parameters, which its first outputs replace, and whose copies in half
-            precision a chain of calls hands on.
         writes: how many of its first outputs are written over its first inputs, so that they do not exist twice. No two
             inputs may share memory then. If it is compiled, either all of them are or none.
         fake: whether it is traced without computing anything where that is possible, which takes no memory.
         bits: whether large masks on a GPU are drawn as bits, with other random numbers.
-        captured: whether its calls are captured in a CUDA graph, where kernels of our own cost the host nothing.
 
     Attributes:
-        carried: which parameters have such copies, and of which type.
+        lifted: where the tensors are that it reads besides its inputs, and those that were there first.
+        twin: which of ``like`` it equals.
         writable: whether inductor would write the first outputs over the first inputs as it should.
     """
 
@@ -74,11 +71,9 @@ class Program:
         outside: Sequence[Found] | None = None,
         like: Sequence["Program"] = (),
         compile: bool = True,
-        carries: int = 0,
         writes: int = 0,
         fake: bool = False,
         bits: bool = False,
-        captured: bool = False,
     ) -> None:
         flat, self._inputs = tree_flatten(inputs)
         outputs: list[TreeSpec] = []
@@ -91,63 +86,39 @@ class Program:
         self.graph = traced(flat_function, flat, fake=fake)
         self._outputs = outputs[-1]
         self.lifted = [] if outside is None else lift_constants(self.graph, outside)
-        self.carried = carry_casts(self.graph.graph, carries) if carries else []
         self.writable = _can_write_over(self.graph.graph, flat[:writes])
         self.writes = writes if not compile or self.writable else 0
-        on_gpu = compile and any(each.is_cuda for each in flat)
-        if on_gpu:
-            sum_products_with_vectors(self.graph.graph)
-        if on_gpu and captured and not self.writes:  # one after the other they need less memory
-            from pyro_dropout.engines.paired_products import pair_products  # takes a while
-
-            pair_products(self.graph.graph)
         if self.writes:
             _write_over(self.graph.graph, self.writes)
-        drawn = 0
-        if compile and bits:
-            from pyro_dropout.engines.mask_bits import draw_bits  # takes a while
-
-            drawn = draw_bits(self.graph.graph)
-        if self.carried or self.writes or on_gpu or drawn:
             self.graph.recompile()
         self.twin = next((other for other in like if _same(self.graph, other.graph)), None)
-        whole = [*flat, *(tensor for _, tensor in self.lifted), *cast(flat, self.carried)]
-        self._compiled: Compiled | None = None if self.twin is None else self.twin._compiled
+        self._bits = bits
+        self._run: Callable[..., Sequence[Tensor]] = self.graph if self.twin is None else self.twin._run
         if compile and self.twin is None:
-            self.compile(whole)
+            self.compile(flat)
 
     def compile(self, inputs: list[Tensor]) -> None:
-        """Let inductor compile what was recorded, for an example of everything that the graph reads."""
-        self._compiled = _compile(self.graph, inputs)
+        """Let inductor compile what was recorded, for an example of the leaves of its inputs."""
+        graph = self.graph
+        if any(each.is_cuda for each in inputs) or self._bits:
+            graph = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))  # as it is, others compare it with theirs
+            sum_products_with_vectors(graph.graph)
+            if self._bits:
+                from pyro_dropout.engines.mask_bits import draw_bits  # takes a while
 
-    def __call__(
-        self, *inputs: Tree, lifted: Sequence[Tensor] | None = None, casts: list[Tensor] | None = None
-    ) -> Tree:
-        """Run the compiled function.
+                draw_bits(graph.graph)
+            graph.recompile()
+        self._run = _compile(graph, [*inputs, *(tensor for _, tensor in self.lifted)])
 
-        Args:
-            inputs: its inputs.
-            lifted: replaces the tensors that it would read itself.
-            casts: the copies that the call before has left here, and that this call replaces by its own.
-        """
-        return tree_unflatten(self.flat(tree_leaves(inputs), lifted, casts), self._outputs)
+    def __call__(self, *inputs: Tree) -> Tree:
+        """Run the program."""
+        return tree_unflatten(self.flat(tree_leaves(inputs)), self._outputs)
 
-    def flat(
-        self, inputs: list[Tensor], lifted: Sequence[Tensor] | None = None, casts: list[Tensor] | None = None
-    ) -> list[Tensor]:
-        """Run the compiled function on the leaves of its inputs, and return the leaves of its output."""
+    def flat(self, inputs: list[Tensor], lifted: Sequence[Tensor] | None = None) -> list[Tensor]:
+        """Run it on the leaves of its inputs, with ``lifted`` in place of what it would read itself."""
         with torch.no_grad():
-            own = self.casts(inputs) if casts is None else casts
-            run = self.graph if self._compiled is None else self._compiled
-            found = list(run(*inputs, *(self.outside() if lifted is None else lifted), *own))
-        count = len(found) - len(self.carried)
-        if casts is not None:
-            casts[:] = found[count:]
-        return [*inputs[: self.writes], *found[:count]]
-
-    def casts(self, inputs: list[Tensor]) -> list[Tensor]:
-        """Return the copies that a first call needs, of the leaves of its inputs."""
-        return cast(inputs, self.carried)
+            found = self._run(*inputs, *(self.outside() if lifted is None else lifted))
+        return [*inputs[: self.writes], *found]
 
     def outside(self) -> list[Tensor]:
         """Return the tensors that it reads besides its inputs, as they are now."""
@@ -159,15 +130,7 @@ class Program:
 
 
 def apart_in_memory(tensors: Sequence[Tensor], count: int) -> bool:
-    """Whether the first ``count`` tensors can be written over: each fills its own memory, which no other one shares.
-
-    Example:
-        >>> import torch
-        >>> from pyro_dropout.engines.program import apart_in_memory
-        >>> x = torch.zeros(3)
-        >>> apart_in_memory([x, torch.zeros(3)], 1), apart_in_memory([x, x[:2]], 1)
-        (True, False)
-    """
+    """Whether the first ``count`` tensors can be written over: each fills its own memory, which no other one shares."""
     owners = [tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.numel()]
     own = [tensor.untyped_storage().data_ptr() for tensor in tensors[:count] if tensor.numel()]
     dense = all(torch.empty_like(each, device="meta").stride() == each.stride() for each in tensors[:count])
@@ -290,7 +253,7 @@ def _write_over(graph: torch.fx.Graph, count: int) -> None:
     end.args = (results[count:],)
 
 
-def _compile(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Compiled:
+def _compile(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Sequence[Tensor]]:
     # Straight to inductor: Dynamo has nothing to find in a finished graph, and its guards cost time at every call. The
     # warnings are about torch's own internals.
     with torch.no_grad(), warnings.catch_warnings(), compiler_folder():

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from pyro_dropout.engines.engine import Direct, Fixed, Loop, Step
-from pyro_dropout.engines.inductor import Captured, whole_on_gpu
+from pyro_dropout.engines.inductor import Captured
 from pyro_dropout.engines.program import Program
 from pyro_dropout.engines.tape import NoTapeError, Tape
 from pyro_dropout.engines.torch_internals import tree_leaves
@@ -25,7 +25,7 @@ class Replayed:
         on_gpu = step.t.is_cuda
         if step.gradient is None or step.bind is None or (on_gpu and step.whole is not None and not step.huge):
             if on_gpu:
-                return whole_on_gpu(step, compile=False, name=self.name)
+                return Captured(step, step.recorded, self.name)
             program = step.recorded
             return self._on_tape(step, program, step.changed, [step.lr]) or Captured(step, program, self.name)
         given = (step.values, step.t, *step.inputs, *step.row)

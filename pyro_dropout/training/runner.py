@@ -237,4 +237,4 @@ def surroundings(
     """Return what a step has besides its functions, parameters and state."""
     t, lr = clock(update, values, 1)
     row = [] if batches is None else batches.example()
-    return {"t": t, "lr": lr, "inputs": inputs, "row": row, "chained": batches is None or batches.chained}
+    return {"t": t, "lr": lr, "inputs": inputs, "row": row, "chain": CHAIN if batches is None or batches.chained else 0}

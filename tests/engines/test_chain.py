@@ -15,8 +15,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
+from pyro_dropout.engines.engine import Step
 from pyro_dropout.engines.inductor import Chain
-from pyro_dropout.engines.program import Program, counting
+from pyro_dropout.engines.program import Program
 
 
 class Capture(TorchDispatchMode):
@@ -40,12 +41,19 @@ class Capture(TorchDispatchMode):
         return result
 
 
-def chain_of(
-    step: Any, steps: int, values: Any = None, state: Any = None, t: Any = None, lr: Any = None
-) -> tuple[Chain, Capture]:
+def descend(values: Any, state: Any, t: Any, lr: Any, x: Any) -> Any:
+    moved = [value - lr * (value - x) / t for value in values]
+    return moved, [[s + 1 for s in each] for each in state], (values[0] - x).square().sum()
+
+
+def step_of(chain: int = 4) -> Step:
+    start = [torch.zeros(3)], [[torch.zeros(3)]], torch.tensor(1.0), torch.tensor(0.5)
+    return Step(descend, *start, row=[torch.zeros(3)], chain=chain)
+
+
+def chain_of(step: Step, program: Program) -> tuple[Chain, Capture]:
+    """Capture steps, each of which is given its number, by operations that change nothing afterwards."""
     capture = Capture()
-    start = [values or [torch.zeros(3)], state or [[torch.zeros(3)]]]
-    start += [torch.tensor(1.0) if t is None else t, torch.tensor(0.5) if lr is None else lr]
 
     @contextlib.contextmanager
     def graph(_: Any) -> Iterator[None]:
@@ -56,6 +64,13 @@ def chain_of(
     def nothing(_: Any) -> Iterator[None]:
         yield
 
+    def numbered(each: Chain) -> torch.Tensor:
+        found = warmed_up(each)
+        for k in range(step.chain):
+            each.rows[0][k] = k
+        return found
+
+    warmed_up = Chain._warmed_up
     stream = SimpleNamespace(wait_stream=lambda other: None)
     with (
         mock.patch.object(torch.cuda, "Stream", return_value=stream),
@@ -63,54 +78,44 @@ def chain_of(
         mock.patch.object(torch.cuda, "stream", nothing),
         mock.patch.object(torch.cuda, "CUDAGraph", return_value=None),
         mock.patch.object(torch.cuda, "graph", graph),
+        mock.patch.object(Chain, "_warmed_up", numbered),
     ):
-        inputs = [(torch.full((3,), float(k)),) for k in range(steps)]
-        made = Chain(step, *start, inputs)
+        made = Chain(step, program)
     return made, capture
 
 
-def descend(values: Any, state: Any, t: Any, lr: Any, x: Any) -> Any:
-    moved = [value - lr * (value - x) / t for value in values]
-    return moved, [[s + 1 for s in each] for each in state], (values[0] - x).square().sum()
+def moved(steps: int) -> torch.Tensor:
+    value = torch.zeros(3)
+    for k in range(steps):
+        value = value - 0.5 * (value - k) / (1 + k)
+    return value
 
 
 def test_what_a_captured_chain_reads_lives_as_long_as_the_chain() -> None:
-    chain, capture = chain_of(descend, 4)
-    assert len(capture.read) >= 8  # the parameter, its state, t, its offsets, lr, and the data of four steps
+    step = step_of()
+    chain, capture = chain_of(step, step.program())
+    assert len(capture.read) >= 5  # the parameter, its state, t, its offsets, lr, and the data
+    del step
     assert [place for place, storage in capture.read.items() if storage.expired()] == []
     del chain
 
 
-def test_a_chain_takes_its_steps_one_after_another() -> None:
-    chain, _ = chain_of(descend, 4)
-    value = torch.zeros(3)
-    for k in range(4):
-        value = value - 0.5 * (value - k) / (1 + k)
-    torch.testing.assert_close(chain.values[0], value)
-    assert chain.t.item() == 5
-    assert chain.state[0][0].tolist() == [4.0] * 3
-
-
+@pytest.mark.parametrize("writes", [False, True])
 @pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.deep)])
-def test_a_chain_of_steps_that_write_over_their_parameters_has_no_copies_of_them(compile: bool) -> None:
-    values, state, t, lr = [torch.zeros(3)], [[torch.ones(3)]], torch.tensor(1.0), torch.tensor(0.5)
-    program = Program(counting(descend), values, state, t, lr, torch.zeros(3), writes=3, compile=compile)
-    assert program.writes == 3
-    chain, _ = chain_of(program, 4, values, state, t, lr)
-    assert chain.values[0] is values[0]
-    assert chain.state[0][0] is state[0][0]
-    assert chain.t is t
-    value = torch.zeros(3)
-    for k in range(4):  # those that warmed it up are taken back
-        value = value - 0.5 * (value - k) / (1 + k)
-    torch.testing.assert_close(values[0], value)
-    assert (t.item(), state[0][0].tolist()) == (5, [5.0] * 3)
+def test_a_chain_takes_its_steps_one_after_another_on_the_tensors_of_the_step(writes: bool, compile: bool) -> None:
+    step = step_of()
+    program = step.recorded if writes else step.program()
+    assert program.writes == 3 * writes
+    if compile:
+        program.compile([*step.flat, *step.row])
+    chain_of(step, program)
+    torch.testing.assert_close(step.values[0], moved(4))  # those that warmed it up are taken back
+    assert (step.t.item(), step.state[0][0].tolist()) == (5, [4.0] * 3)
 
 
 def test_a_warm_up_that_fails_leaves_the_parameters_as_they_were() -> None:
-    values, state, t, lr = [torch.zeros(3)], [[torch.ones(3)]], torch.tensor(1.0), torch.tensor(0.5)
-    program = Program(counting(descend), values, state, t, lr, torch.zeros(3), writes=3, compile=False)
-    calls = []
+    step, calls = step_of(), []
+    program = step.recorded
 
     def breaks(*given: Any, **more: Any) -> Any:
         calls.append(given)
@@ -119,5 +124,5 @@ def test_a_warm_up_that_fails_leaves_the_parameters_as_they_were() -> None:
         return Program.flat(program, *given, **more)
 
     with mock.patch.object(program, "flat", breaks), pytest.raises(MemoryError):
-        chain_of(program, 4, values, state, t, lr)
-    assert (values[0].tolist(), state[0][0].tolist(), t.item()) == ([0.0] * 3, [1.0] * 3, 1.0)
+        chain_of(step, program)
+    assert (step.values[0].tolist(), step.state[0][0].tolist(), step.t.item()) == ([0.0] * 3, [0.0] * 3, 1.0)

@@ -15,12 +15,11 @@ from torch import Tensor
 
 from pyro_dropout.engines.choose import chosen
 from pyro_dropout.engines.engine import Loop, Step
-from pyro_dropout.engines.inductor import Chain
 from pyro_dropout.engines.program import Function, Program
 from pyro_dropout.engines.torch_internals import tree_flatten, tree_unflatten
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.trial_run import quietly
-from pyro_dropout.protocols import PyroModel, Tree
+from pyro_dropout.protocols import PyroModel
 from pyro_dropout.training.compile.captured_state import CapturedState, Place
 from pyro_dropout.training.compile.functional import Buffers, Gradients, Parameters, make_gradients, make_step
 from pyro_dropout.training.compile.optimiser_state import OptimiserState
@@ -135,7 +134,7 @@ class CompiledStep:
         gradients_of = _by_number(gradients_of) if self._scheduled else gradients_of
         if given.floats and not fixed:
             self._check_floats(model, guide, inputs)
-        self._own: Step | Chain | None = None
+        self._own: Step | None = None
         self._loop: Loop
         with quietly(model, guide):
             if self._update is None:
@@ -145,7 +144,7 @@ class CompiledStep:
             else:
                 whole, slots = make_step(gradients_of, self.parameters, self._update), state.read(self._update)
                 like = [step for step in known if step._update is not None]
-                (self._in_a_graph if self.t.is_cuda else self._by_an_engine)(whole, values, slots, inputs, like)
+                self._by_an_engine(whole, values, slots, inputs, like)
         # torch's optimisers skip parameters that the loss does not depend on.
         self._used = [k for k in range(len(trained)) if k not in self.parameters.unused]
         self._state = OptimiserState(optim, [trained[k] for k in self._used])
@@ -176,36 +175,16 @@ class CompiledStep:
 
         copies = [value.clone() for value in values], [[slot.clone() for slot in own] for own in slots]
         more: Any = {"row": [*self.buffers.values, *inputs], "outside": self._outside.tensors}
+        more |= {"chain": 1, "buffers": count}
         step = Step(flat, *copies, self.t, self.lr, like=[each.program for each in like], **more)
         self.program = step.recorded
         same = next((each for each in like if each.program is self.program.twin), None)
         if same is not None:  # its loop goes on, with what is outside in the places where it was found now
-            assert isinstance(same._own, Step)
-            same._own.recorded.lifted = self.program.lifted
+            assert same._own is not None
+            same._own.recorded.lifted[:] = self.program.lifted
             self._own, self._loop, self.t, self.lr = same._own, same._loop, same.t, same.lr
             return
         self._own, (self._loop, _) = step, chosen(True, step, warn=_not_eagerly)
-
-    def _in_a_graph(
-        self,
-        whole: Function,
-        values: list[Tensor],
-        slots: list[list[Tensor]],
-        inputs: list[Tensor],
-        like: Sequence["CompiledStep"],
-    ) -> None:
-        """Capture the step in a CUDA graph, with the tensors around the model at fixed addresses."""
-        tensors, buffers = (values, slots, self.t, self.lr), self.buffers.values
-        more: Any = {"outside": self._outside.tensors, "like": [each.program for each in like], "captured": True}
-        self.program = Program(whole, *tensors, buffers, *inputs, **more)
-        self._static = [x.clone() for x in [*inputs, *self.program.outside()]]
-        self._own = Chain(self._fixed_step, *tensors, [(buffers, *self._static)])
-        self._captured = self._where()
-
-    def _fixed_step(self, *inputs: Tree) -> tuple[list[Tensor], list[list[Tensor]], Tensor]:
-        count = len(inputs) - len(self.program.lifted)
-        values, state, loss = self.program(*inputs[:count], lifted=inputs[count:])
-        return values, state, loss
 
     def _call(self, *tensors: Tensor) -> tuple[tuple[object, ...], dict[str, object]]:
         """Return the model's arguments with these tensors, and with tensors for floats that are not fixed."""
@@ -228,9 +207,6 @@ class CompiledStep:
         step = [self.loss.steps + 1.0] if self._scheduled else []  # the loss counts its steps, compiled or not
         return [*given.tensors, *(self.t.new_tensor(value) for value in [*floats, *step])]
 
-    def _where(self) -> list[int]:
-        return [buffer.data_ptr() for buffer in self.buffers.values]
-
     # --- before every use ---------------------------------------------------------------------------------------------
 
     def valid(self, given: Arguments) -> bool:
@@ -247,9 +223,6 @@ class CompiledStep:
         self._place = self._outside.changed()
         if self._place is not None:
             return self._place.name or "the model"
-        # A CUDA graph reads buffers at the addresses they had when it was captured.
-        if isinstance(self._own, Chain) and self._where() != self._captured:
-            return "a buffer"
         if not self.program.fits():
             return self.program.lifted[0][0].name
         if self._update is None:
@@ -268,13 +241,7 @@ class CompiledStep:
         own.t.fill_((self._state.steps or 0) + 1)
         own.lr.fill_(update.lr)
         self._fetch(own.values, own.state, update)
-        if isinstance(own, Chain):
-            for target, source in zip(self._static, [*inputs, *self.program.outside()], strict=True):
-                target.copy_(source)
-            own.replay()
-            loss = own.losses[0]
-        else:
-            loss, _ = self._loop.one([*self.buffers.values, *inputs])
+        loss, _ = self._loop.one([*self.buffers.values, *inputs])
         self.parameters.write(own.values)
         self._state.write(update, [own.state[k] for k in self._used])
         return loss
