@@ -23,14 +23,7 @@ def is_random(node: fx.Node) -> bool:
 
 
 def owner(node: fx.Node) -> fx.Node:
-    """Return the tensor whose memory a view shows, or an operation has written into.
-
-    Example:
-        >>> from torch.fx.experimental.proxy_tensor import make_fx
-        >>> graph = make_fx(lambda x: x.exp().t()[0])(torch.ones(2, 2)).graph
-        >>> [owner(node).name for node in graph.nodes][:-1]
-        ['x_1', 'exp', 'exp', 'exp']
-    """
+    """Return the tensor whose memory a view shows, or an operation has written into."""
     while shares_memory(node) and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return node

@@ -40,31 +40,12 @@ def check_how_compiled(compile: object) -> None:
 
 
 def step_size(parameters: Iterable[Tensor], batch: int) -> int:
-    """Return how many numbers a step passes over: weights, and activations, of which there are as many as biases.
-
-    Example:
-        >>> step_size(torch.nn.Linear(13, 50).parameters(), batch=10)
-        1200
-    """
+    """Return how many numbers a step passes over: weights, and activations, of which there are as many as biases."""
     return sum(value.numel() * (1 + batch * (value.dim() == 1)) for value in parameters)
 
 
 def decided(compile: HowCompiled, steps: int, values: int, device: torch.device) -> HowCompiled:
-    """Return what is worth preparing: False, nothing; "traced", a record; "plain", C or a record; else a compiled step.
-
-    Args:
-        compile: what was asked for; all but "auto" is returned as it is. On a GPU, "auto" always compiles.
-        steps: how many there will be.
-        values: how many numbers a step passes over, by ``step_size``.
-        device: where.
-
-    Example:
-        >>> cpu = torch.device("cpu")
-        >>> [decided("auto", steps, 701, cpu) for steps in (100, 1_000, 10_000, 100_000)]
-        [False, 'traced', 'plain', 'auto']
-        >>> decided("auto", 1_000, 4_000_000, cpu)
-        'auto'
-    """
+    """Return what is worth preparing: nothing (False), a record ("traced"), C or that ("plain"), a compiled step."""
     if compile != "auto" or device.type != "cpu":
         return compile
     if steps < _RECORDING:
@@ -94,18 +75,7 @@ def chosen(
     around: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
     warn: Callable[[Exception, str], None],
 ) -> tuple[Loop, list[str]]:
-    """Return the loop of the first engine that takes a step, and why each one before it does not.
-
-    Args:
-        compile: as ``decided`` returns it.
-        step: the step.
-        fatal: errors that are raised, whichever engine meets them.
-        around: makes a context in which an engine prepares itself.
-        warn: tells the user why steps are not compiled, and the engine that takes them.
-
-    Raises:
-        Exception: what the last engine has raised, if ``compile`` is True.
-    """
+    """Return the loop of the first engine that takes a step, and why each one before it does not."""
     why: list[str] = []
     failed: list[tuple[str, Exception]] = []
     for engine in engines_for(compile, step.t.device):

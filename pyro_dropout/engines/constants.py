@@ -30,11 +30,7 @@ Found = tuple[Place, Tensor]  # where a tensor is, and the tensor that was there
 
 
 def lift_constants(graph: torch.fx.GraphModule, outside: Sequence[Found]) -> list[Found]:
-    """Turn the tensors that a program holds into additional inputs, and return where each is found.
-
-    Raises:
-        PyroDropoutError: a tensor cannot be found again.
-    """
+    """Turn the tensors that a program holds into additional inputs, and return where each is found."""
     lifted: list[Found] = []
     placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
     last = placeholders[-1] if placeholders else None

@@ -18,11 +18,7 @@ _LONG = 2**19  # numbers that a reduction reads
 
 
 def by_shape(nodes: list[Any]) -> list[list[Any]]:
-    """Return kernels in groups: each shape of long reductions, and all others.
-
-    Args:
-        nodes: of inductor's scheduler; ``group[-1]`` is how many results a kernel has, and the terms of each.
-    """
+    """Return kernels in groups: each shape of long reductions, and all others."""
     groups: dict[object, list[Any]] = {}
     for node in nodes:
         sizes = tuple(node.group[-1])

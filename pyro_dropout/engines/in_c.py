@@ -1,17 +1,16 @@
-"""Steps of small networks on a CPU as loops of C: compiled within a second, and kept on disk for a later process.
+"""Steps of small networks on a CPU as loops of C, compiled within a second.
 
-Such a program is kernels, matrix products, random draws and other calls of torch on fixed memory. What was compiled or
-read back is run beside the operations that were recorded, at several points, and left alone unless both agree.
+Such a program is kernels, matrix products, random draws and other calls of torch on fixed memory. It is run beside the
+operations that were recorded, at several points, and not used unless both agree.
 """
 
+import ctypes
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 import torch
 from torch import Tensor, fx
 
-from pyro_dropout.engines import kernel_folder
 from pyro_dropout.engines.engine import CannotError, Fixed, Loop, Step
 from pyro_dropout.engines.generated import library
 from pyro_dropout.engines.generated.source import Source
@@ -48,32 +47,18 @@ def in_c(program: Program, inputs: Sequence[Tensor]) -> Run:
     """Return a recorded program in C, which runs on these very inputs.
 
     It returns the outputs that are not written over inputs; the next call writes over them.
-
-    Raises:
-        CannotError: the program cannot be written as C, or there is no compiler.
     """
     graph = program.graph
     names = dict.fromkeys(str(node.target) for node in graph.graph.nodes if node.op == "get_attr")
     source = Source(graph, [*inputs, *(getattr(graph, name) for name in names)])
-    key = library.key_of(source.text)
-    kept = kernel_folder.read(key)
-    if kept is not None:
-        with suppress(OSError, AttributeError):  # no library of this machine: it is compiled anew
-            run = _right(source, kept, graph, inputs)
-            if run is not None:
-                return run
     try:
-        code = library.compiled(source.text)
-        if code is None:
-            raise CannotError("the C compiler failed" if library.compiler() else "there is no C compiler")
-        run = _right(source, code, graph, inputs)
+        run = _right(source, library.compiled(source.text), graph, inputs)
     except OSError as cause:
         raise CannotError(str(cause)) from cause
     if run is None:
         why = "the step in C does not compute what the recorded one does"
         warnings.warn(f"{why}; it is not used. Please report this with your model.", stacklevel=2)
         raise CannotError(why)
-    kernel_folder.write(key, code)
     return run
 
 
@@ -86,7 +71,7 @@ def _written(graph: fx.GraphModule) -> list[int]:
 # --- comparing --------------------------------------------------------------------------------------------------------
 
 
-def _right(source: Source, code: bytes, graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Run | None:
+def _right(source: Source, made: ctypes.CDLL, graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Run | None:
     """Return a program that runs with a library; None unless it does what was recorded, with the same random numbers.
 
     A branch that is not taken at the start, such as that of clipping, may be taken elsewhere: both also run from where
@@ -95,7 +80,7 @@ def _right(source: Source, code: bytes, graph: fx.GraphModule, inputs: Sequence[
     before = {k: inputs[k].clone() for k in _written(graph)}
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:
-            calls, results = source.bound(code)
+            calls, results = source.bound(made)
 
             def run() -> list[Tensor]:
                 with torch.no_grad():

@@ -23,13 +23,7 @@ aten = torch.ops.aten
 
 @torch.library.custom_op("pyro_dropout::mask_bits", mutates_args=())
 def mask_bits(seed: Tensor, keep: Tensor, rows: int) -> Tensor:
-    """Return masks of ``rows`` rows, (rows, ⌈K/32⌉) in int32; entry k of a row is bit k mod 32 of its word k // 32.
-
-    Args:
-        seed: of the random numbers, (1,), in int64.
-        keep: the probability of a one in each column, (K,).
-        rows: how many.
-    """
+    """Return masks of ``rows`` rows, (rows, ⌈K/32⌉) in int32; entry k of a row is bit k mod 32 of its word k // 32."""
     bits: Tensor = _place(seed, keep, rows)
     columns, words = len(keep), bits.shape[-1]
     if not keep.is_cuda:

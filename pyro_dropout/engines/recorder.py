@@ -28,19 +28,7 @@ _READS_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape
 
 
 def record(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> fx.GraphModule | None:
-    """Return the tensor operations of a function of tensors on a CPU; None where ``make_fx`` is needed.
-
-    Args:
-        function: it is run once, with these inputs.
-        inputs: an example of its inputs, on the CPU.
-
-    Example:
-        >>> made = record(lambda x, y: [(x * y).sum()], [torch.ones(3), torch.ones(3)])
-        >>> made(torch.ones(3), torch.full((3,), 2.0))
-        [tensor(6.)]
-        >>> record(lambda x: [x * x.sum().item()], [torch.ones(3)]) is None
-        True
-    """
+    """Return the tensor operations of a function of tensors on a CPU; None where ``make_fx`` is needed."""
     recorder = Recorder()
     if not all(recorder.add_input(value) for value in inputs):
         return None

@@ -29,25 +29,9 @@ class NoTapeError(RuntimeError):
 class Tape:
     """A graph of tensor operations on a CPU, for inputs that are the same tensors at every call.
 
-    Args:
-        graph: the operations, as they were recorded. They are run, and what they write into is put back.
-        inputs: the tensors.
-        changing: which of them change between two calls of a round, by their numbers.
-
     Attributes:
         results: the outputs; every call writes over them.
         calls: how many operations a call runs.
-
-    Raises:
-        NoTapeError: the graph does what a tape cannot, or needs too much memory.
-
-    Example:
-        >>> from pyro_dropout.engines.recorder import record
-        >>> x, y = torch.ones(3), torch.ones(3)
-        >>> tape = Tape(record(lambda x, y: [(y.exp() * x.view(1, 3)).sum()], [x, y]), [x, y], changing=[0])
-        >>> tape.begin()
-        >>> x.fill_(2.0) is x, tape()[0].item(), tape.calls
-        (True, 16.309690475463867, 2)
     """
 
     def __init__(self, graph: fx.GraphModule, inputs: Sequence[Tensor], changing: Iterable[int]) -> None:

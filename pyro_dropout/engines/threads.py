@@ -18,16 +18,7 @@ _ELEMENT = 16  # as many as one element of any other operation, which memory and
 
 
 class Work(TorchDispatchMode):
-    """Counts the work of what runs within it, in multiplications.
-
-    Example:
-        >>> import torch
-        >>> from pyro_dropout.engines.threads import Work
-        >>> with Work() as work:
-        ...     _ = torch.ones(10, 20) @ torch.ones(20, 30)
-        >>> work.products, work.elements
-        (6000, 800)
-    """
+    """Counts the work of what runs within it, in multiplications."""
 
     only_counts = True  # nothing is recorded: what runs here runs as it does elsewhere
 
@@ -57,33 +48,13 @@ class Work(TorchDispatchMode):
 
 
 def threads_for(work: int, most: int) -> int:
-    """Return how many threads, ``most`` at most, a step is worth whose forward pass has so many multiplications.
-
-    Example:
-        >>> from pyro_dropout.engines.threads import threads_for
-        >>> [threads_for(work, most=8) for work in (100_000, 100_000_000, 10_000_000_000)]
-        [1, 2, 8]
-    """
+    """Return how many threads, ``most`` at most, a step is worth whose forward pass has so many multiplications."""
     return max(1, min(most, work // _SHARE))
 
 
 @contextlib.contextmanager
 def enough_threads(trial: Callable[[], object] | None) -> Iterator[None]:
-    """Within this context torch uses as many threads as a step has work for, and afterwards as many as before.
-
-    Args:
-        trial: runs the loss of a step once; None leaves the number as it is.
-
-    Example:
-        >>> import torch
-        >>> from pyro_dropout.engines.threads import enough_threads
-        >>> before = torch.get_num_threads()
-        >>> with enough_threads(lambda: torch.ones(3) + 1):
-        ...     print(torch.get_num_threads())
-        1
-        >>> torch.get_num_threads() == before
-        True
-    """
+    """Within this context torch uses as many threads as a step has work for, and afterwards as many as before."""
     most = torch.get_num_threads()
     if trial is None or most == 1:
         yield

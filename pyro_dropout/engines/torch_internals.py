@@ -7,7 +7,6 @@ source that it generates is read.
 """
 
 import ctypes
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -204,12 +203,6 @@ def cache_folder() -> str:
     from torch._inductor.codecache import cache_dir  # type: ignore[attr-defined]
 
     return str(cache_dir())
-
-
-def caches_are_off() -> bool:
-    """Whether the user has switched inductor's caches off; no if it was never loaded. Without the names: no."""
-    config: Any = sys.modules.get("torch._inductor.config")
-    return bool(getattr(config, "force_disable_caches", False)) or not getattr(config, "fx_graph_cache", True)
 
 
 @contextmanager

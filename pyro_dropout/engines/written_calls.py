@@ -24,19 +24,7 @@ _OVER_ALL = {_aten.sum.default, _aten.mean.default}
 def written(
     operation: OpOverload, args: Sequence[Any], named: dict[str, Any], places: Sequence[Tensor | None]
 ) -> Callable[[], object]:
-    """Return a call that writes what an operation gives into ``places``.
-
-    Args:
-        operation: it writes into none of its arguments.
-        args: its arguments.
-        named: its named arguments.
-        places: a tensor for each of its results, of the same shape, strides and type; None where a result is not used.
-
-    Example:
-        >>> x, place = torch.ones(3), torch.empty(3)
-        >>> written(torch.ops.aten.add.Tensor, (x, 1), {}, [place])() is place, place
-        (True, tensor([2., 2., 2.]))
-    """
+    """Return a call that writes what an operation gives into ``places``."""
     draw = DRAWS.get(operation.overloadpacket.__name__)
     if draw is not None and places[0] is not None:
         return getattr(places[0], draw)  # type: ignore[no-any-return]

@@ -100,11 +100,13 @@ def _taken_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_program_uses_them(monkeypatch: pytest.MonkeyPatch, keep: Tensor) -> None:
     _taken_on_cpu(monkeypatch)
     x = torch.arange(1.0, 800 * 45 + 1).reshape(800, 45)
-    codes, compiled = [], program_module._compile
-    noted = lambda graph, given: (codes.append(graph.code), compiled(graph, given))[1]  # noqa: E731
+    codes, compiled = list[str](), program_module._compile
+
+    def noted(graph: Any, given: Any) -> Any:
+        codes.append(graph.code)
+        return compiled(graph, given)
+
     monkeypatch.setattr(program_module, "_compile", noted)
-        program_module, "_compile", lambda graph, given: (codes.append(graph.code), compiled(graph, given))[1]
-    )
     program = Program(_masked, x, keep, bits=True)
     assert "mask_bits" in codes[0]
     found = program(x, keep)

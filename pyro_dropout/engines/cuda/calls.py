@@ -12,11 +12,7 @@ from pyro_dropout.engines.generated.formulas import elsewhere
 
 
 class Constants:
-    """Tensors that a graph holds, to be read from the GPU's memory.
-
-    Args:
-        live: whether they may change, so that they are read where they are at every call.
-    """
+    """Tensors that a graph holds, to be read from the GPU's memory."""
 
     def __init__(self, *, live: bool = False) -> None:
         self.tensors: list[Tensor] = []

@@ -15,14 +15,7 @@ def laid_out(
     start: int,
     most: int | None = None,
 ) -> tuple[list[str], int, int]:
-    """Return the lines that say where tensors lie, the words of ``memory``, ``start`` included, and those of ``far``.
-
-    Args:
-        places: the size and the type of each tensor.
-        lives: the barriers before each is written, and last read; one that is not there keeps its place.
-        start: the word of ``memory`` to begin with.
-        most: words of ``memory``; tensors that do not fit lie in ``far``. None if all lie in ``memory``.
-    """
+    """Return the lines that say where tensors lie, the words of ``memory`` with ``start``, and those of ``far``."""
     ends, taken = {"memory": start, "far": 0}, list[tuple[str, int, int, int, int]]()
     lines = []
     for name, (size, dtype) in sorted(places.items(), key=lambda each: lives.get(each[0], (-1, 0))):

@@ -86,12 +86,7 @@ class Loop:
 
 
 class LoopText:
-    """Writes loops down.
-
-    Args:
-        threads: number of threads, those of all processors together.
-        lanes: number of threads that can exchange numbers without a barrier, a power of 2.
-    """
+    """Writes loops down."""
 
     def __init__(self, threads: int, lanes: int) -> None:
         self._threads, self._lanes = threads, lanes
@@ -157,15 +152,7 @@ class LoopText:
     def _each(
         self, loops: Sequence[Loop], known: Mapping[str, str], at: str, prefix: str, group: set[str]
     ) -> tuple[list[str], list[str]]:
-        """Return the lines that compute one element of some tensors, and those that store it.
-
-        Args:
-            loops: of the tensors.
-            known: what holds this element of others.
-            at: the number of the element.
-            prefix: begins the names of what holds the new ones.
-            group: the names of all loops that are written as one with these.
-        """
+        """Return the lines that compute one element of some tensors, and those that store it."""
         elsewhere = {name for other in self._loops.values() if other.name not in group for name in other.reads}
         known, lines, stores = dict(known), list[str](), list[str]()
         for loop in loops:

@@ -21,13 +21,7 @@ _LONG = 24  # terms of each lane from which all threads share a sum that is one 
 
 
 class Loops(LoopText):
-    """A list of loops, to be put in order and written down.
-
-    Args:
-        threads: number of threads, those of all processors together.
-        lanes: number of threads that can exchange numbers without a barrier, a power of 2.
-        processors: among how many the threads are shared out.
-    """
+    """A list of loops, to be put in order and written down."""
 
     def __init__(self, threads: int, lanes: int, processors: int = 1) -> None:
         super().__init__(threads, lanes)
@@ -38,14 +32,7 @@ class Loops(LoopText):
         self._waits = 0  # barriers
 
     def stored(self, name: str, value: Value, over: Shape | None = None, kind: str = "") -> Value:
-        """Let a loop compute a tensor, and return it as what the loop has written.
-
-        Args:
-            name: of the result.
-            value: the elements; for a sum, the terms, whose last indices are those of ``over``.
-            over: the dimensions that are summed.
-            kind: how.
-        """
+        """Let a loop compute a tensor, and return it as what the loop has written."""
         shape = value.shape if over is None else value.shape[: len(value.shape) - len(over)]
         # Each part is of several terms for each thread, and no part is left without one.
         parts = min(self._threads // self._lanes, prod(over or ()) // (TERMS * self._lanes))
@@ -116,13 +103,7 @@ class Loops(LoopText):
         return [*lines, "BARRIER;"] if lines else []
 
     def written(self, kept: Sequence[str] = (), over: Mapping[str, str] | None = None) -> list[str]:
-        """Return the lines of all other loops, in an order with few barriers.
-
-        Args:
-            kept: what is read after them.
-            over: the tensors that some of these are to be written over, by name; where no thread can still read the old
-                elements of another one, the loop itself does that.
-        """
+        """Return the lines of all other loops, in an order with few barriers."""
         self._kept = set(kept)
         phases = self._phases({name: loop for name, loop in self._loops.items() if not loop.fixed})
         self._waits = len(phases) - 1

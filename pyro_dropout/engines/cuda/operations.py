@@ -45,16 +45,7 @@ _TAKEN_APART = {
 
 
 class Lowering:
-    """A graph of tensor operations as loops.
-
-    Args:
-        graph: the operations, with an example of each value.
-        inputs: the graph's inputs.
-        constants: takes the tensors that the graph holds.
-        loops: takes the loops.
-        prefix: begins the names of tensors.
-        draws: takes the random numbers that it draws; None if it may draw none.
-    """
+    """A graph of tensor operations as loops."""
 
     def __init__(
         self,

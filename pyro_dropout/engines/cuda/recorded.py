@@ -120,14 +120,7 @@ def processor(device: torch.device) -> tuple[int, int]:
 
 
 def compiled_kernel(text: str, name: str, device: torch.device, shared: int = 0) -> Any:
-    """Return a kernel: a function of the sizes of its grid and of its blocks, a list of arguments, and ``shared_mem``.
-
-    Args:
-        text: its source.
-        name: of the function.
-        device: for which it is compiled.
-        shared: bytes that the threads of a block share.
-    """
+    """Return a kernel: a function of the sizes of its grid and blocks, a list of arguments, and ``shared_mem``."""
     with torch.cuda.device(device), any_headers():
         kernel = compile_cuda(text, name, ["--prec-div=false", "--prec-sqrt=false"])
         if shared:

@@ -105,16 +105,7 @@ class Recorded:
 
 
 def steps_source(recorded: Recorded, near: int, threads: int, lanes: int, most: int = 1, processors: int = 1) -> Source:
-    """Return the source of a kernel that takes many steps.
-
-    Args:
-        recorded: the step.
-        near: bytes that the threads of a block can share.
-        threads: of a block.
-        lanes: threads that can exchange numbers.
-        most: processors that there are.
-        processors: how many of them take the steps of one network together, at least; several share the GPU's memory.
-    """
+    """Return the source of a kernel that takes many steps."""
     everyone = threads * processors
     constants, draws, loops = Constants(live=True), Draws(), Loops(everyone, lanes, processors)
     writes, copies = recorded.writes, recorded.copies
@@ -232,20 +223,6 @@ def best_count(work: float, waits: int, copies: int, most: int, *, near: bool = 
     """Return how many processors take a step of one network in the shortest time.
 
     What is fitted here was measured with 13 steps on an H200. Those by torch's compiler are kernels one after another.
-
-    Args:
-        work: microseconds of one processor.
-        waits: how often all threads wait for each other.
-        copies: number of networks.
-        most: processors that there are.
-        near: whether what a step changes fits in the memory of one processor.
-
-    Raises:
-        TooLargeError: torch's compiler is likely to be faster.
-
-    Example:
-        >>> best_count(10.0, 4, copies=1, most=132), best_count(500.0, 12, copies=1, most=132)
-        (1, 64)
     """
     times = {1: 0.9 * work} if near else {}
     for count, share, wait in _SHARED:

@@ -37,20 +37,7 @@ _AWAY = (0.0, 0.0, 0.3)
 
 
 class StepsOnGpu:
-    """A recorded step that a kernel takes many times in one launch, for one network or for several.
-
-    Args:
-        recorded: the step.
-        tensors: the inputs of all networks: of those that are replaced or ``stacked``, (copies, ...) if
-            there are several. The same tensors are used at every step, but for those that differ.
-        compile: makes a function of a source; by default for a GPU.
-        threads, lanes: of a block, and how many of them can exchange numbers.
-        processors: how many take the steps of one network together, at least.
-
-    Raises:
-        UnsupportedError: the step has an operation that a kernel does not know, or is too large; the message says why.
-        WrongKernelError: the kernel does not compute what the step does.
-    """
+    """A recorded step that a kernel takes many times in one launch, for one network or for several."""
 
     def __init__(
         self,
@@ -105,14 +92,7 @@ class StepsOnGpu:
         return self._block - number % self._block
 
     def advance(self, seed: int, number: int, steps: int, each: Sequence[Tensor] = ()) -> list[Tensor]:
-        """Take some steps, of which there is ``room`` for; return the results of each, (steps, ...).
-
-        Args:
-            seed: of the random numbers.
-            number: of the first one.
-            steps: how many.
-            each: the inputs that differ, (steps, ...).
-        """
+        """Take some steps, of which there is ``room`` for; return the results of each, (steps, ...)."""
         block, first = divmod(number, self._block)
         if self._now != (seed, block):
             self._generator.manual_seed((seed + block * 0x9E3779B97F4A7C15) % 2**63)

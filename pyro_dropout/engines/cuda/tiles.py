@@ -190,11 +190,6 @@ def best_tile(
 
 
 def is_close(text: str) -> bool:
-    """Whether neighbouring terms of an expression lie next to each other: those of all tensors that it reads.
-
-    Example:
-        >>> is_close("w[3 * 100 + tk]"), is_close("w[tk * 100 + 3]"), is_close("(w[tk] + w[tk * 2])")
-        (True, False, False)
-    """
+    """Whether neighbouring terms of an expression lie next to each other: those of all tensors that it reads."""
     places = [place for place in re.findall(r"\[([^\[\]]*)\]", text) if "tk" in place]
     return all(f" + {place}".endswith(" + tk") and place.count("tk") == 1 for place in places)

@@ -60,12 +60,7 @@ def number(value: float | int | bool, dtype: torch.dtype, shape: Shape = ()) -> 
 
 
 def flat_index(at: Indices, shape: Shape) -> str:
-    """Return the number of an element, in order of rows.
-
-    Example:
-        >>> flat_index(("i0", "i1", "0"), (2, 3, 1))
-        'i0 * 3 + i1'
-    """
+    """Return the number of an element, in order of rows."""
     terms, stride = [], 1
     for index, size in zip(reversed(at), reversed(shape), strict=True):
         if size != 1 and index != "0":
@@ -188,10 +183,5 @@ def within(value: Value, other: Value, dim: int, start: int, shape: Shape) -> Va
 
 
 def power_of_two(number: int) -> int:
-    """Return the largest power of 2 that is not above a number.
-
-    Example:
-        >>> power_of_two(1), power_of_two(31)
-        (1, 16)
-    """
+    """Return the largest power of 2 that is not above a number."""
     return 1 << (max(number, 1).bit_length() - 1)

@@ -121,25 +121,13 @@ _RESTS: dict[str, tuple[int, tuple[object, ...]]] = {
 
 
 def name_of(node: fx.Node) -> str:
-    """Return the name of an operation, without its overload; empty if it is none of torch's own.
-
-    Example:
-        >>> import torch
-        >>> graph = fx.Graph()
-        >>> name_of(graph.call_function(torch.ops.aten.add.Tensor, (1, 2)))
-        'add'
-    """
+    """Return the name of an operation, without its overload; empty if it is none of torch's own."""
     schema = getattr(node.target, "_schema", None)
     return schema.name.removeprefix("aten::") if schema is not None else ""
 
 
 def filled_with(name: str, args: Sequence[Any]) -> float | int | None:
-    """Return the number that all elements of a result are; None if they are not one number.
-
-    Example:
-        >>> filled_with("ones_like", ["x"]), filled_with("full", [[2, 3], 0.5]), filled_with("exp", ["x"])
-        (1, 0.5, None)
-    """
+    """Return the number that all elements of a result are; None if they are not one number."""
     value = args[_VALUES[name]] if name in _VALUES else _FILLS.get(name)
     return value if isinstance(value, int | float) else None
 
@@ -166,22 +154,7 @@ class Formula(NamedTuple):
 def formula_of(
     name: str, args: Sequence[Any], named: Mapping[str, Any], dtype: torch.dtype, like: Callable[[fx.Node], Tensor]
 ) -> Formula | None:
-    """Return what an operation computes for each element; None if it has no formula.
-
-    Args:
-        name: of the operation, without its overload.
-        args: its arguments.
-        named: those that are given by name.
-        dtype: of the result.
-        like: returns a tensor of the type and shape of an argument.
-
-    Example:
-        >>> from pyro_dropout.engines.generated.formulas import formula_of
-        >>> formula_of("pow", [3.0, 2], {}, torch.float32, torch.ones)
-        Formula(text='{0} * {0}', operands=[3.0], types=[torch.float32])
-        >>> formula_of("clamp", [1.0, None, 3.0], {}, torch.float64, torch.ones).text
-        'smaller_({0}, {1})'
-    """
+    """Return what an operation computes for each element; None if it has no formula."""
     given = list(args)
     alpha = named.get("alpha", 1)
     if name not in COPIES and set(named) - {"alpha"}:
@@ -228,13 +201,7 @@ def _text(name: str, given: Sequence[Any], dtype: torch.dtype) -> str | None:
 
 @functools.cache
 def can_be_called(operation: OpOverload) -> bool:
-    """Whether an operation makes new tensors from the values of others, and nothing else.
-
-    Example:
-        >>> aten = torch.ops.aten
-        >>> [can_be_called(each) for each in (aten.gelu.default, aten.add_.Tensor, aten.bernoulli.p)]
-        [True, False, False]
-    """
+    """Whether an operation makes new tensors from the values of others, and nothing else."""
     schema = operation._schema
     makes = not schema.is_mutable and all(each.alias_info is None for each in schema.returns)
     known = operation.namespace == "aten" and "empty" not in operation.name()
@@ -263,12 +230,7 @@ def _alone(node: fx.Node) -> bool:
 
 
 def literal(value: float | int | bool) -> str:
-    """Return a number in C.
-
-    Example:
-        >>> literal(0.5), literal(-3), literal(float("-inf")), literal(True)
-        ('0.5', '(-3LL)', '(-INF)', 'true')
-    """
+    """Return a number in C."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):

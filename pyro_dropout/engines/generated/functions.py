@@ -112,24 +112,12 @@ def is_slow(formula: str, c_type: str) -> bool:
 
 
 def typed(value: float, c_type: str) -> str:
-    """Return a number as torch turns it into a type.
-
-    Example:
-        >>> from pyro_dropout.engines.generated.functions import typed
-        >>> typed(0.5, "float"), typed(float("-inf"), "double")
-        ('(float)0.5', '(double)(-INF)')
-    """
+    """Return a number as torch turns it into a type."""
     return f"({c_type}){literal(float(value))}"
 
 
 def written(formula: str, operands: Sequence[str], c_type: str) -> str:
-    """Return a formula with its operands and the functions of its type.
-
-    Example:
-        >>> from pyro_dropout.engines.generated.functions import written
-        >>> written("1 / sqrt_({0})", ["t3"], "float")
-        '1 / sqrt_f(t3)'
-    """
+    """Return a formula with its operands and the functions of its type."""
     kind = "f" if c_type == "float" else "d"
     return formula.replace("_(", f"_{kind}(").format(*operands)
 

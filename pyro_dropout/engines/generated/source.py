@@ -1,5 +1,6 @@
 """A recorded step as plain C: the source of its library, and the calls that take the step."""
 
+import ctypes
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -17,15 +18,8 @@ _WIDE = 2**8  # terms of a sum from which it is added up in double precision
 class Source:
     """A program in C: one function for each segment, of pointers to the memories that it uses.
 
-    Args:
-        graph: a recorded step on a CPU, which writes over its inputs after all else.
-        given: its inputs, then its constants.
-
     Attributes:
         text: the source.
-
-    Raises:
-        CannotError: the step has no plain form; it says why.
     """
 
     def __init__(self, graph: fx.GraphModule, given: Sequence[Tensor]) -> None:
@@ -43,7 +37,7 @@ class Source:
                 functions_.append(self._function(number, segment, checks))
         self.text = functions() + "\n" + "\n".join(functions_)
 
-    def bound(self, code: bytes) -> tuple[list[Callable[[], object]], list[Tensor]]:
+    def bound(self, library: ctypes.CDLL) -> tuple[list[Callable[[], object]], list[Tensor]]:
         """Return the calls that take the step, with its library, and the results that they leave.
 
         The step is taken once: which call of torch writes into memory is found by trying.
@@ -67,7 +61,7 @@ class Source:
             add(draw.bound(tensor))
         for number, segment in enumerate(self._order.segments):
             if self._memories[number]:
-                add(function_of(code, f"segment{number}", [whole(each) for each in self._memories[number]]))
+                add(function_of(library, f"segment{number}", [whole(each) for each in self._memories[number]]))
             for call in segment.calls:
                 add(call.bound(tensor))
         return calls, [tensor(each) for each in self._results]

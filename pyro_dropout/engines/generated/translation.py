@@ -44,15 +44,7 @@ _TERMS = 2**13  # of a sum that is added up one by one
 
 
 class Translation:
-    """The statements and calls of a graph, in order.
-
-    Args:
-        graph: a recorded step, which writes over inputs after all else.
-        given: its inputs and its constants, in this order.
-
-    Raises:
-        CannotError: an operation, a type or a size has no plain form.
-    """
+    """The statements and calls of a graph, in order."""
 
     def __init__(self, graph: fx.GraphModule, given: Sequence[Tensor]) -> None:
         self.order: list[Statement | Call] = []

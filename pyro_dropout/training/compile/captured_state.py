@@ -49,10 +49,6 @@ class Place:
 class CapturedState:
     """Everything that can be reached from a model, a guide and a loss without running them.
 
-    Args:
-        roots: functions, modules and other objects to start from.
-        known: parameters, buffers and arguments, which a step receives anyway.
-
     Attributes:
         tensors: the tensors that were found, with a place for each.
         unwatched: what cannot be watched, and why; empty if everything can.
@@ -217,12 +213,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 def is_known(*parts: object) -> bool:
-    """Return whether models, guides, losses and optimisers run no code of a user.
-
-    Example:
-        >>> is_known(nn.Sequential(nn.Linear(1, 2), nn.ReLU())), is_known(nn.Linear(1, 2), lambda x: x)
-        (True, False)
-    """
+    """Return whether models, guides, losses and optimisers run no code of a user."""
     for_all = (hooks_of_all._global_forward_hooks, hooks_of_all._global_forward_pre_hooks)
     return not _PYRO_STACK and not any(for_all) and _walk(parts, set())
 

@@ -40,15 +40,6 @@ class Arguments:
         key: the structure: two calls with equal keys differ in the values of tensors and floats only.
         objects: functions and modules among the arguments, which are known by identity.
         unknown: what cannot be searched for tensors, and why; empty if everything can.
-
-    Example:
-        >>> import torch
-        >>> from pyro_dropout.training.compile.compiled_step import Arguments
-        >>> first, second = (Arguments(({"x": torch.full((2,), k), "rate": k},), {}) for k in (1.0, 2.0))
-        >>> first.key == second.key, second.floats, len(second.tensors)
-        (True, [2.0], 1)
-        >>> first.rebuilt(iter([torch.zeros(2)]), iter([0.5]))[0]
-        ({'x': tensor([0., 0.]), 'rate': 0.5},)
     """
 
     def __init__(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:

@@ -278,19 +278,7 @@ def make_step(gradients_of: Gradients, parameters: Parameters, update: Update) -
 
 
 class StandIns(TorchFunctionMode):
-    """Within this context, operations compute with other tensors in the place of some parameters.
-
-    Args:
-        pairs: the stand-in of each parameter, by the parameter's ``id``.
-
-    Example:
-        >>> import torch
-        >>> from pyro_dropout.training.compile.functional import StandIns
-        >>> layer, ones = torch.nn.Linear(2, 1, bias=False), torch.ones(1, 2)
-        >>> with StandIns({id(layer.weight): ones}):
-        ...     layer(ones).item()
-        2.0
-    """
+    """Within this context, operations compute with other tensors in the place of some parameters."""
 
     def __init__(self, pairs: Mapping[int, Tensor]) -> None:
         super().__init__()
