@@ -42,9 +42,8 @@ test-torch: ## Run the tests with another torch, in an environment of its own (V
 	@[ -n "$(VERSION)" ] || { echo "Name a version of torch, for example: make test-torch VERSION=2.10" >&2; exit 1; }
 	$(MAKE) test VENV=.venv-torch-$(VERSION) TORCH=$(VERSION)
 
-bench: $(VENV)/.installed-dev ## Measure speed beside other libraries, into docs/benchmarks (ARGS=--quick: in 3 minutes).
-	$(RUN) tests.benchmarks.speed $(ARGS)
-	$(if $(findstring --quick,$(ARGS)),,$(RUN) tests.benchmarks)
+bench: $(VENV)/.installed-dev ## Measure speed beside other libraries (ARGS=--quick: in a few minutes).
+	$(RUN) tests.benchmarks $(ARGS)
 
 lint: $(VENV)/.installed-dev ## Check style, format and types.
 	$(RUN) ruff check .

@@ -1,13 +1,16 @@
 """What a benchmark is: a function that yields figures, some of them beside a limit."""
 
+import datetime
+import math
+import os
+import platform
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from tests.benchmarks.report import cell
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,6 +22,22 @@ class Asked:
     device: str = "cpu"
     quick: bool = False
     rounds: int = 5
+    who: str = ""  # a regular expression that the names of contestants match
+
+    @property
+    def compile(self) -> bool:
+        """Whether steps are compiled; in a quick run all but that is the same machinery."""
+        return not self.quick
+
+    @property
+    def turn(self) -> float:
+        """Seconds that a turn should last."""
+        return 0.001 if self.quick else 0.05 if self.device == "cuda" else 0.2
+
+    @property
+    def precisions(self) -> dict[str, str]:
+        """The precisions of matrix products, in torch's words and in ours: a CPU has one."""
+        return {"high": "TF32", "highest": "fp32"} if self.device == "cuda" else {"highest": "fp32"}
 
     def pick(self, whole: Any, small: Any) -> Any:
         """Return the size of a whole run, or of a quick one."""
@@ -79,3 +98,27 @@ def apart(function: Callable[..., Any], *given: Any) -> int:
     if done.returncode:
         raise RuntimeError((done.stderr.strip().splitlines() or ["the process failed"])[-1])
     return int(done.stdout.split()[-1])
+
+
+def cell(value: float) -> str:
+    """Return a number with three digits, and at least all of those before the point."""
+    if isinstance(value, int) or not math.isfinite(value) or value == 0:
+        return f"{value}"
+    return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
+
+
+def cpu_model() -> str:
+    """Return the processor's name, as far as the system tells."""
+    try:
+        shown = subprocess.run(["lscpu"], capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"}).stdout
+    except OSError:
+        shown = ""
+    found = re.search(r"^Model name:\s*(\S.*)$", shown, re.MULTILINE)
+    return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+def moment() -> str:
+    """Return the date and how busy the machine is, to know what to think of a number."""
+    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    load = f", load average {os.getloadavg()[0]:.2f} before it began" if hasattr(os, "getloadavg") else ""
+    return f"on {now}{load}"

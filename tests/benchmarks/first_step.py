@@ -6,15 +6,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 
-from tests.benchmarks.report import Row, Section, Task
-from tests.benchmarks.timing import Settings
+from tests.benchmarks.figures import ROOT, Asked, Figure, benchmark
 
-ROOT = Path(__file__).parents[2]
-COLUMNS = {"cache": "inductor's cache", "seconds": "seconds to the first step", "compiling": "of which compiling"}
 CHILD = """
 import time
 import torch
@@ -42,18 +38,11 @@ def once(device: str, threads: int, cache: str) -> tuple[float, float]:
     return taken, float(done.stdout.split("compiling")[-1])
 
 
-def section(settings: Settings) -> tuple[Section, Iterator[Task]]:
-    """Return the times of a process with an empty cache, and of another with what that one has left."""
-    made = Section(
-        "First step",
-        "Seconds from the start of Python to the end of the first compiled step of `fit` (13-50-1, AutoDropout),"
-        " imports and exit included.",
-        COLUMNS,
-    )
-
-    def measured() -> list[Row]:
-        with tempfile.TemporaryDirectory() as cache:
-            both = [(state, once(settings.device, torch.get_num_threads(), cache)) for state in ("empty", "warm")]
-        return [{"cache": state, "seconds": taken, "compiling": compiling} for state, (taken, compiling) in both]
-
-    return made, iter([("first step", measured)])
+@benchmark("first-step", "cpu", "cuda")
+def first_step(asked: Asked) -> Iterator[Figure]:
+    """From the start of Python to the end of a compiled step: with an empty cache, and with what that one has left."""
+    with tempfile.TemporaryDirectory() as cache:
+        for state in ("empty", "warm"):
+            taken, compiling = once(asked.device, torch.get_num_threads(), cache)
+            yield Figure(f"inductor's cache {state}", taken, "s")
+            yield Figure(f"inductor's cache {state}, of which compiling", compiling, "s")

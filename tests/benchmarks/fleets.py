@@ -9,18 +9,13 @@ import torch
 import pyro_dropout as pd
 from pyro_dropout.training.fleet import fleet as fleet_module
 from pyro_dropout.training.loop import loop
+from tests.benchmarks.figures import Asked, Figure, benchmark
 from tests.benchmarks.ours import dropout
 from tests.benchmarks.peers import plain
-from tests.benchmarks.report import Row, Section, Task, curve
 from tests.benchmarks.sizes import SMALL
-from tests.benchmarks.timing import Contestant, Settings, interleave
+from tests.benchmarks.timing import Contestant, interleave
 
-COLUMNS = {
-    "nets": "networks",
-    "us": "µs for a step of all",
-    "each": "µs for each network",
-    "ratio": "ratio to as many plain steps",
-}
+LIMITS = {80: 35.0, 1600: 120.0}  # µs for a step of so many networks on a GPU
 
 
 def build(seed: int) -> tuple[Any, Any]:
@@ -30,54 +25,28 @@ def build(seed: int) -> tuple[Any, Any]:
     return model, dropout(model)
 
 
-def step_of_all(nets: int, steps: int, settings: Settings) -> float:
+def step_of_all(nets: int, steps: int, asked: Asked) -> float:
     """Return the microseconds of one step of ``nets`` networks, by the history that ``Fleet.fit`` returns."""
     x, y = SMALL.data("cpu", 4 * SMALL.batch)
     fleet = pd.Fleet(build, {"seed": list(range(nets))})
-    options: Any = {
-        "batch_size": SMALL.batch,
-        "device": settings.device,
-        "compile": settings.compile,
-        "progress": False,
-    }
-    # One compiled training, taken up again in every round, so that here too the best round counts.
-    rounds = 1 + settings.rounds // 2
+    how: Any = {"batch_size": SMALL.batch, "device": asked.device, "compile": asked.compile, "progress": False}
 
-    def best(*run: Any, **how: Any) -> Any:
-        return min((loop(*run, **how) for _ in range(rounds)), key=lambda history: history.seconds)
+    def best(*run: Any, **more: Any) -> Any:  # one compiled training, taken up again in every round
+        return min((loop(*run, **more) for _ in range(1 + asked.rounds // 2)), key=lambda history: history.seconds)
 
     with mock.patch.object(fleet_module, "loop", best):
-        return 1e6 / fleet.fit(x, y, steps=steps, **options).steps_per_second
+        return 1e6 / fleet.fit(x, y, steps=steps, **how).steps_per_second
 
 
-def counts(settings: Settings) -> list[tuple[int, int]]:
-    """Return how many networks to measure, and for how many steps."""
-    if settings.device == "cuda":
-        return [(1, 2000), (80, 2000), (1600, 500)]
-    return [(1, 200), (8, 100)] if settings.quick else [(1, 500), (10, 200), (80, 50)]
-
-
-def section(settings: Settings) -> tuple[Section, Iterator[Task]]:
-    """Return the table of fleets of growing size."""
-    torch.set_float32_matmul_precision(settings.precisions[0])
-    made = Section(
-        "Fleets",
-        f"One step of all networks of a `Fleet` of {SMALL.name}, each with mini-batches of {SMALL.batch} of its own,"
-        " as `fit` reports it, the best of a few rounds. The ratio is to plain eager PyTorch steps of as many networks,"
-        " one after another.",
-        COLUMNS,
-    )
-    alone = Contestant("plain", lambda: plain(SMALL, settings.device))
-    alone.prepare(settings.device, settings.turn)
-    interleave([alone], settings.rounds, settings.device)
-
-    def measured(nets: int, steps: int) -> list[Row]:
-        us = step_of_all(nets, steps, settings)
-        return [{"nets": nets, "us": us, "each": us / nets, "ratio": us / (nets * alone.best)}]
-
-    def grown() -> list[Row]:
-        nets, us = ([row[key] for row in made.rows] for key in ("nets", "us"))
-        return [curve("networks in the fleet", "µs a step of all", SMALL.name, nets, us)]
-
-    tasks = [(f"fleet of {nets}", lambda n=nets, s=steps: measured(n, s)) for nets, steps in counts(settings)]
-    return made, iter([*tasks, ("growth of fleets", grown)])
+@benchmark("fleets", "cpu", "cuda")
+def fleets(asked: Asked) -> Iterator[Figure]:
+    """One step of all networks of a ``Fleet`` of 13-50-1, each with mini-batches of its own, beside plain steps."""
+    alone = Contestant("plain", lambda: plain(SMALL, asked.device))
+    alone.prepare(asked.device, asked.turn)
+    interleave([alone], asked.rounds, asked.device)
+    on_gpu = asked.device == "cuda"
+    counts = [(1, 2000), (80, 2000), (1600, 500)] if on_gpu else [(1, 500), (10, 200), (80, 50)]
+    for nets, steps in asked.pick(counts, [(1, 5), (8, 5)]):
+        us = step_of_all(nets, steps, asked)
+        yield Figure(f"{nets} networks", us, "µs a step of all", most=LIMITS.get(nets) if on_gpu else None)
+        yield Figure(f"{nets} networks, over as many plain steps", us / (nets * alone.best))

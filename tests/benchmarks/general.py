@@ -1,40 +1,27 @@
-"""Steps that no other benchmark names, beside one eager step in torch: ``python -m tests.benchmarks.general``.
+"""Steps that no other benchmark names, beside one eager step in torch or, on a GPU, the same in JAX.
 
 Configurations are drawn with a fixed seed from guides, depths, widths, activations, likelihoods, optimisers, schedules,
 clipping, temperatures and batches. The baseline is an eager step of the same network: nn.Dropout before each layer, the
-loss, backward and torch.optim.Adam. Both take turns in one process, on one thread, and the best turn of each counts.
-
-With ``--device cuda`` the baseline is the same step by hand in JAX, many in one ``lax.scan``, and guides are those that
-``jax_general`` has. There each setting has a process of its own: all compile side by side, and are timed one after
-another when nothing else runs.
+loss, backward and torch.optim.Adam; on a GPU it is the same step by hand in JAX, many in one ``lax.scan``. Both take
+turns in one process, on one thread, and the best turn of each counts.
 """
 
-import argparse
-import fcntl
-import json
 import math
 import os
-import pickle
 import random
-import subprocess
-import sys
-import tempfile
+import re
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
 
 import pyro_dropout as pd
-from pyro_dropout.engines.engine import Loop
-from pyro_dropout.engines.in_cuda import InLaunches
 from pyro_dropout.generative.random_state import forked
 from tests.benchmarks import jax_general
+from tests.benchmarks.figures import Asked, Figure, benchmark
 
 GUIDES: dict[str, Callable[[Any], Any]] = {
     "dropout": pd.AutoDropout,
@@ -160,123 +147,33 @@ def eager(setting: Setting, steps: int) -> float:
     return (time.perf_counter() - start) / steps
 
 
-def alone(settings: Sequence[Setting], steps: int, rounds: int) -> Iterator[tuple[float, float, str, str]]:
-    """Yield what each setting takes in this process, beside an eager step."""
+def beside(settings: Sequence[Setting], asked: Asked) -> Iterator[Figure]:
+    """Yield what each setting takes beside an eager step or, on a GPU, beside the same by hand in JAX."""
+    on_gpu, ratios = asked.device == "cuda", []
+    steps = asked.pick(4000 if on_gpu else 400, 4)
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     for setting in settings:
         best, base, engine, why = math.inf, math.inf, "", ""
-        for _ in range(rounds):
-            base = min(base, eager(setting, steps))
-            seconds, history = ours(setting, steps)
-            best, engine, why = min(best, seconds), history.engine, history.why
-        yield best, base, engine, why
-
-
-class Turns:
-    """Processes that prepare themselves side by side, and are timed one after another.
-
-    Args:
-        folder: where they meet.
-        count: how many there are.
-    """
-
-    def __init__(self, folder: Path, count: int) -> None:
-        self._folder, self._count = folder, count
-        self._lock = (folder / "lock").open("w")
-
-    def begin(self, what: str, patience: float = 120.0) -> None:
-        """Wait for the others, then for one's turn."""
-        (self._folder / f"{what}.{os.getpid()}").touch()
-        end = time.monotonic() + patience
-        while len(list(self._folder.glob(f"{what}.*"))) < self._count and time.monotonic() < end:
-            time.sleep(0.05)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-
-    def end(self) -> None:
-        """Let the next one go on."""
-        fcntl.flock(self._lock, fcntl.LOCK_UN)
-
-
-def in_turn(setting: Setting, steps: int, rounds: int, turns: Turns) -> tuple[float, float, str, str]:
-    """Return the seconds of a step of ``fit`` and of JAX on a GPU, the engine, and why it is no faster one."""
-    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    base = jax_general.seconds(setting, "cuda", rounds, compiled=lambda: turns.begin("jax"))
-    turns.end()
-    begun: list[bool] = []
-
-    def waiting(ready: Callable[[Any], None]) -> Callable[[Any], None]:
-        def wait(loop: Any) -> None:
-            if not begun:
-                turns.begin("ours")
-                begun.append(True)
-            ready(loop)
-
-        return wait
-
-    with (
-        mock.patch.object(Loop, "ready", waiting(Loop.ready)),
-        mock.patch.object(InLaunches, "ready", waiting(InLaunches.ready)),
-    ):
-        seconds, history = ours(setting, steps, "cuda")
-    turns.end()
-    return seconds, base, history.engine, history.why
-
-
-def all_in_turn(settings: Sequence[Setting], steps: int, rounds: int) -> Iterator[tuple[float, float, str, str]]:
-    """Yield what each setting takes."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "tests.benchmarks.general", "--in-turn", folder, str(len(settings))]
-        processes = [
-            subprocess.Popen(
-                [*command, "--steps", str(steps), "--rounds", str(rounds)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-            )
-            for _ in settings
-        ]
-        for setting, process in zip(settings, processes, strict=True):
-            assert process.stdin is not None
-            process.stdin.write(pickle.dumps(setting))
-            process.stdin.close()
-        for process in processes:
-            assert process.stdout is not None
-            yield tuple(json.loads(process.stdout.read().splitlines()[-1]))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=24)
-    parser.add_argument("--seed", type=int, default=2026)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, help="of a turn; 400, and 4,000 on a GPU")
-    parser.add_argument("--one-by-one", action="store_true", help="13-50-1, and what differs from it in one thing")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--in-turn", nargs=2, help=argparse.SUPPRESS)  # one of the processes on a GPU
-    given = parser.parse_args()
-    if given.in_turn is not None:
-        turns = Turns(Path(given.in_turn[0]), int(given.in_turn[1]))
-        print(json.dumps(in_turn(pickle.load(sys.stdin.buffer), given.steps, given.rounds, turns)))
-        return
-    on_gpu = given.device == "cuda"
-    given.steps = given.steps or (4000 if on_gpu else 400)
-    guides = [name for name in GUIDES if not on_gpu or name in jax_general.GUIDES]
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    ratios = []
-    settings = one_by_one() if given.one_by_one else drawn(given.count, given.seed, guides)
-    name = "JAX" if on_gpu else "torch"
-    settings = [each for each in settings if each.guide in guides]
-    taken = all_in_turn(settings, given.steps, given.rounds) if on_gpu else alone(settings, given.steps, given.rounds)
-    for setting, (best, base, engine, why) in zip(settings, taken, strict=True):
+        for _ in range(asked.rounds):
+            theirs = jax_general.seconds(setting, "cuda", 1) if on_gpu else eager(setting, steps)
+            mine, history = ours(setting, steps, asked.device)
+            best, base, engine, why = min(best, mine), min(base, theirs), history.engine, history.why
         ratios.append(best / base)
-        print(
-            f"{best / base:6.3f}  {1e6 * best:7.1f} µs, {name} {1e6 * base:6.1f}  {engine:9} {setting} {why}",
-            flush=True,
-        )
+        name = "JAX" if on_gpu else "torch"
+        yield Figure(f"{setting}, {engine}{why and f' ({why})'}, {1e6 * best:.1f} µs, over {name}", best / base)
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-    print(f"geometric mean {mean:.3f}, largest {max(ratios):.3f}, of {len(ratios)}")
+    yield Figure("on average (geometric)", mean, most=0.65 if on_gpu else None)
+    yield Figure("largest", max(ratios), most=1.0 if on_gpu else None)
 
 
-if __name__ == "__main__":
-    main()
+@benchmark("general", "cuda")
+def general(asked: Asked) -> Iterator[Figure]:
+    """Settings that are drawn at random."""
+    guides = jax_general.GUIDES if asked.device == "cuda" else tuple(GUIDES)
+    return beside(drawn(asked.pick(24, 2), 2026, guides), asked)
+
+
+@benchmark("one-by-one", "cpu")
+def one_at_a_time(asked: Asked) -> Iterator[Figure]:
+    """13-50-1 with dropout, and what differs from it in one thing."""
+    return beside([each for each in one_by_one() if re.search(asked.who, str(each))][: asked.pick(None, 2)], asked)

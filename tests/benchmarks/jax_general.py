@@ -1,7 +1,6 @@
 """The steps of ``tests.benchmarks.general`` by hand in JAX: many of them in one compiled loop, with given batches."""
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,8 @@ GUIDES = ("dropout", "mean field", "concrete", "multiplicative")  # those that a
 LENGTH = 2000  # steps of a loop
 
 
-def seconds(setting: Any, device: str, rounds: int, compiled: Callable[[], None] = lambda: None) -> float:
-    """Return the seconds of one step, the best of some rounds; ``compiled`` is called before the first of them."""
+def seconds(setting: Any, device: str, rounds: int) -> float:
+    """Return the seconds of one step, the best of some rounds."""
     jax = started(device, "highest")
     jnp = jax.numpy
     x, y = (jnp.asarray(np.asarray(each)) for each in setting.data())
@@ -62,9 +61,7 @@ def seconds(setting: Any, device: str, rounds: int, compiled: Callable[[], None]
     zeros = jax.tree.map(jnp.zeros_like, start)
     state = (start, zeros, zeros, jnp.zeros(()), jax.random.PRNGKey(1))
     best = float("inf")
-    for round_ in range(rounds + 1):  # the first one compiles
-        if round_ == 1:
-            compiled()
+    for _ in range(rounds + 1):  # the first one compiles
         begin = time.perf_counter()
         state, losses = loop(state)
         jax.block_until_ready(losses)

@@ -8,7 +8,7 @@ from tests.benchmarks.figures import Asked, Figure, benchmark
 from tests.benchmarks.ours import dropout, fitting
 from tests.benchmarks.predictions import walked
 from tests.benchmarks.sizes import DEEP, SMALL, WIDE, Size
-from tests.benchmarks.timing import Advance, Contestant, Settings, interleave, median_ratio, ready, seconds
+from tests.benchmarks.timing import Advance, Contestant, interleave, median_ratio, ready, seconds
 
 STEP_LIMITS = {DEEP.name: 130.0, WIDE.name: 115.0}  # µs, of bf16 on an H200
 
@@ -24,7 +24,7 @@ def steps(size: Size, asked: Asked) -> Iterator[Figure]:
 
     whole, low = (Contestant(f"fit, {name}", lambda name=name: ours(name)) for name in ("float32", "bf16"))  # type: ignore
     by_hand = jax("bf16")
-    here = ready([whole, low, jax("high"), by_hand], asked.device, asked.pick(0.2, 0.01), {})
+    here = ready([whole, low, jax("high"), by_hand], asked.device, asked.pick(0.2, 0.01))
     interleave(here, asked.rounds, asked.device)
     for each in here:
         limit = STEP_LIMITS.get(size.name) if each is low and asked.device == "cuda" else None
@@ -43,7 +43,7 @@ def precision(asked: Asked) -> Iterator[Figure]:
     base = 0.0
     for products in ("float32", "bf16", "fp16"):
         with products_in(products):  # type: ignore[arg-type]
-            predict, _ = walked(size, Settings(asked.device), samples, points, compile=asked.device == "cuda")
+            predict, _ = walked(size, asked.device, samples, points, compile=asked.device == "cuda")
             taken = seconds(predict, asked.device, 3)
         base = base or taken
         limit = None if products == "float32" else 0.6

@@ -1,25 +1,25 @@
-"""The benchmark itself: it runs with few steps and nothing compiled, and writes what it has measured."""
+"""The benchmark of steps: it runs with few steps and nothing compiled."""
 
-from dataclasses import replace
+from unittest import mock
+
+import pytest
 
 from tests.benchmarks import peers, steps
+from tests.benchmarks.figures import Asked
 from tests.benchmarks.ours import GUIDES
 from tests.benchmarks.sizes import SMALL, Size
-from tests.benchmarks.timing import Settings
-
-TINY = Size("4-5-3", (4, 5, 3), 6, classes=True)
-SETTINGS = Settings(quick=True, compile=False, rounds=2, turn=0.001, sizes=[TINY])
 
 
-def test_steps_are_compared_with_the_baseline() -> None:
-    section, tasks = steps.section(SETTINGS)
-    rows = [row for _, task in tasks for row in task()]
-    assert rows[0]["contestant"] == peers.BASELINE
-    assert rows[0]["ratio"] == rows[0]["median_ratio"] == 1
-    assert all(row["us"] > 0 and row["ratio"] > 0 and row["median_ratio"] > 0 for row in rows)
-    assert {f"fit, {name}" for name, *_ in GUIDES} <= {row["contestant"] for row in rows}
-    assert set(section.absent.values()) <= {"not installed"}
-    names = [each.name for each in steps.lined_up(SMALL, replace(SETTINGS, who="AutoDropout$"), "highest")]
+def test_steps_are_compared_with_the_baseline(capsys: pytest.CaptureFixture[str]) -> None:
+    tiny, asked = Size("4-5-3", (4, 5, 3), 6, classes=True), Asked(quick=True, rounds=2)
+    with mock.patch.object(steps, "SMALL", tiny):
+        found = {each.what: each.value for each in steps.steps(asked)}
+    base = f"4-5-3, batch 6, fp32, {peers.BASELINE}"
+    assert found[f"{base}, over the baseline"] == found[f"{base}, over the baseline, the median of the rounds"] == 1
+    assert all(value > 0 for value in found.values())
+    assert {f"4-5-3, batch 6, fp32, fit, {name}" for name, *_ in GUIDES} <= found.keys()
+    assert all("not installed" in line for line in capsys.readouterr().out.splitlines())
+    names = [each.name for each in steps.lined_up(SMALL, Asked(quick=True, who="AutoDropout$"), "highest")]
     assert names[0] == peers.BASELINE
     assert len(names) > 1
     assert all(name.endswith("AutoDropout") for name in names[1:])

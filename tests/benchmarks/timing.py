@@ -1,7 +1,6 @@
 """How time is taken: contestants in turns, in one process."""
 
 import math
-import re
 import statistics
 import time
 from collections.abc import Callable
@@ -11,38 +10,7 @@ from typing import Any
 import pyro
 import torch
 
-from tests.benchmarks.sizes import SMALL, Size
-
 Advance = Callable[[int], Any]
-
-
-@dataclass
-class Settings:
-    """How to measure.
-
-    Attributes:
-        device: "cpu" or "cuda".
-        quick: whether few points and short turns are enough.
-        compile: whether steps are compiled; without, it is all the same machinery, faster to try out.
-        rounds: turns that everyone has.
-        turn: seconds that a turn should last.
-        sizes: the networks of the table of steps.
-        who: a regular expression that the names of contestants in the table of steps match; the baseline always takes
-            part.
-    """
-
-    device: str = "cpu"
-    quick: bool = False
-    compile: bool = True
-    rounds: int = 7
-    turn: float = 0.2
-    sizes: list[Size] = field(default_factory=lambda: [SMALL])
-    who: str = ""
-
-    @property
-    def precisions(self) -> list[str]:
-        """The precisions of matrix products, in torch's words: a CPU has one."""
-        return ["high", "highest"] if self.device == "cuda" else ["highest"]
 
 
 class Absent(Exception):
@@ -53,10 +21,8 @@ class Absent(Exception):
 class Contestant:
     """Someone who takes steps.
 
-    Attributes:
-        name: what tables call it.
-        build: makes ready, and returns (advance, quantum): ``advance(n)`` takes n steps, a multiple of quantum. It may
-            return the seconds that they took, without what was set up for them.
+    ``build`` makes ready, and returns (advance, quantum): ``advance(n)`` takes n steps, a multiple of quantum. It may
+    return the seconds that they took, without what was set up for them.
     """
 
     name: str
@@ -93,16 +59,16 @@ class Contestant:
         return 1e6 * min(self.seconds)
 
 
-def ready(contestants: list[Contestant], device: str, turn: float, absent: dict[str, str]) -> list[Contestant]:
-    """Return those contestants that could be built; the others are noted as absent, with the reason."""
+def ready(contestants: list[Contestant], device: str, turn: float) -> list[Contestant]:
+    """Return those contestants that could be built; of the others the reason is printed."""
     found = []
     for each in contestants:
         try:
             each.prepare(device, turn)
             found.append(each)
         except Exception as cause:
-            absent[each.name] = reason(cause)
-            print(f"  {each.name}: {absent[each.name]}", flush=True)
+            why = "not installed" if isinstance(cause, Absent) else f"failed: {type(cause).__name__}: {cause}"
+            print(f"  {each.name}: {why[:200]}", flush=True)
     return found
 
 
@@ -135,12 +101,3 @@ def seconds(action: Callable[[], Any], device: str, rounds: int) -> float:
         wait(device)
         taken.append(time.perf_counter() - start)
     return min(taken)
-
-
-def reason(cause: Exception) -> str:
-    """Say in one line why something failed, without the paths of this machine."""
-    if isinstance(cause, Absent):
-        return "not installed"
-    lines = str(cause).strip().splitlines() or [""]
-    first = re.sub(r"(?:/[\w.+-]+)+/", "", lines[0]).replace("|", "/")
-    return f"failed: {type(cause).__name__}: {first[:160]}"
