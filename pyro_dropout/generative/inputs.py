@@ -29,16 +29,6 @@ class Inputs:
 
     Where rows are concerned it is used as one tensor is. Numbers, strings, None and tensors without dimensions are the
     same for all points.
-
-    Args:
-        args: the network's positional arguments.
-        kwargs: its keyword arguments.
-
-    Example:
-        >>> import torch
-        >>> x = inputs_of({"ids": torch.zeros(4, 7, dtype=torch.long), "mask": torch.ones(4, 7)})
-        >>> len(x), len(x[:2]), x[:2].kwargs["mask"].shape
-        (4, 2, torch.Size([2, 7]))
     """
 
     def __init__(self, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> None:
@@ -99,10 +89,7 @@ X = TypeVar("X", bound=AnyInputs)
 def inputs_of(x: object, name: str = "x", whole: bool = False) -> AnyInputs:
     """Return the inputs of a network: a tensor as it is, a dict (keyword arguments) or a tuple (positional ones).
 
-    Args:
-        x: what a caller gave.
-        name: of the argument, for errors.
-        whole: whether the network takes all of its points at once, so that other tensors may have any length.
+    If the network takes the ``whole`` batch, other tensors may have any length.
     """
     if isinstance(x, Inputs | Tensor):
         return x
@@ -177,11 +164,9 @@ def named(x: AnyInputs) -> dict[str, Tensor]:
 
 def copies(x: X, times: int) -> X:
     """Return all points ``times`` times, one copy after another."""
-
-    def repeated(leaf: Tensor) -> Tensor:
-        return leaf.repeat(times, *[1] * (leaf.dim() - 1))
-
-    return cast(X, x.each_row(repeated) if isinstance(x, Inputs) else repeated(x))
+    if isinstance(x, Inputs):
+        return cast(X, x.each_row(lambda leaf: copies(leaf, times)))
+    return cast(X, x.repeat(times, *[1] * (x.dim() - 1)))
 
 
 def call_net(net: nn.Module, x: AnyInputs) -> object:
@@ -191,15 +176,16 @@ def call_net(net: nn.Module, x: AnyInputs) -> object:
 
 def _flatten(x: Inputs) -> tuple[list[Tensor], Any]:
     leaves, spec = tree_flatten((x.args, x.kwargs))
-    others = tuple((k, leaf) for k, leaf in enumerate(leaves) if not isinstance(leaf, Tensor))
-    return [leaf for leaf in leaves if isinstance(leaf, Tensor)], (spec, others)
+    places = [k for k, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    rest = tuple(None if isinstance(leaf, Tensor) else leaf for leaf in leaves)
+    return [leaves[k] for k in places], (spec, rest, tuple(places))
 
 
 def _unflatten(tensors: Iterable[Any], context: Any) -> Inputs:
-    spec, others = context
-    leaves = list(tensors)
-    for k, leaf in others:
-        leaves.insert(k, leaf)
+    spec, rest, places = context
+    leaves = list(rest)
+    for k, tensor in zip(places, tensors, strict=True):
+        leaves[k] = tensor
     return Inputs(*tree_unflatten(leaves, spec))
 
 
@@ -217,13 +203,7 @@ def check_output(output: object) -> None:
 
 
 def picked(given: object, output: Output) -> object:
-    """Return the part of a network's result that ``output`` names: a key, an attribute or an index.
-
-    Example:
-        >>> import torch
-        >>> picked({"logits": torch.zeros(2, 3), "loss": None}, "logits").shape
-        torch.Size([2, 3])
-    """
+    """Return the part of a network's result that ``output`` names: a key, an attribute or an index."""
     if isinstance(given, Mapping):
         parts: list[Any] = [key for key in given if isinstance(key, str | int)]
     elif isinstance(given, tuple | list):

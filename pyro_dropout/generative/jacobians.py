@@ -29,15 +29,7 @@ _ASKER = "predict(method='linearised')"
 
 
 class Jacobians:
-    """A network near some weights.
-
-    Args:
-        model: a network of this package, in evaluation mode.
-        weights: the value of each of its sites.
-        free: the sites to differentiate by.
-        x: data points; the first ones are tried out.
-        asker: who needs them, for errors.
-    """
+    """A network of this package, in evaluation mode, near some weights; ``free`` of them vary."""
 
     def __init__(self, model: Model, weights: Weights, free: list[str], x: AnyInputs, asker: str = _ASKER) -> None:
         self.model = model
@@ -125,13 +117,8 @@ def _close(found: Tensor, wanted: Tensor, near: float) -> bool:
 class LastLayer:
     """The last layer with a random weight that a network runs.
 
-    Attributes:
-        path: its name in the network.
-        sites: the names of its random parameters.
-        linear: whether the outputs are those of this layer, a Linear with a row for each data point that is used once
-            and shares no weight: f = W φ(x) + b.
-        outputs: the network's outputs f, (N, D).
-        features: φ(x), (N, inputs); None unless ``linear``.
+    It is ``linear`` if the outputs f, (N, D), are those of this layer, a Linear with a row for each data point that is
+    used once and shares no weight: f = W φ(x) + b. ``features`` are then φ(x), (N, inputs).
     """
 
     path: str
@@ -144,18 +131,7 @@ class LastLayer:
 def last_layer(model: Any, weights: Weights, x: AnyInputs, *, sure: bool = False) -> LastLayer:
     """Run a ``BayesianNet`` once, and return its last layer with what came into it.
 
-    Args:
-        model: the network; inside ``Standardised``, its ``model`` with standardised x.
-        weights: a value for every site.
-        x: inputs of N points.
-        sure: whether the network is known to be a stack of plain layers, so that f = W φ + b needs no check.
-
-    Example:
-        >>> import torch, pyro_dropout as pdrop
-        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
-        >>> found = last_layer(pdrop.BayesianNet(net), dict(net.named_parameters()), torch.zeros(5, 3))
-        >>> found.path, found.sites, found.linear, found.features.shape
-        ('2', ('2.weight', '2.bias'), True, torch.Size([5, 8]))
+    If the network is known to be a stack of plain layers, ``sure``, f = W φ + b needs no check.
     """
     runs: list[tuple[str, nn.Module, Tensor | None, object, int | None]] = []
     returned: list[object] = []

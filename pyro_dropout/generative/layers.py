@@ -61,8 +61,7 @@ def one_for_each_point(
     """Return weights without sample dimensions, matching inputs, and the sample dimensions of the result.
 
     Where weights are drawn for each data point inside the layers, P draws become P copies of every data point. Other
-    weights are returned as they are, and the result has the sample dimensions that broadcasting gives it.
-    ``dimensions`` are how many each weight has of its own; those in front of them are of samples.
+    weights are returned as they are, and broadcast. ``dimensions`` are how many each weight has of its own.
     """
     recipes = {site: drawn_per_data_point(value) for site, value in weights.items()}
     if all(recipe is None for recipe in recipes.values()):

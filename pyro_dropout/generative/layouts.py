@@ -28,16 +28,11 @@ _POSITIONS = re.compile(r"(^|_)(pos|position|positions|positional|wpe|relative)(
 
 @dataclass(frozen=True)
 class Site:
-    """One random parameter of a network.
+    """One random parameter of a network, by its name in ``net.state_dict()``.
 
-    Attributes:
-        name: as in ``net.state_dict()``.
-        kind: "weight" for tensors of two dimensions or more, "bias" for the others.
-        row_dim: the dimension that indexes rows (input units).
-        fan_in: how many products are summed into one output.
-        uses: how many modules share the parameter.
-        lookup: whether rows are picked, not summed (an embedding), so that no width scales the prior.
-        assumed: whether the layer is unknown, so that its weight was taken to be (out, in, ...).
+    ``row_dim`` indexes rows (input units), ``fan_in`` products are summed into one output, and ``uses`` modules share
+    it. Of a ``lookup`` (an embedding) rows are picked, not summed, so that no width scales the prior. The layout is
+    ``assumed`` to be (out, in, ...) if the layer is unknown.
     """
 
     name: str

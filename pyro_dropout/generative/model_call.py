@@ -78,16 +78,7 @@ def check_keywords(door: Callable[..., object], model: object, kwargs: Iterable[
 
 @dataclass(frozen=True)
 class ModelCall:
-    """A model with its arguments: trees of tensors, numbers and anything else.
-
-    Example:
-        >>> import torch
-        >>> call = ModelCall(lambda x, num_data: x.sum(), (torch.ones(6),))
-        >>> call.count, call.with_num_data().args[1]
-        (6, 6)
-        >>> call.at(torch.tensor([0, 1])).count
-        2
-    """
+    """A model with its arguments: trees of tensors, numbers and anything else."""
 
     model: Any
     args: tuple[Tree, ...] = ()

@@ -195,24 +195,24 @@ class BayesianNet(PriorWidths):
         x = inputs_of(x, whole=self.whole_batch)
         self.look_at(x)
         weights = {name: self._typed(name, value) for name, value in weights.items()}
+        dimensions = {name: self._parameter(name).dim() for name in weights}
         if any(drawn_per_data_point(value) is not None for value in weights.values()):
             if self.whole_batch:
                 raise NotFollowedError(
                     "the network takes all its points at once (whole_batch=True), so they share each draw. Use shared"
                     " draws: ELBO(per_example=False), predict(..., shared=True)."
                 )
-            dimensions = {name: self._parameter(name).dim() for name in weights}
             weights, x, batch = one_for_each_point(weights, dimensions, x)
             f = self._run(weights, x)
             self._check_points_first(weights, x)
             return f.reshape(*batch, -1, f.shape[-1])
-        plain: Weights = {}
-        batches: list[Size] = []
-        for name, value in weights.items():
-            whole = value.shape[: value.dim() - self._parameter(name).dim()]
-            batches.append(sample_dimensions(whole))
-            plain[name] = value.reshape(batches[-1] + value.shape[len(whole) :]) if whole else value
-        batch = broadcast_shape(*batches)
+        leads = {name: value.shape[: value.dim() - dimensions[name]] for name, value in weights.items()}
+        samples = {name: sample_dimensions(lead) for name, lead in leads.items()}
+        plain = {
+            name: value.reshape(samples[name] + value.shape[len(leads[name]) :]) if leads[name] else value
+            for name, value in weights.items()
+        }
+        batch = broadcast_shape(*samples.values())
         return self._vectorised(plain, x, batch) if batch else self._run(plain, x)
 
     @property
@@ -231,10 +231,9 @@ class BayesianNet(PriorWidths):
 
     def look_at(self, x: AnyInputs) -> None:
         """Find noise of the network's own, with the first data."""
-        if self._search is not None and can_run(x):
-            found = self._search(self.net, x, self.whole_batch)
-            if found is not None:
-                self._noise, self._search = found, None
+        found = self._search(self.net, x, self.whole_batch) if self._search is not None and can_run(x) else None
+        if found is not None:
+            self._noise, self._search = found, None
 
     def forward(self, x: Any, y: Tensor | None = None, num_data: int | None = None) -> Tensor:
         """Draw the weights, run the network and observe ``y``; returns the network's output."""
@@ -304,8 +303,8 @@ class BayesianNet(PriorWidths):
         }
         f: Tensor
         if self._needs_a_loop():
-            draws = zip(*flat.values(), strict=True)
-            f = torch.stack([self._run(dict(zip(flat, draw, strict=True)), x) for draw in draws])
+            draws = ({name: value[k] for name, value in flat.items()} for k in range(batch.numel()))
+            f = torch.stack([self._run(draw, x) for draw in draws])
         else:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="There is a performance drop")  # an operation that is looped
@@ -339,24 +338,20 @@ def copied(part: Part, net: nn.Module, memo: dict[int, Any] | None = None) -> Pa
 
 
 def _call(net: nn.Module, weights: Weights, x: AnyInputs) -> object:
-    """Return net(x) with other weights; torch's ``functional_call`` refuses to be traced by torch.jit."""
-    weights = _in_all_places(net, weights)
-    if not is_jit_traced():
-        args, kwargs = ((x,), {}) if isinstance(x, Tensor) else (x.args, x.kwargs)
-        return functional_call(net, weights, args, kwargs, tie_weights=False)
-    with reparametrize_module(net, weights, tie_weights=False):  # what functional_call does itself
-        return call_net(net, x)
+    """Return net(x) with other weights, put in the places of all parameters that share them.
 
-
-def _in_all_places(net: nn.Module, weights: Weights) -> Weights:
-    """Return weights under the names of all parameters that share them.
-
-    torch's ``tie_weights`` would swap a module with two names twice, and leave the weights in place of its parameters.
+    torch's ``tie_weights`` would swap a module with two names twice, and leave the weights in place of its parameters;
+    and its ``functional_call`` refuses to be traced by torch.jit.
     """
     names = {id(net.get_parameter(name)): name for name in weights}
-    places = (
-        (f"{path}.{own}" if path else own, names.get(id(value)))
+    everywhere = {
+        f"{path}.{own}" if path else own: weights[names[id(value)]]
         for path, module in net.named_modules()
         for own, value in module._parameters.items()
-    )
-    return {place: weights[name] for place, name in places if name is not None}
+        if id(value) in names
+    }
+    if is_jit_traced():
+        with reparametrize_module(net, everywhere, tie_weights=False):  # what functional_call does itself
+            return call_net(net, x)
+    args, kwargs = ((x,), {}) if isinstance(x, Tensor) else (x.args, x.kwargs)
+    return functional_call(net, everywhere, args, kwargs, tie_weights=False)

@@ -176,10 +176,7 @@ def check_whole(trace: Trace) -> None:
 
 def check_latent(call: ModelCall, names: Collection[str]) -> dict[str, Site]:
     """Return the sites that a model observes; raise if there are none, or if the posterior's ``names`` has one."""
-    trace = trace_of(call)
-    found = sample_sites(trace)
-    if not found:
-        raise PyroDropoutError(no_sites(call.model))
+    trace = _some_sites(call)
     check_whole(trace)
     data = observed_sites(trace)
     both = [name for name in names if name in data]
@@ -191,7 +188,7 @@ def check_latent(call: ModelCall, names: Collection[str]) -> dict[str, Site]:
     if not data:
         raise PyroDropoutError(
             "the model observes nothing with these arguments; give it its data too, as"
-            f" to_arviz(model, posterior, x, y). It samples {', '.join(found)}."
+            f" to_arviz(model, posterior, x, y). It samples {', '.join(sample_sites(trace))}."
         )
     return data
 
@@ -199,9 +196,14 @@ def check_latent(call: ModelCall, names: Collection[str]) -> dict[str, Site]:
 def check_samples(call: ModelCall) -> None:
     """Raise unless the model has a sample site, and its data fit; random states and parameters are left unchanged."""
     with torch.no_grad(), quietly(call.model), pyro.get_param_store().scope(), poutine.block():
-        trace = trace_of(call)
+        _some_sites(call)
+
+
+def _some_sites(call: ModelCall) -> Trace:
+    trace = trace_of(call)
     if not sample_sites(trace):
         raise PyroDropoutError(no_sites(call.model))
+    return trace
 
 
 def no_sites(model: object) -> str:
@@ -237,10 +239,7 @@ def speaks_by_likelihood(call: ModelCall) -> bool:
 def check_supports(call: ModelCall, sites: dict[str, Message], trained: bool) -> None:
     """Raise an error if the support of a latent site depends on others, by a run in which these have gradients.
 
-    Args:
-        call: the model and its arguments.
-        sites: the latent sites of a trace of it.
-        trained: whether the model's parameters move too; those of a sampler do not.
+    ``sites`` are those of a trace, and ``trained`` says whether the model's parameters move too.
     """
     sites = {name: site for name, site in sites.items() if site["type"] == "sample" and not site["is_observed"]}
     for name, site in sites.items():
@@ -278,22 +277,22 @@ def check_supports(call: ModelCall, sites: dict[str, Message], trained: bool) ->
 
 
 def _check_declared(name: str, fn: Distribution) -> None:
-    """Raise an error if torch declares another support than a transformed distribution has.
+    """Raise an error if torch may declare another support than a transformed distribution has.
 
     It declares what the last transform can give: AffineTransform(0, w) any number, of a Beta distribution too.
     """
     inner = base_distribution(fn, dist.MaskedDistribution, dist.ExpandedDistribution)
     if not isinstance(inner, TransformedDistribution) or type(inner).support not in _DECLARED:
         return
-    now = inner.base_dist.support
-    for transform in _parts(inner.transforms):
-        if _ends(now) != _ends(transform.domain):
+    parts = _parts(inner.transforms)
+    before = [inner.base_dist.support, *(part.codomain for part in parts[:-1])]
+    for given, part in zip(before, parts, strict=False):
+        if _ends(given) != _ends(part.domain):
             raise PyroDropoutError(
-                f"site {name!r} is a TransformedDistribution whose support is not known: {type(transform).__name__}"
-                f" maps {transform.domain}, but is given {now}. Sample what it is made of, and transform that in the"
-                f" model: pyro.deterministic({name!r}, low + width * pyro.sample({name + '_unit'!r}, dist.Beta(a, b)))."
+                f"site {name!r} is a TransformedDistribution whose support is not known: {type(part).__name__} maps"
+                f" {part.domain}, and is given {given}. Sample what it is made of, and transform that in the model:"
+                f" pyro.deterministic({name!r}, low + width * pyro.sample({name + '_unit'!r}, dist.Beta(a, b)))."
             )
-        now = transform.codomain
 
 
 def _parts(transforms: list[Transform]) -> list[Transform]:
@@ -303,14 +302,13 @@ def _parts(transforms: list[Transform]) -> list[Transform]:
 _DECLARED = (TransformedDistribution.support, dist.TransformedDistribution.support)
 
 
-def _ends(support: Any) -> tuple[object, ...]:
+def _ends(support: Any) -> list[str]:
     """Return the ends of an interval, open or closed; for other sets, what they are called."""
     if isinstance(support, constraints.independent):
         return _ends(support.base_constraint)
     ends = [getattr(support, end, None) for end in ("lower_bound", "upper_bound")]
-    if ends == [None, None] and support is not constraints.real:
-        return (str(support),)
-    return tuple(None if end is None else str(torch.as_tensor(end, dtype=F64).unique().tolist()) for end in ends)
+    known = [f"{name} {torch.as_tensor(end, dtype=F64).unique()}" for name, end in enumerate(ends) if end is not None]
+    return known or [str(support)]
 
 
 def _advice(name: str) -> str:

@@ -32,14 +32,7 @@ _now: ContextVar[Precision] = ContextVar("the precision of products", default="f
 def check_precision(
     precision: object, model: object, trains: bool = False, device: torch.device | str | None = None
 ) -> None:
-    """Raise unless a model's products can have this precision; warn if this processor only imitates it.
-
-    Args:
-        precision: "float32", "bf16", or "fp16", which has no gradients.
-        model: the model.
-        trains: whether gradients are taken.
-        device: where the products are computed; by default, where the model is.
-    """
+    """Raise unless a model's products can have this precision; warn if this processor only imitates it."""
     check_choice("precision", precision, tuple(_TYPES))
     if precision == "float32":
         return
@@ -74,17 +67,7 @@ def _imitated(precision: str) -> bool:
 
 @contextmanager
 def products_in(precision: Precision) -> Iterator[None]:
-    """Within this context the products of networks have another precision.
-
-    Example:
-        >>> import torch, pyro_dropout as pdrop
-        >>> model = pdrop.BayesianNet(torch.nn.Linear(16, 16, bias=False))
-        >>> weights, x = {"weight": torch.eye(16)}, torch.full((1, 16), 1.001)
-        >>> with products_in("bf16"):
-        ...     low = model.evaluate(weights, x)
-        >>> low[0, 0].item(), low.dtype, round(model.evaluate(weights, x)[0, 0].item(), 3)
-        (1.0, torch.float32, 1.001)
-    """
+    """Within this context the products of networks have another precision."""
     before = _now.set(precision)
     try:
         # If oneDNN refuses a product, torch warns with a stack trace and turns oneDNN off for good.

@@ -38,12 +38,8 @@ def by_site(name: str, value: "BySite | None", site: str, sites: list[str]) -> f
 class Tempered:
     """How a loss weighs the KL of a site whose prior is tempered; a model says it in the site's ``infer``.
 
-    Attributes:
-        at_point: the factor where the guide has a point.
-        weights: how many weights the data outweigh, for the factor min(1, (weights/P)^power) elsewhere; None for 1, as
-            in a linear model or without data.
-        anchored: the same for the members of an anchored ensemble, whose power is 1.
-        power: 1, or 1/2.
+    ``at_point`` is the factor where the guide has a point. Elsewhere it is min(1, weights/P), with ``weights`` None for
+    1, as in a linear model or without data; ``anchored`` is the same for the members of an anchored ensemble.
     """
 
     at_point: float
@@ -53,11 +49,7 @@ class Tempered:
 
 
 class LearnedNormal(dist.Normal):
-    """A Gaussian prior whose width a loss learns, and where it writes it.
-
-    Attributes:
-        place: the model's buffer of the width.
-    """
+    """A Gaussian prior whose width a loss learns; it writes it to ``place``, the model's buffer."""
 
     place: Tensor
 

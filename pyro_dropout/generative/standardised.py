@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
-from pyro_dropout.generative.inputs import takes_all
 from pyro_dropout.generative.likelihoods.likelihood import check_standardised, likelihood_of
 from pyro_dropout.mathematics.checks import check_finite, describe
-from pyro_dropout.protocols import Distribution, Likelihood, Weights
+from pyro_dropout.protocols import Likelihood
 
+_PASSED_ON = ("whole_batch", "sites", "prior_of", "set_prior_scales", "sample_sites")
 _SMALLEST, _LARGEST = 1e-150, 1e150  # standard deviations whose squares float64 can hold
 
 
@@ -58,19 +58,7 @@ class Standardised(nn.Module):
             raise PyroDropoutError("model is already Standardised; pass the model inside it.")
         check_standardised(likelihood_of(model))
         self.model = model
-        self._check(x, y)
-        for name, value, scaled in (("x", x, True), ("y", y, self._scales_targets)):
-            if scaled:
-                check_finite(name, value)
-                if name == "y":
-                    self.model.likelihood.check_values(value, value)
-                    value = self._mapped("free", value)
-            mean, std = _moments(name, value) if scaled else (torch.zeros(()), torch.ones(()))
-            self.register_buffer(f"{name}_mean", mean)
-            self.register_buffer(f"{name}_std", std)
-
-    def _check(self, x: object, y: object) -> None:
-        if not isinstance(x, Tensor) or not isinstance(y, Tensor):
+        if not all(isinstance(each, Tensor) for each in (x, y)):
             got = f"{type(x).__name__} and {type(y).__name__}"
             raise ShapeError(f"x and y must be tensors; got {got}. Write torch.as_tensor(x, dtype=torch.float32).")
         if len(x) != len(y) or len(x) < 2:
@@ -80,6 +68,14 @@ class Standardised(nn.Module):
                 f"x must be (N, ...) and y (N, D), each input and target in its own column; got {tuple(x.shape)}"
                 f" and {tuple(y.shape)}. Write x.unsqueeze(-1) for one column."
             )
+        moments = {"x": _moments("x", x), "y": (torch.zeros(()), torch.ones(()))}
+        if self._scales_targets:
+            check_finite("y", y)
+            self.model.likelihood.check_values(y, y)
+            moments["y"] = _moments("y", self._mapped("free", y))
+        for name, (mean, std) in moments.items():
+            self.register_buffer(f"{name}_mean", mean)
+            self.register_buffer(f"{name}_std", std)
 
     @property
     def _scales_targets(self) -> bool:
@@ -97,37 +93,13 @@ class Standardised(nn.Module):
         raw: Likelihood = inner.raw_likelihood(self.y_std) if self._scales_targets else inner
         return raw
 
-    # --- the network's interface for guides and predictions, passed on ------------------------------------------------
-
-    @property
-    def whole_batch(self) -> bool:
-        """Whether the network needs all its points at once."""
-        return takes_all(self.model)
-
-    @property
-    def sites(self) -> Mapping[str, object]:
-        """The random parameters, by name."""
-        sites: Mapping[str, object] = self.model.sites
-        return sites
-
-    def prior_of(self, name: str) -> Distribution:
-        """Return the prior distribution of one site."""
-        return self.model.prior_of(name)
-
-    def set_prior_scales(self, scales: Mapping[str, float | Tensor]) -> None:
-        """Set the prior's standard deviation of some sites; see ``BayesianNet.set_prior_scales``."""
-        self.model.set_prior_scales(scales)
-
-    def sample_sites(self) -> Weights:
-        """Call ``pyro.sample`` for every random parameter."""
-        weights: Weights = self.model.sample_sites()
-        return weights
+    def __getattr__(self, name: str) -> Any:
+        """Pass on the network's interface for guides and predictions."""
+        return getattr(self.model, name) if name in _PASSED_ON else super().__getattr__(name)
 
     def evaluate(self, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Run the network with the given weights on raw x; outputs are in the units of y."""
         return self.raw(self.model.evaluate(weights, self.standard_x(x)))
-
-    # --- standardising data, and undoing it ---------------------------------------------------------------------------
 
     def standard_x(self, x: Tensor) -> Tensor:
         """Return (x - mean)/σ_x."""
@@ -159,6 +131,7 @@ def _moments(name: str, value: Tensor) -> tuple[Tensor, Tensor]:
 
     Distances are squared in units of the largest: float32 cannot hold the squares of 1e-27 or 1e22.
     """
+    check_finite(name, value)
     mean = value.mean(0, dtype=torch.float64).to(value)
     apart = value - mean
     unit = apart.abs().amax(0)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from pyro_dropout import AutoDropout, AutoMeanField, BayesianNet, per_example
 from pyro_dropout.errors import PyroDropoutError
+from tests.networks.layers import Output
 
 F64 = torch.float64
 N, T = 3, 4
@@ -77,12 +78,6 @@ def test_recurrent_layers(cell: str, layers: int, both: bool, first: bool, guide
     check_against_torch(net, torch.randn(N, T, 2, dtype=F64), guide)
 
 
-@pytest.mark.parametrize("cell", RECURRENT)
-def test_recurrent_layers_without_biases(cell: str) -> None:
-    net = Recurrence(RECURRENT[cell](2, 3, bias=False, batch_first=True))
-    check_against_torch(net, torch.randn(N, T, 2, dtype=F64), "masks")
-
-
 # --- attention --------------------------------------------------------------------------------------------------------
 
 
@@ -128,37 +123,19 @@ def test_attention(masks: str, cross: bool, guide: str) -> None:
     check_against_torch(Attend(MASKS[masks], cross), torch.randn(N, T, 4, dtype=F64), guide)
 
 
-class Encode(nn.Module):
-    """A stack of encoder layers, with padding."""
-
-    def __init__(self, encoder: nn.Module) -> None:
-        super().__init__()
-        self.encoder = encoder
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.encoder(x, src_key_padding_mask=cycled(PADDING, len(x))).flatten(1)
-
-
-class Decode(nn.Module):
-    """A decoder layer that looks at what it is given, in another order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.decoder = nn.TransformerDecoderLayer(4, 2, 5, dropout=0.0, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.decoder(x, x.flip(1), tgt_mask=CAUSAL).flatten(1)
-
-
 def encoder_layer(**options: Any) -> nn.TransformerEncoderLayer:
     return nn.TransformerEncoderLayer(4, 2, 5, dropout=0.0, batch_first=True, **options)
 
 
+def encode(encoder: nn.Module) -> nn.Module:
+    """A stack of encoder layers, with padding."""
+    return Output(encoder, lambda net, x: net(x, src_key_padding_mask=cycled(PADDING, len(x))).flatten(1))
+
+
 TRANSFORMERS: dict[str, Callable[[], nn.Module]] = {
-    "encoder layer": lambda: Encode(encoder_layer()),
-    "norm first": lambda: Encode(encoder_layer(norm_first=True, activation="gelu")),
-    "two layers": lambda: Encode(nn.TransformerEncoder(encoder_layer(), 2, enable_nested_tensor=False)),
-    "decoder layer": Decode,
+    "encoder layer": lambda: encode(encoder_layer()),
+    "norm first": lambda: encode(encoder_layer(norm_first=True, activation="gelu")),
+    "two layers": lambda: encode(nn.TransformerEncoder(encoder_layer(), 2, enable_nested_tensor=False)),
 }
 
 
@@ -192,15 +169,6 @@ def test_one_mask_of_inputs_for_all_steps() -> None:
     assert len(outputs[:, 0].unique(dim=0)) > 1
 
 
-def test_one_mask_of_states_for_all_steps() -> None:
-    """h_t = z∘h_{t-1} is z∘h_0 at every t; masks of their own would leave ever fewer units."""
-    model = recurrence_with(ZERO, EYE, start=True)
-    guide = AutoDropout(model, keep=0.5, init=lambda name, shape: model.net.get_parameter(name).detach())
-    outputs = per_point(model, guide, torch.ones(N, T, 3, dtype=F64))[:, : T * 3].reshape(N, T, 3)
-    assert torch.equal(outputs, outputs[:, :1].expand_as(outputs))
-    assert 0 < (outputs[outputs >= 0] > 0).double().mean() < 1
-
-
 # --- masks of convolutions and lookups, by enumeration ----------------------------------------------------------------
 
 
@@ -215,46 +183,28 @@ WITH_ROWS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
 }
 
 
-class Flat(nn.Module):
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x).flatten(1)
-
-
 @pytest.mark.parametrize("case", WITH_ROWS)
 def test_each_point_has_a_mask_over_rows(case: str) -> None:
     """Every output is that of one of the 2^rows masked weights; of 40 points, not all have the same (p < 1e-11)."""
     make, shape, rows = WITH_ROWS[case]
-    model = BayesianNet(Flat(make()).to(F64))
+    model = BayesianNet(Output(make(), lambda net, x: net(x).flatten(1)).to(F64))
     guide = AutoDropout(model, keep=0.5)
-    q = guide.posterior("layer.weight")
+    q = guide.posterior("net.weight")
     assert q.rows == rows
     x = torch.randn(40, *shape, dtype=F64)
     f = per_point(model, guide, x)
-    bias = model.net.layer.bias.detach()
+    bias = model.net.net.bias.detach()
     each = []
     for kept in itertools.product((0.0, 1.0), repeat=rows):
         weight = q.loc * q.per_row(torch.tensor(kept, dtype=F64))
-        each.append(model.evaluate({"layer.weight": weight, "layer.bias": bias}, x))
+        each.append(model.evaluate({"net.weight": weight, "net.bias": bias}, x))
     hits = torch.stack([torch.isclose(f, masked, atol=1e-10).all(-1) for masked in each])
     assert hits.any(0).all()
     assert (hits.sum(1) > 0).sum() > 1
 
 
-class Lookup(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.words = nn.Embedding(3, 2, padding_idx=0)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.words(x).flatten(1)
-
-
 def test_a_dropped_word_is_dropped_everywhere_in_a_sentence() -> None:
-    model = BayesianNet(Lookup())
+    model = BayesianNet(Output(nn.Embedding(3, 2, padding_idx=0), lambda net, x: net(x).flatten(1)))
     f = per_point(model, AutoDropout(model, keep=0.5), torch.tensor([[1, 2, 1, 0]] * 40)).reshape(40, 4, 2)
     assert torch.equal(f[:, 0], f[:, 2])
     kept = f.abs().amax(-1) > 0
@@ -266,40 +216,25 @@ def test_a_dropped_word_is_dropped_everywhere_in_a_sentence() -> None:
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
-class Packed(nn.Module):
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(nn.utils.rnn.pack_padded_sequence(x, torch.full((len(x),), T), batch_first=True))[1][0]
+def pack(x: Tensor) -> Any:
+    return nn.utils.rnn.pack_padded_sequence(x, torch.full((len(x),), T), batch_first=True)
 
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
-    "packed": (lambda: Packed(nn.RNN(2, 3, batch_first=True)), (N, T, 2), "not packed"),
+    "packed": (
+        lambda: Output(nn.RNN(2, 3, batch_first=True), lambda net, x: net(pack(x))[1][0]),
+        (N, T, 2),
+        "not packed",
+    ),
     "projected": (lambda: Recurrence(nn.LSTM(2, 3, proj_size=2, batch_first=True)), (N, T, 2), "proj_size"),
-    "a cell": (lambda: Step(), (N, 2), "gru_cell"),
+    "a cell": (lambda: Output(nn.GRUCell(2, 3), lambda net, x: net(x)), (N, 2), "gru_cell"),
     "attention with a zero": (lambda: Attend({}, add_zero_attn=True), (N, T, 4), "add_zero_attn"),
-    "max_norm": (lambda: Norm(), (N, T), "max_norm"),
+    "max_norm": (
+        lambda: Output(nn.Embedding(3, 2, max_norm=1.0), lambda net, x: net(x.long()).flatten(1)),
+        (N, T),
+        "max_norm",
+    ),
 }
-
-
-class Step(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.cell = nn.GRUCell(2, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.cell(x)
-
-
-class Norm(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.words = nn.Embedding(3, 2, max_norm=1.0)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.words(x.long()).flatten(1)
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -10,7 +10,7 @@ from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from torch import Tensor
 
 import pyro_dropout as pd
-from tests.prediction.pyro_models import CASES, F64, X, Y, batched, line
+from tests.prediction.pyro_models import CASES, F64, X, Y, line
 
 QUIET: Any = {"compile": False, "progress": False, "seed": 0, "lr": 0.05}
 
@@ -18,15 +18,6 @@ QUIET: Any = {"compile": False, "progress": False, "seed": 0, "lr": 0.05}
 @pytest.fixture(autouse=True)
 def in_float64() -> None:
     torch.set_default_dtype(F64)
-
-
-# --- signatures -------------------------------------------------------------------------------------------------------
-
-
-# --- trees ------------------------------------------------------------------------------------------------------------
-
-
-# --- training ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [AutoNormal, AutoMultivariateNormal, pd.AutoMeanField])
@@ -40,17 +31,6 @@ def test_any_model_is_trained_on_its_own_arguments(name: str, kind: Any) -> None
     assert history.steps == 30
     near = 0.5 if name == "counts" else 0.0  # whose prior is nearly its posterior
     assert history.losses[-10:].mean() < history.losses[:5].mean() + near
-
-
-@pytest.mark.deep
-def test_mini_batches_of_a_model_that_takes_num_data() -> None:
-    """Batches are scaled up: the trained slope is that of all data, not a fourth of the way from the prior."""
-    y, inputs = Y.unsqueeze(-1), torch.stack([X, torch.ones_like(X)], -1)
-    exact = torch.linalg.solve(torch.eye(2) + inputs.mT @ inputs / 0.25, inputs.mT @ y / 0.25).mT
-    guide = pd.AutoMeanField(batched)
-    history = pd.fit(batched, guide, X, y, epochs=150, batch_size=4, **QUIET)
-    assert history.steps == 450
-    torch.testing.assert_close(guide.mean()["weight"].detach(), exact, atol=0.15, rtol=0)
 
 
 def test_a_subsampled_plate_scales_itself() -> None:

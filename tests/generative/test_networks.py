@@ -6,13 +6,9 @@ import math
 import pytest
 import torch
 from pyro import poutine
-from pyro.infer import SVI, Predictive
-from pyro.optim import Adam
 from torch import Tensor, nn
 
 from pyro_dropout import (
-    ELBO,
-    AutoDropout,
     BayesianNet,
     Categorical,
 )
@@ -120,23 +116,3 @@ def test_sample_dimensions_are_a_loop_over_samples(kind: str, batch: tuple[int, 
     flat = {n: v.reshape(-1, *problem.model.net.get_parameter(n).shape) for n, v in weights.items()}
     each = [loaded(problem.model.net, {n: v[s] for n, v in flat.items()})(problem.x) for s in range(math.prod(batch))]
     assert torch.allclose(f.reshape(len(each), *f.shape[-2:]), torch.stack(each), rtol=1e-12, atol=1e-14)
-
-
-def test_batch_normalisation_is_trained_and_keeps_statistics() -> None:
-    problem = KINDS["residual"](torch.float32)
-    model, norm = problem.model, problem.model.net.norm
-    guide = AutoDropout(model, keep=0.9)
-    for loss in (ELBO(), ELBO(per_example=False)):
-        before, mean = norm.weight.detach().clone(), norm.running_mean.clone()
-        SVI(model, guide, Adam({"lr": 0.1}), loss).step(problem.x, problem.y)
-        assert not torch.equal(norm.weight, before)
-        assert not torch.equal(norm.running_mean, mean)
-    counted = int(norm.num_batches_tracked)
-    Predictive(model, guide=guide, num_samples=4, parallel=True)(problem.x)
-    assert int(norm.num_batches_tracked) > counted  # one forward pass for each draw
-    model.eval()
-    mean, counted = norm.running_mean.clone(), int(norm.num_batches_tracked)
-    Predictive(model, guide=guide, num_samples=4, parallel=True)(problem.x)
-    ELBO().loss(model, guide, problem.x, problem.y)
-    assert torch.equal(norm.running_mean, mean)
-    assert int(norm.num_batches_tracked) == counted

@@ -1,5 +1,6 @@
 """Names in Pyro's store: the same in every process, never shared by two owners, and a loaded value wins."""
 
+import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -92,3 +93,41 @@ def test_a_parameter_that_is_not_contiguous_is_trained() -> None:
     before = net[1].weight.detach().clone()
     SVI(model, pd.AutoMeanField(model), Adam({"lr": 0.1}), pd.ELBO()).step(data()[0], torch.zeros(6, 3))
     assert not torch.equal(net[1].weight, before)
+
+
+# --- what is registered is there while its owner lives, and gone with it ----------------------------------------------
+
+QUIET = {"compile": False, "progress": False}
+
+
+def train(kind: type = pd.AutoMeanField) -> Tensor:
+    """Train a fresh pair, and let go of it."""
+    model = normed()
+    guide = kind(model)
+    pd.fit(model, guide, *data(), steps=2, **QUIET)
+    assert len(pyro.get_param_store()) >= len(list(guide.parameters()))
+    return pd.predict(model, guide, data()[0], samples=3).mean
+
+
+@pytest.mark.parametrize("kind", [pd.AutoMeanField, pd.AutoDropout, lambda model: pd.Ensemble(model, members=2)])
+def test_a_fit_leaves_nothing_behind(kind: type) -> None:
+    train(kind)
+    gc.collect()
+    assert not len(pyro.get_param_store())
+    assert not pyro.get_param_store()._constraints
+    assert not pyro.get_param_store()._param_to_name
+
+
+def test_what_lives_stays_in_the_store() -> None:
+    model = normed()
+    first, second = pd.AutoMeanField(model), pd.AutoMeanField(model)
+    for guide in (first, second):
+        step(model, guide, count=1)
+    store = pyro.get_param_store()
+    del first, guide
+    gc.collect()
+    held = {id(value) for value in store._params.values()}
+    assert held == {id(value) for part in (second, model.likelihood, model.net[1]) for value in part.parameters()}
+    assert all(store.param_name(value) in store for value in second.parameters())
+    step(model, second)
+    torch.testing.assert_close(dict(store)["AutoMeanField_1.0.weight.loc"], second.states["0/weight"].loc)

@@ -93,24 +93,6 @@ def test_a_standardised_model_answers_in_units_of_y(link: str, noise: str) -> No
     assert bool((found.variance > 0).all())
 
 
-def test_training_on_a_log_scale_is_training_on_logs() -> None:
-    """Both losses differ by a constant, so that the weights are the same."""
-    x = torch.linspace(-1, 1, 40).unsqueeze(-1)
-    z = 5 + 2 * x + 0.1 * torch.sin(50 * x)
-    ends = []
-    for y, likelihood in (
-        (z.exp(), pd.Transformed(pd.Gaussian(10.0, learn=True), "log")),
-        (z, pd.Gaussian(10.0, True)),
-    ):
-        torch.manual_seed(0)
-        model = pd.Standardised(pd.BayesianNet(nn.Linear(1, 1), likelihood=likelihood), x, y)
-        guide = pd.AutoMeanField(model.model)
-        pd.fit(model, guide, x, y, steps=20, lr=0.05, seed=1, compile=False, progress=False)
-        ends.append([guide.mean()["weight"], *(p.detach() for p in model.parameters() if p.dim() == 0)])
-    for one, other in zip(*ends, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
-
-
 def test_a_zero_price_is_refused_before_training() -> None:
     x = torch.linspace(-1, 1, 8).unsqueeze(-1)
     y = x.exp()

@@ -31,25 +31,9 @@ class RelativeBias(nn.Module):
         return (self.net(self.table) @ x.unsqueeze(-1)).squeeze(-1)
 
 
-class Queries(nn.Module):
-    """DETR's and the Perceiver's: learned queries, mapped by a layer, attend to what each data point has."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.queries, self.net = nn.Parameter(torch.randn(N, 3), requires_grad=False), nn.Linear(3, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.softmax(self.net(self.queries) * x.unsqueeze(-2), -1).sum(-1)
-
-
 def summed_positions(net: Any, x: Tensor) -> Tensor:
     """A table of positions, looked up and summed: one number for all data points."""
     return x[:, :1] + torch.einsum("td->d", net(torch.zeros(N, dtype=torch.long)))
-
-
-def positions_first(net: Any, x: Tensor) -> Tensor:
-    """Transformers of old: (T, N, features), so that the layer sees positions first."""
-    return net(x.unsqueeze(-1).transpose(0, 1)).transpose(0, 1).sum(1)
 
 
 def state_of_zeros(net: Any, x: Tensor) -> Tensor:
@@ -63,13 +47,11 @@ def state_of_zeros(net: Any, x: Tensor) -> Tensor:
 WRONG: dict[str, Callable[[], nn.Module]] = {
     "positions": lambda: Output(nn.Embedding(1, 1), summed_positions),
     "relative bias": RelativeBias,
-    "queries": Queries,
-    "sequence first": lambda: Output(nn.Linear(1, 1), positions_first),
 }
 
 
 def hide_queries(name: str, module: nn.Module) -> bool:
-    return name == "queries" or isinstance(module, nn.BatchNorm1d)
+    return isinstance(module, nn.BatchNorm1d)
 
 
 def pair(net: nn.Module) -> tuple[pd.BayesianNet, pd.AutoDropout]:

@@ -112,35 +112,6 @@ def test_wrong_parts_of_a_dict_are_named(data: Any, change: Any, says: str) -> N
 # --- whole numbers ----------------------------------------------------------------------------------------------------
 
 
-def pixels() -> nn.Module:
-    """A network of images of bytes."""
-    layers = nn.Sequential(nn.Conv2d(3, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 2))
-    return Output(layers, lambda net, x: net(x.float() / 255))
-
-
-WHOLE = {
-    "tokens": (lambda: nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 2)), 9, torch.int64, (3,)),
-    "bag": (lambda: nn.Sequential(nn.EmbeddingBag(9, 4), nn.Linear(4, 2)), 9, torch.int64, (3,)),
-    "bytes": (pixels, 256, torch.uint8, (3, 8, 8)),
-}
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("name", list(WHOLE))
-def test_whole_numbers_are_inputs_everywhere(name: str) -> None:
-    build, most, dtype, shape = WHOLE[name]
-    x, y = torch.randint(most, (N, *shape), dtype=dtype), torch.arange(N) % 2
-    model = pd.BayesianNet(build(), likelihood=pd.Categorical())
-    guide = pd.AutoMeanField(model)
-    shared = name == "bag"
-    loss = pd.ELBO(per_example=not shared)
-    pd.fit(model, guide, x, y, steps=2, batch_size=4, loss=loss, **QUIET)
-    assert pd.predict(model, guide, x, samples=4, shared=shared).probs.shape == (N, 2)
-    assert pd.to_arviz(model, guide, x, y, samples=5).log_likelihood["y"].shape == (1, 5, N)
-    found = pd.compare(model, [pd.AutoMeanField], (x, y), (x, y), steps=2, seeds=1, samples=5, loss=loss, **QUIET)
-    assert found.rows[0].note == ""
-
-
 def test_whole_numbers_for_a_layer_of_real_ones_are_refused() -> None:
     model = pd.BayesianNet(nn.Linear(3, 1))
     guide = pd.AutoDropout(model)

@@ -117,15 +117,3 @@ def test_complex_weights_are_called_complex() -> None:
         pd.BayesianNet(Turned())
     model = pd.BayesianNet(Turned(), pd.Prior(hide=lambda name, module: name == "w"))
     assert pd.fit(model, pd.AutoDropout(model), X, Y, steps=2, **QUIET).steps == 2
-
-
-@pytest.mark.deep
-def test_the_line_that_cannot_be_compiled_is_named() -> None:
-    def asks(net: Any, x: Tensor) -> Tensor:
-        out: Tensor = net(x if bool((x > 100).all()) else 2 * x)
-        return out
-
-    model = pd.BayesianNet(Output(nn.Linear(3, 1), asks))
-    options = QUIET | {"compile": "traced"}
-    with pytest.warns(UserWarning, match=r"test_odd_networks.py, line \d+: out: Tensor = net\(x if bool"):
-        pd.fit(model, pd.AutoMeanField(model), X, Y, steps=2, **options)

@@ -1,6 +1,5 @@
 """What draws random numbers beside dropout of rows: the model keeps it and draws it as the network does, or refuses."""
 
-import contextlib
 import copy
 import random
 from collections.abc import Callable
@@ -12,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pyro_dropout as pd
-from pyro_dropout.engines.recorder import RecordedMasks
 from tests.networks.agreement import largest_z, predicted, stochastic_passes
 from tests.networks.layers import (
     Attention,
@@ -29,19 +27,6 @@ from tests.networks.layers import (
     StochasticDepth,
     network,
 )
-
-
-class TwoMasks(nn.Module):
-    """Two masks on one masked tensor, as two of peft's adapters on one layer's input draw them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.a, self.b = nn.LayerNorm(3), nn.Linear(3, 1), nn.Linear(3, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = F.dropout(self.norm(x), 0.1, self.training)
-        return self.a(F.dropout(h, 0.2, self.training)) + self.b(F.dropout(h, 0.2, self.training))
-
 
 KEPT: dict[str, Callable[[], nn.Module]] = {
     "drop path": lambda: DropPath(0.3),
@@ -109,13 +94,6 @@ def test_the_standard_prediction_has_no_noise() -> None:
     assert torch.allclose(found, net.eval()(X), atol=1e-6)
 
 
-def test_draws_that_are_not_kept_are_repeated_with_their_noise() -> None:
-    model, guide = pd.from_dropout(network(DropPath(0.5)))
-    y = torch.zeros(2, 1)
-    kept, lost = (pd.predict(model, guide, X, samples=50, seed=0, keep_samples=keep) for keep in (True, False))
-    assert torch.allclose(kept.log_prob(y), lost.log_prob(y))
-
-
 NEEDS_FUNCTIONS: dict[str, Callable[[pd.BayesianNet, nn.Module], object]] = {
     "nuts": lambda model, guide: pd.nuts(model, X, torch.zeros(2, 1), samples=4, warmup=4, chains=1),
     "conjugate": lambda model, guide: pd.references.conjugate(model, X, torch.zeros(2, 1)),
@@ -155,15 +133,6 @@ def test_a_probability_of_zero_is_no_randomness(make: Callable[[], nn.Module]) -
     assert model.noise == []
     assert largest_z(stochastic_passes(net, X, 3000), predicted(model, guide, X, 3000)) < 4
     assert all(torch.equal(value, state[key]) for key, value in net.state_dict().items())
-
-
-def test_batch_statistics_stay_and_one_row_is_enough() -> None:
-    net = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 1)).eval()
-    model, guide = pd.from_dropout(net)
-    pd.predict(model, guide, torch.randn(1, 3), samples=3)
-    assert float(model.net[1].running_mean.abs().sum()) == 0
-    assert int(model.net[1].num_batches_tracked) == 0
-    assert not model.net.training
 
 
 class NeedsTargets(nn.Sequential):
@@ -222,23 +191,3 @@ def test_noise_that_networks_would_share_is_refused() -> None:
     model, _ = pd.from_dropout(network(StochasticDepth(0.3)))
     with pytest.raises(pd.errors.PyroDropoutError, match=r"noise in place .*'1\.noisy'"):
         pd.fit(model, pd.Ensemble(model, members=2), x, y, steps=1, compile=False, progress=False)
-
-
-@pytest.mark.deep
-def test_compiled_masks_are_drawn_before_they_are_read() -> None:
-    x, y, found = torch.randn(6, 3), torch.randn(6, 1), []
-    net = TwoMasks()
-    for compile in (False, True):
-        model, guide = pd.from_dropout(net)
-        history = pd.fit(model, guide, x, y, steps=3, compile=compile, progress=False, seed=0)
-        found.append(torch.as_tensor(history.losses))
-    assert torch.allclose(*found, rtol=1e-5)
-
-
-def test_recorded_masks_are_the_same() -> None:
-    found = []
-    for context in (contextlib.nullcontext(), RecordedMasks()):
-        torch.manual_seed(0)
-        with context:
-            found.append(torch.cat([F.dropout(torch.ones(5, 7), 0.3), torch.empty(5, 7).bernoulli_(0.6)]))
-    assert torch.equal(*found)

@@ -154,6 +154,5 @@ def test_maps_of_numbers_have_noise_of_their_own(dims: Any, dim: int, tmp_path: 
     torch.testing.assert_close(torch.tensor(rmse(answer, given)), (answer.mean - y).square().mean().sqrt())
     found = pd.compare(model, [pd.AutoDropout], (x, given), (x, given), steps=2, seeds=1, samples=5, **QUIET)
     assert found.rows[0].note == ""
-    found.to_html(tmp_path / "report.html")
     with pytest.raises(pd.errors.PyroDropoutError, match="covariance is for points with targets in a row"):
         _ = answer.covariance

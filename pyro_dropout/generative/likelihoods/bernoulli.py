@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pyro_dropout.errors import RangeError
 from pyro_dropout.generative.likelihoods.gaussian_outputs import Outputs, variance_of
-from pyro_dropout.generative.likelihoods.likelihood import Likelihood
+from pyro_dropout.generative.likelihoods.likelihood import Likelihood, stays
 from pyro_dropout.generative.likelihoods.moments import F64, Sums
 from pyro_dropout.mathematics.checks import describe
 from pyro_dropout.mathematics.gaussian_expectations import log_mean_sigmoid, sigmoid_moments
@@ -41,7 +41,7 @@ class Bernoulli(Likelihood):
         [[0.5], [0.5]]
     """
 
-    gaussian_outputs = _Coins
+    gaussian_outputs, standardised_targets = _Coins, stays
 
     def distribution(self, f: Tensor) -> Distribution:
         """Return independent coin flips with log-odds ``f``."""
@@ -56,10 +56,6 @@ class Bernoulli(Likelihood):
     def curvature_root(self, f: Tensor, y: Tensor | None = None) -> Tensor:
         """Return diag √(p(1 - p))."""
         return torch.diag_embed(torch.exp(0.5 * (F.logsigmoid(f) + F.logsigmoid(-f))))
-
-    def standardised_targets(self) -> bool:
-        """No: yes and no stay as they are."""
-        return False
 
     def check_values(self, f: Tensor, y: Tensor) -> None:
         """Raise unless every target is 0 or 1."""

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Size, Tensor
 
 from pyro_dropout.errors import RangeError, ShapeError
-from pyro_dropout.generative.likelihoods.likelihood import Dims, Likelihood, OutputShape
+from pyro_dropout.generative.likelihoods.likelihood import Dims, Likelihood, OutputShape, stays
 from pyro_dropout.protocols import Distribution
 from pyro_dropout.registry import likelihood
 
@@ -21,17 +21,15 @@ class _Classes(dist.Categorical):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log probability of class indices, (*batch_shape)."""
-        if self.ignored is not None:
-            known = value != self.ignored
-            return torch.where(known, self._log_prob(torch.where(known, value, 0)), 0.0)
-        return self._log_prob(value)
-
-    def _log_prob(self, value: Tensor) -> Tensor:
+        known = None if self.ignored is None else value != self.ignored
+        value = value if known is None else torch.where(known, value, 0)
+        found: Tensor
         if value.shape != self.batch_shape or value.is_floating_point():
-            found: Tensor = super().log_prob(value)  # type: ignore[no-untyped-call]
-            return found
-        logits = self.logits.reshape(-1, self.logits.shape[-1])
-        return -F.nll_loss(logits, value.reshape(-1), reduction="none").reshape(value.shape)
+            found = super().log_prob(value)  # type: ignore[no-untyped-call]
+        else:
+            logits = self.logits.reshape(-1, self.logits.shape[-1])
+            found = -F.nll_loss(logits, value.reshape(-1), reduction="none").reshape(value.shape)
+        return found if known is None else torch.where(known, found, 0.0)
 
     def expand(self, batch_shape: Size | list[int] | tuple[int, ...], _instance: object = None) -> "_Classes":
         """Return the same distribution in larger plates."""
@@ -60,6 +58,8 @@ class Categorical(Likelihood):
         >>> torch.allclose(p.log_prob(torch.tensor([[2, 0, -100]])).exp(), torch.tensor([0.25**2]))
         True
     """
+
+    standardised_targets = stays
 
     def __init__(self, dims: Dims | None = None, dim: int = -1, ignore_index: int | None = None) -> None:
         super().__init__()
@@ -100,10 +100,6 @@ class Categorical(Likelihood):
         whole = f.new_zeros(*f.shape, f.shape[-1])
         whole[..., at[:, :, None], at[:, None, :-1]] = root.flatten(f.dim() - 1, -3)
         return whole
-
-    def standardised_targets(self) -> bool:
-        """No: class indices stay as they are."""
-        return False
 
     def check_values(self, f: Tensor, y: Tensor) -> None:
         """Raise unless every target is the index of a class."""

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.generative.likelihoods.gaussian_outputs import Outputs, variance_of
-from pyro_dropout.generative.likelihoods.likelihood import Likelihood, checked_numbers
+from pyro_dropout.generative.likelihoods.likelihood import Likelihood, checked_numbers, stays
 from pyro_dropout.generative.likelihoods.moments import F64, Sums
 from pyro_dropout.generative.registration import buffered
 from pyro_dropout.mathematics.checks import check_flag, check_positive, describe
@@ -14,6 +14,12 @@ from pyro_dropout.mathematics.gaussian_expectations import log_expectation
 from pyro_dropout.mathematics.negative_binomial import NegativeBinomial
 from pyro_dropout.protocols import Distribution
 from pyro_dropout.registry import likelihood
+
+
+def _check_counts(self: Likelihood, f: Tensor, y: Tensor) -> None:
+    """Raise unless every target is a count."""
+    if not bool(((y >= 0) & (y == y.floor()) & torch.isfinite(y)).all()):
+        raise RangeError(f"y must hold counts, whole numbers from 0; got {describe(y)}.")
 
 
 class _Rates(Outputs):
@@ -46,7 +52,7 @@ class Poisson(Likelihood):
         [[1.0], [1.0]]
     """
 
-    gaussian_outputs = _Rates
+    gaussian_outputs, standardised_targets, check_values = _Rates, stays, _check_counts
 
     def distribution(self, f: Tensor) -> Distribution:
         """Return independent Poisson counts with log rate ``f``."""
@@ -59,14 +65,6 @@ class Poisson(Likelihood):
     def curvature_root(self, f: Tensor, y: Tensor | None = None) -> Tensor:
         """Return diag √rate."""
         return torch.diag_embed(torch.exp(0.5 * f))
-
-    def standardised_targets(self) -> bool:
-        """No: counts stay as they are."""
-        return False
-
-    def check_values(self, f: Tensor, y: Tensor) -> None:
-        """Raise unless every target is a count."""
-        _check_counts(y)
 
 
 @likelihood("counts")
@@ -86,6 +84,7 @@ class Counts(Likelihood):
         (1.0, 1.5)
     """
 
+    standardised_targets, check_values = stays, _check_counts
     offset: Tensor
 
     def __init__(
@@ -126,22 +125,9 @@ class Counts(Likelihood):
         """Return ``y`` as numbers of the model's type."""
         return super().checked(self._split(f)[0], checked_numbers(y)).to(f.dtype)
 
-    def check_values(self, f: Tensor, y: Tensor) -> None:
-        """Raise unless every target is a count."""
-        _check_counts(y)
-
     def curvature_root(self, f: Tensor, y: Tensor | None = None) -> Tensor:
         """Return diag √(μ r/(μ + r)); a concentration that depends on the input has no closed form."""
         if self.by_input:
             raise PyroDropoutError("Counts(by_input=True) has no curvature in closed form; use by_input=False.")
         means, log_r = self._split(f)
         return torch.diag_embed(torch.exp(0.5 * -torch.logaddexp(-(means + self.offset.to(f)), -log_r)))
-
-    def standardised_targets(self) -> bool:
-        """No: counts stay as they are."""
-        return False
-
-
-def _check_counts(y: Tensor) -> None:
-    if not bool(((y >= 0) & (y == y.floor()) & torch.isfinite(y)).all()):
-        raise RangeError(f"y must hold counts, whole numbers from 0; got {describe(y)}.")

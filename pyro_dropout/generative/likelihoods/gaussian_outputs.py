@@ -22,12 +22,7 @@ _LEAST = 256  # quasi-random points
 
 
 class Nodes:
-    """Quasi-random points of the standard normal distribution, the same for every data point.
-
-    Args:
-        count: at least how many; rounded up to a power of two, for which the points are balanced, and at least 256.
-        seed: of their scrambling.
-    """
+    """Quasi-random points of the standard normal distribution, a power of two of them, the same for all data."""
 
     def __init__(self, count: int, seed: int) -> None:
         self.count, self.seed = 1 << (max(_LEAST, count) - 1).bit_length(), seed
@@ -60,10 +55,6 @@ class Outputs:
 
     In all methods ``mean`` is that of f, (N, D), in the type of the outputs, and ``covariance`` its covariance,
     (N, D, D), in float64. Derived classes have the formulas of a likelihood.
-
-    Args:
-        likelihood: p(y | f).
-        nodes: for what has no formula.
     """
 
     normal = False  # whether y is a mixture of normals

@@ -28,10 +28,8 @@ Dims = tuple[int | None, ...]
 class OutputShape:
     """The shape of a network's output at one point. Between the network and its likelihood it is one row, (N, D).
 
-    Args:
-        dims: the sizes, such as (T, C) for a sequence or (C, H, W) for a map; one of them may be None, if it differs
-            from batch to batch.
-        dim: which of them holds the parts of one position, such as its classes.
+    Of the sizes ``dims`` one may be None, if it differs from batch to batch; ``dim`` is the place of the parts of one
+    position, such as its classes.
     """
 
     dims: Dims
@@ -121,22 +119,12 @@ class Likelihood(nn.Module):
         return y
 
     def check_values(self, f: Tensor, y: Tensor) -> None:
-        """Raise unless every target is possible; asked once before training, as a compiled step cannot look at values.
-
-        Args:
-            f: the model's outputs, (N, D), or any with as many of them.
-            y: targets that ``checked`` let through.
-        """
+        """Raise unless every target is possible; asked once, before training: a compiled step cannot look at values."""
         if not bool(torch.isfinite(y).all()):
             raise RangeError(f"y must be finite; got {describe(y)}.")
 
     def curvature_root(self, f: Tensor, y: Tensor | None = None) -> Tensor:
-        """Return R with R Rᵀ = ``curvature(f, y)``, (..., N, D, columns): what ``laplace`` needs of a likelihood.
-
-        Args:
-            f: the outputs, (..., N, D).
-            y: targets that ``checked`` let through, where some of them may not count as data.
-        """
+        """Return R with R Rᵀ = ``curvature(f, y)``, (..., N, D, columns); of ``y`` some may not count as data."""
         raise PyroDropoutError(
             f"likelihood {type(self).__name__} does not say how its log density bends in the outputs. Define in it"
             " curvature_root(self, f, y=None), a root R of its Fisher information R Rᵀ in f, (..., N, D, D)."
@@ -183,11 +171,15 @@ class Likelihood(nn.Module):
         return observe(self, f, y, num_data)
 
 
+def stays(likelihood: Likelihood) -> bool:
+    """No: classes and counts stay as they are (``standardised_targets`` of their likelihoods)."""
+    return False
+
+
 def checked_numbers(y: Tensor) -> Tensor:
     """Return ``y``, or raise if it holds yes and no: for ``checked`` of a likelihood of real numbers."""
     if y.dtype == torch.bool:
-        advice = "Write y.float(), or Bernoulli() as the likelihood of yes and no."
-        raise RangeError(f"y must hold numbers; got {y.dtype}. {advice}")
+        raise RangeError(f"y must hold numbers; got {y.dtype}. Write y.float(), or Bernoulli() as the likelihood.")
     return y
 
 

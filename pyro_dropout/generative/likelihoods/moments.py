@@ -68,9 +68,8 @@ def normal_parts(p: Distribution) -> tuple[Tensor, Tensor]:
 def block_sums(likelihood: Likelihood, f: Tensor) -> Sums:
     """Reduce a block of draws, f (T, N, D), to sums for each data point.
 
-    Returns:
-        "mean" of E[y], "spread", its squared distances from the mean, and "noise", the sum of Var[y]; for classes also
-        "surprise", the sum of the draws' own entropies, and "votes", how many draws vote for each class.
+    "mean" is that of E[y], "spread" the sum of its squared distances from the mean, "noise" that of Var[y]; of classes
+    "surprise" is the sum of the draws' own entropies, and "votes" how many draws vote for each class.
     """
     each = moments_of(likelihood.distribution(f))
     means = each.pop("mean")
