@@ -172,17 +172,14 @@ class Ensemble(StackedMembers):
         if self.points:
             rows = self.numbered(numbers)
             return {name: value[rows.to(value.device)] for name, value in self._values().items()}
-        found: dict[str, list[Tensor]] = {}
         drawn: dict[int, Weights] = {}
         for member in sorted(set(listed)):
             with self.as_member(member) as guide:
                 drawn[member] = guide.sample_weights(listed.count(member))
-        used = dict.fromkeys(drawn, 0)
-        for member in listed:
-            for name, value in drawn[member].items():
-                found.setdefault(name, []).append(value[used[member]])
-            used[member] += 1
-        return {name: torch.stack(values) for name, values in found.items()}
+        order = torch.tensor(listed).sort(stable=True).indices.argsort()  # draws lie by member
+        names = next(iter(drawn.values()))
+        whole = {name: torch.cat([each[name] for each in drawn.values()]) for name in names}
+        return {name: value[order.to(value.device)] for name, value in whole.items()}
 
     def _values(self) -> Weights:
         """Return the points of all rows, in the model's own space."""

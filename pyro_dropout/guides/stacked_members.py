@@ -33,25 +33,17 @@ def tensors_of(guide: SiteGuide) -> dict[str, Tensor]:
 
 
 def started(model: PyroModel, make: Make, template: SiteGuide, start: Start, seed: int) -> dict[str, Tensor]:
-    """Return the parameters that a member starts from, and its settings, by name.
-
-    Args:
-        model: the model.
-        make: makes a member's guide from a model.
-        template: a guide that has read the model.
-        start: "fresh" or "module".
-        seed: of the member; all generators are seeded with it.
-    """
+    """Return the parameters that a member starts from, "fresh" or "module", and its settings, by name."""
     seed_generators(seed, next(site.start.device for site in template._sites.values()))
     if not is_network(model):
         return tensors_of(template) | ({} if start == "module" else _drawn(template))
     fresh = model
-    if start == "fresh" and isinstance(template.init, dict):
-        raise PyroDropoutError(
-            "the guide of the members has init=, one start for all of them, and start='fresh' a new one for each: leave"
-            " out init, or write Ensemble(..., start='module')."
-        )
     if start == "fresh":
+        if isinstance(template.init, dict):
+            raise PyroDropoutError(
+                "the guide of the members has init=, one start for all of them, and start='fresh' a new one for each:"
+                " leave out init, or write Ensemble(..., start='module')."
+            )
         fresh = copy.deepcopy(model)
         for module in modules_of(fresh):
             if callable(reset := getattr(module, "reset_parameters", None)):
@@ -66,14 +58,13 @@ def started(model: PyroModel, make: Make, template: SiteGuide, start: Start, see
 
 def at_anchors(template: SiteGuide, seeds: list[int]) -> list[dict[str, Tensor]]:
     """Return the parameters of points that start at their anchors, for each seed."""
-    middles = centres(template)
-    rows: list[dict[str, Tensor]] = []
+    middles, rows = centres(template), []
     for seed in seeds:
-        row = {}
+        own = {}
         for name, value in anchored_start(template, middles, seed).items():
             site = template._sites[name]
-            row[f"states.{site.key}.loc"] = value.detach().reshape(site.start.shape).to(site.start)
-        rows.append(row)
+            own[f"states.{site.key}.loc"] = value.detach().reshape(site.start.shape).to(site.start)
+        rows.append(own)
     return rows
 
 
@@ -85,22 +76,15 @@ def _means(template: SiteGuide) -> dict[str, GuideSite]:
 
 
 def _drawn(template: SiteGuide) -> dict[str, Tensor]:
-    """Return the means of all sites at draws from the prior."""
-    return {name: _free_draw(template, site) for name, site in _means(template).items()}
-
-
-def _free_draw(template: SiteGuide, site: GuideSite) -> Tensor:
-    """Return a draw of a site's prior in unconstrained space, its plates at full size."""
-    fn = template.prototype_trace.nodes[site.name]["fn"]
-    lead = site.start.shape[: site.start.dim() - site.free_dim] if site.plates else fn.batch_shape
-    value = fn.sample() if fn.batch_shape == lead else fn.expand(lead).sample()
-    found: Tensor = value if site.transform is None else site.transform.inv(value)
-    return found.detach().reshape(site.start.shape).to(site.start)
-
-
-def all_equal(rows: list[dict[str, Tensor]]) -> bool:
-    """Whether all members start at the same point."""
-    return all(torch.equal(row[name], value) for row in rows[1:] for name, value in rows[0].items())
+    """Return the means of all sites at draws from the prior, in unconstrained space, plates at full size."""
+    found = {}
+    for name, site in _means(template).items():
+        fn = template.prototype_trace.nodes[site.name]["fn"]
+        lead = site.start.shape[: site.start.dim() - site.free_dim] if site.plates else fn.batch_shape
+        value = (fn if fn.batch_shape == lead else fn.expand(lead)).sample()
+        free: Tensor = value if site.transform is None else site.transform.inv(value)
+        found[name] = free.detach().reshape(site.start.shape).to(site.start)
+    return found
 
 
 def check_alike(template: SiteGuide, made: SiteGuide, settings: bool = False) -> None:
@@ -137,17 +121,7 @@ _BAR = "|"  # stands for the dot in the name of a member's parameter: torch allo
 
 
 class StackedMembers(nn.Module):
-    """Members of one kind, a row of every tensor for each.
-
-    Args:
-        model: the model.
-        make: makes a member's guide from it.
-        template: a guide that it has made.
-        start: where members start.
-        anchored: whether members are anchored.
-        members: how many there are.
-        seed: of their seeds; None to draw one.
-    """
+    """Members of one kind, a row of every tensor for each; ``template`` is a guide that ``make`` has made."""
 
     seeds: Tensor
     lost: Tensor
@@ -207,12 +181,11 @@ class StackedMembers(nn.Module):
     def stacked(self) -> dict[str, Tensor]:
         """Return the parameters of all rows, (rows, ...), by their names in a member's guide."""
         self.check_known()
-        return {_name(key): value for key, value in self._parameters.items() if value is not None}
+        return {_name(key): value for key, value in self.named_parameters()}
 
     def settings(self) -> dict[str, Tensor]:
         """Return the settings of all rows, such as keep, (rows, ...), by their names in a member's guide."""
-        own = ((key, value) for key, value in self._buffers.items() if key not in self.learned_buffers)
-        return {_name(key): value for key, value in own if value is not None}
+        return {_name(key): value for key, value in self.named_buffers() if key not in self.learned_buffers}
 
     def finite(self) -> Tensor:
         """Return for each row whether all its parameters are finite."""
@@ -268,21 +241,23 @@ class StackedMembers(nn.Module):
                 rows = at_anchors(template, seeds)
             else:
                 rows = [started(self._model[0], self._make[0], template, self.start, seed) for seed in seeds]
-        if not self.anchored and self.points and len(seeds) > 1 and all_equal(rows):
+        first, *others = rows
+        equal = all(torch.equal(row[name], value) for row in others for name, value in first.items())
+        if not self.anchored and self.points and others and equal:
             raise PyroDropoutError(
                 "all members start at the same point and nothing else tells them apart, so they would stay equal. Let"
                 " them be anchored, or give layers with reset_parameters and start='fresh'."
             )
-        trained = dict(template.named_parameters())
         forget(self.parameters())  # those that are made below take their names in Pyro's store
-        for name, like in (*trained.items(), *template.named_buffers()):
-            key, added = name.replace(".", _BAR), torch.stack([row[name] for row in rows]).to(like)
-            before = self._parameters.get(key) if name in trained else self._buffers.get(key)
-            whole = added if before is None else torch.cat([before.detach(), added])
-            if name in trained:
-                self.register_parameter(key, nn.Parameter(whole))
-            else:
-                self.register_buffer(key, whole)
+        for named, own in ((template.named_parameters(), self._parameters), (template.named_buffers(), self._buffers)):
+            for name, like in named:
+                key, whole = name.replace(".", _BAR), torch.stack([row[name] for row in rows]).to(like)
+                if (before := own.get(key)) is not None:
+                    whole = torch.cat([before.detach(), whole])
+                if isinstance(like, nn.Parameter):
+                    self.register_parameter(key, nn.Parameter(whole))
+                else:
+                    self.register_buffer(key, whole)
 
     # --- one of them, and some of them --------------------------------------------------------------------------------
 
@@ -291,22 +266,21 @@ class StackedMembers(nn.Module):
         """Within this context, ``template`` is the guide of one member."""
         own, template = {**self.stacked(), **self.settings()}, self.template
         row = int(self.numbered(torch.tensor(member)))
-        places = [
-            (holder, key, own[".".join(filter(None, (path, key)))])
+        places: list[tuple[dict[str, Any], str, Tensor, Tensor]] = [
+            (holder, key, own[".".join(filter(None, (path, key)))], value)
             for path, module in template.named_modules()
             for holder in (module._parameters, module._buffers)
             for key, value in holder.items()
             if value is not None
         ]
         with RUNNING:
-            kept = [holder[key] for holder, key, _ in places]
             try:
-                for holder, key, value in places:
+                for holder, key, value, _ in places:
                     holder[key] = value.detach()[row] if detached else value[row]
                 yield template
             finally:
-                for (holder, key, _), value in zip(places, kept, strict=True):
-                    holder[key] = value
+                for holder, key, _, before in places:
+                    holder[key] = before
 
     def part(self, rows: slice, copied: bool = True) -> Self:
         """Return an ensemble of some of the rows: with copies of their tensors, or with the same memory."""
@@ -315,8 +289,8 @@ class StackedMembers(nn.Module):
             return value.detach()[rows].clone() if copied else value.detach()[rows]
 
         made = copy.copy(self)
-        made._parameters = {k: None if v is None else nn.Parameter(taken(v)) for k, v in self._parameters.items()}
-        made._buffers = {k: None if v is None else taken(v) for k, v in self._buffers.items() if k != "trained"}
+        made._parameters = {key: nn.Parameter(taken(value)) for key, value in self.named_parameters()}
+        made._buffers = {key: taken(value) for key, value in self.named_buffers() if key != "trained"}
         made._buffers["trained"] = torch.zeros_like(self.trained)
         return made
 

@@ -1,7 +1,6 @@
 """What a training run fits: a model call, a guide and a loss; the data are there, or come from a ``DataLoader``."""
 
 import contextlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -61,10 +60,7 @@ class TrainingTask:
         how: Any = {"batches": batches, "compile": compile, "fatal": self.fatal, "guarded": self.guarded}
         gradients, inputs = self._gradients(parameters), (Buffers(self.call.model, self.guide).values,)
         with quietly(self.call.model, self.guide):  # compiling runs the model, whose buffers must not change
-            return self._within_memory(lambda: make_run(gradients, parameters, update, inputs=inputs, **how))
-
-    def _within_memory(self, work: Callable[[], TrainingRun]) -> TrainingRun:
-        return work()
+            return make_run(gradients, parameters, update, inputs=inputs, **how)
 
     def _gradients(self, parameters: Parameters) -> Gradients:
         return make_gradients(*self.parts, parameters, self._arguments)

@@ -50,11 +50,13 @@ Problem = dict[str, dict[str, Tensor]]
 class Anchoring(Messenger):
     """Moves each prior to an anchor, adds noise to Gaussian targets, and weights all other data.
 
+    The numbers are those of one member in a ``Problem``.
+
     Args:
-        anchors: of one member, by site.
-        noise: of one member, by site.
-        weights: of one member, by plate or site.
-        widths: of one member, by site.
+        anchors: by site.
+        noise: by site.
+        weights: by plate or site.
+        widths: by site.
         rows: which of all data the mini-batch holds; None for all.
         free: constrained sites that the guide has as points: their density is that of unconstrained space, where
             their anchors are.
@@ -93,7 +95,8 @@ class Anchoring(Messenger):
         elif name in self._noise:
             own = self._widths.get(name)
             weight = None if own is None else self._here(own, msg, fn.event_dim)
-            msg["fn"] = perturbed(fn, self._here(self._noise[name], msg, fn.event_dim), weight)
+            noise, base = self._here(self._noise[name], msg, fn.event_dim), base_distribution(fn)
+            msg["fn"] = _to_event(PerturbedNormal(base.loc, base.scale, noise, weight), fn)
         else:
             plate = next((frame for frame in plates_of(msg) if frame.name in self._weights), None)
             if plate is not None:  # a factor outside all plates of data is part of the prior
@@ -141,6 +144,11 @@ def moved(p: Distribution, anchor: Tensor) -> Distribution:
         map_to = biject_to(p.support)
         free = AffineTransform(anchor, 1.0, event_dim=map_to.domain.event_dim)
         return dist.TransformedDistribution(p, [map_to.inv, free, map_to], validate_args=False)
+    return _to_event(made, p)
+
+
+def _to_event(made: Distribution, p: Distribution) -> Distribution:
+    """Return a distribution with the event dimensions of another."""
     return made.to_event(p.event_dim - made.event_dim) if p.event_dim > made.event_dim else made
 
 
@@ -189,13 +197,6 @@ class PerturbedNormal(dist.Normal):
             own = own if self.weight is None else self.weight * own
             found = found + own - own.detach()
         return found
-
-
-def perturbed(p: Distribution, noise: Tensor, weight: Tensor | None) -> Distribution:
-    """Return a Gaussian likelihood of targets that have noise added, and weights if the width is latent."""
-    base = base_distribution(p)
-    made: Distribution = PerturbedNormal(base.loc, base.scale, noise, weight)
-    return made.to_event(p.event_dim - made.event_dim) if p.event_dim > made.event_dim else made
 
 
 def has_noise(p: Distribution) -> bool:
@@ -267,11 +268,7 @@ def perturbation(
     for name, site in observed.items():
         _check_plates(name, site, batch, count)
     shapes = {name: _whole(site, batch, count) for name, site in observed.items() if has_noise(site["fn"])}
-    sizes: dict[str, int] = {}
-    for name, site in observed.items():
-        if name not in shapes:
-            key, size = _elements(name, site, batch, count)
-            sizes[key] = size
+    sizes = dict(_elements(name, site, batch, count) for name, site in observed.items() if name not in shapes)
     rows = []
     device = next(template.parameters()).device
     for seed in seeds:
@@ -283,8 +280,8 @@ def perturbation(
             widths = {name: _weights(shape, heat).to(call.dtype) for name, shape in shapes.items() if name in wide}
         rows.append({"anchors": own, "noise": noise, "weights": weights, "widths": widths})
     return {
-        part: {name: torch.stack([row[part][name] for row in rows]).to(device) for name in rows[0][part]}
-        for part in ("anchors", "noise", "weights", "widths")
+        part: {name: torch.stack([row[part][name] for row in rows]).to(device) for name in own}
+        for part, own in rows[0].items()
     }
 
 

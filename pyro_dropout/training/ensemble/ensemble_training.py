@@ -27,7 +27,6 @@ from pyro_dropout.training.history import History
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.loss.learned_widths import learned_sites
 from pyro_dropout.training.optimisers import Update
-from pyro_dropout.training.runner import TrainingRun
 from pyro_dropout.training.training_task import TrainingTask
 
 
@@ -49,7 +48,6 @@ class Members(TrainingTask):
     watched_by = EnsembleWatch
     less = "a smaller batch_size, fewer members (Ensemble(members=...), and then more)"
     guarded = False  # a member that diverges stops no other
-    fatal = (torch.OutOfMemoryError,)  # half as many members may fit
 
     def facts(self) -> Record:
         """Return what must be the same when the training is resumed."""
@@ -61,12 +59,6 @@ class Members(TrainingTask):
         }
 
     # --- the training run ---------------------------------------------------------------------------------------------
-
-    def _parameters(self, batch: int) -> Parameters:
-        return self.loss.within_memory(lambda: TrainingTask._parameters(self, batch), self.guide.rows)
-
-    def _within_memory(self, work: Callable[[], TrainingRun]) -> TrainingRun:
-        return self.loss.within_memory(work, self.guide.rows)
 
     def _gradients(self, parameters: Parameters) -> Gradients:
         model, guide, loss = self.call.model, self.guide, self.loss
@@ -88,17 +80,15 @@ class Members(TrainingTask):
         except BaseException as stop:
             self.finish()
             if isinstance(stop, DivergedError | KeyboardInterrupt | SystemExit):
-                stop.add_note(
-                    f"The ensemble holds what was learned: {_named(self.rows.start, self.rows.stop)} so far. The next"
-                    " fit trains all of these."
-                )
+                start, end = self.rows.start, self.rows.stop - 1
+                named = f"member {start}" if start == end else f"members {start} to {end}"
+                stop.add_note(f"The ensemble holds what was learned: {named} so far. The next fit trains all of these.")
             raise
 
     def finish(self, losses: Tensor | None = None) -> None:
         """Put what was learned into the ensemble, and note which members have diverged.
 
-        Args:
-            losses: the members' losses at the parameters that were kept; None if training was interrupted.
+        ``losses`` are the members' at the parameters that were kept; None if training was interrupted.
         """
         if self.guide is not self.whole:
             forget(self.guide.parameters())
@@ -123,14 +113,7 @@ def train_ensemble(
 ) -> History:
     """Train the members that ``more`` has added, or else all, and put what they learn into the ensemble.
 
-    Args:
-        ensemble: the ensemble.
-        call: the model with all data.
-        batch: points in a mini-batch.
-        train: trains them.
-        loss: the loss of a member; None for the default.
-        clip_norm: the largest norm of a member's gradient.
-        checkpoint: where the training may have been interrupted; it says what the members' seeds are.
+    ``batch`` counts points in a mini-batch. The members' seeds are those of a ``checkpoint``, if there is one.
     """
     members = enlisted(ensemble, call, batch, loss=loss, clip_norm=clip_norm, checkpoint=checkpoint)
     with members.kept():
@@ -139,7 +122,7 @@ def train_ensemble(
     ensemble.trained.fill_(ensemble.rows)
     lost = (ensemble.lost[members.rows].nonzero().flatten() + members.rows.start).tolist()
     if lost:
-        names = ", ".join(map(str, lost[:8])) + (", ..." if len(lost) > 8 else "")
+        names = ", ".join(map(str, lost[:8])) + ", ..." * (len(lost) > 8)
         warnings.warn(
             f"{len(lost)} of {members.guide.rows} members reached a loss that is not finite and are left out from here"
             f" on ({names}); see history.diverged. Lower the learning rate, or clip gradients (clip_norm=...), and"
@@ -208,7 +191,3 @@ def check_members(ensemble: Ensemble, update: Update, clip_norm: float | None) -
             raise PyroDropoutError("clip_each is not for an ensemble: clip_norm limits each member's whole gradient.")
         return dataclasses.replace(update, clip_norm=None), update.clip_norm
     return update, clip_norm
-
-
-def _named(start: int, stop: int) -> str:
-    return f"member {start}" if stop - start == 1 else f"members {start} to {stop - 1}"

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from pyro import poutine
@@ -16,31 +16,21 @@ from pyro_dropout.training.ensemble.anchoring import Anchoring, Problem, free_po
 from pyro_dropout.training.fleet.replicas import over_replicas
 from pyro_dropout.training.loss.elbo import untraced
 from pyro_dropout.training.loss.temperature import at_step, current_step
-from pyro_dropout.training.out_of_memory import unless_out_of_memory
 
 if TYPE_CHECKING:
     from pyro_dropout.guides.ensemble import Ensemble
-
-Result = TypeVar("Result")
 
 ROWS = "rows_of_the_batch"  # the keyword under which a mini-batch says which of all data it holds
 
 
 @dataclass
 class MemberLoss:
-    """The loss of one member: that of its guide in its own problem.
-
-    Attributes:
-        inner: a loss with ``differentiable_loss``.
-        extras: the member's anchors, noise and weights, as a tree; None if it is not anchored.
-        free: constrained sites that the guide has as points.
-        heat: T of anchored points.
-    """
+    """The loss of a member's guide in its own problem; of one that is not anchored, ``extras`` is None."""
 
     inner: Any
     extras: Problem | None
-    free: frozenset[str] = frozenset()
-    heat: float = 1.0
+    free: frozenset[str] = frozenset()  # constrained sites that the guide has as points
+    heat: float = 1.0  # T of anchored points
 
     def differentiable_loss(self, model: PyroModel, guide: PyroModel, *args: Tree, **kwargs: Tree) -> Tensor:
         """Return the loss."""
@@ -67,15 +57,6 @@ class _Graph:
     names: list[str | None]
     buffers: Buffers
 
-    def settings(self, ensemble: "Ensemble") -> list[Tensor]:
-        """Return all settings: those of every member, where members have their own."""
-        own = _own_settings(ensemble)
-        return [own.get(name, value) for name, value in zip(self.buffers.names, self.buffers.values, strict=True)]
-
-
-def _own_settings(ensemble: "Ensemble") -> dict[str, Tensor]:
-    return {f"guide.{name}": value for name, value in ensemble.settings().items()}
-
 
 class EnsembleLoss:
     """The mean loss of all members; each member's parameters have the gradient of its own loss.
@@ -86,25 +67,18 @@ class EnsembleLoss:
         inner: the loss of a member.
         extras: the members' anchors and perturbed data; None if they are not anchored.
         clip_norm: the largest norm of a member's gradient.
-        at_once: how many members are computed at once; None for all. It is halved whenever memory runs out.
         heat: T of anchored points.
     """
 
     def __init__(
-        self,
-        inner: Any,
-        extras: Problem | None = None,
-        clip_norm: float | None = None,
-        at_once: int | None = None,
-        heat: float = 1.0,
+        self, inner: Any, extras: Problem | None = None, clip_norm: float | None = None, heat: float = 1.0
     ) -> None:
-        self.inner, self.extras, self.clip_norm, self.at_once, self.heat = inner, extras, clip_norm, at_once, heat
+        self.inner, self.extras, self.clip_norm, self.heat = inner, extras, clip_norm, heat
         self._graphs: dict[Any, _Graph] = {}
 
     def differentiable_loss(self, model: PyroModel, ensemble: "Ensemble", *args: Tree, **kwargs: Tree) -> Tensor:
         """Return the mean loss as a tensor with the members' gradients."""
-        graph, values, losses, slopes = self._computed(model, ensemble, ensemble.tell(), (args, kwargs))
-        slopes = _averaged(graph, losses, slopes)
+        _, values, losses, slopes = self._computed(model, ensemble, ensemble.tell(), (args, kwargs))
         # A function of the parameters with these gradients, which can be differentiated as any other loss.
         value: Tensor = losses.mean()
         for held, slope in zip(values, slopes, strict=True):
@@ -123,7 +97,6 @@ class EnsembleLoss:
         leaves = [value.detach().requires_grad_() for value in values]
         with unvalidated(), poutine.block(), parameters.replaced(leaves):
             graph, held, losses, slopes = self._computed(model, ensemble, ensemble.stacked(), arguments)
-        slopes = _averaged(graph, losses, slopes)
         place = {id(value): k for k, value in enumerate(held)}
         order = [place[id(leaf)] for leaf in leaves]
         parameters.unused = {k for k, number in enumerate(order) if number in graph.parameters.unused}
@@ -140,36 +113,16 @@ class EnsembleLoss:
         leaves, shape = tree_flatten(arguments)
         graph = self._graph_of(model, ensemble, leaves, shape)
         values = [graph.parameters.tell(k) if name is None else stacked[name] for k, name in enumerate(graph.names)]
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        tensors, own = [leaf for leaf in leaves if isinstance(leaf, Tensor)], _own_settings(ensemble)
+        settings = [own.get(name, value) for name, value in zip(graph.buffers.names, graph.buffers.values, strict=True)]
         held = [value.detach() for value in values]
-
-        def computed() -> list[Tensor]:
-            found: list[Tensor] = graph.run(
-                held, self.extras or {}, graph.settings(ensemble), tensors, _step_now(values)
-            )
-            return found
-
         with torch.no_grad():
-            losses, *slopes = computed() if is_traced() else self.within_memory(computed, ensemble.rows)
-            return graph, values, losses, self._clipped(slopes)
-
-    def within_memory(self, work: Callable[[], Result], members: int) -> Result:
-        """Run ``work``; whenever memory runs out, compute half as many of the members at once, and run it again."""
-        while (self.at_once or members) > 1:
-            found = unless_out_of_memory(work)
-            if found is not None:
-                return found
-            self.at_once = -(-(self.at_once or members) // 2)
-        return work()
-
-    def _clipped(self, slopes: list[Tensor]) -> list[Tensor]:
-        """Shrink each member's gradient to the largest norm."""
-        if self.clip_norm is None:
-            return slopes
-        squares = [slope.reshape(len(slope), -1).square().sum(1) for slope in slopes]
-        norms = torch.stack(squares).sum(0).sqrt()
-        shrink = (self.clip_norm / (norms + 1e-6)).clamp(max=1.0)
-        return [slope * shrink.reshape(_column(slope)) for slope in slopes]
+            losses, *slopes = graph.run(held, self.extras or {}, settings, tensors, _step_now(values))
+            if self.clip_norm is not None:
+                norms = torch.stack([slope.reshape(len(slope), -1).square().sum(1) for slope in slopes]).sum(0).sqrt()
+                shrink = (self.clip_norm / (norms + 1e-6)).clamp(max=1.0)
+                slopes = [slope * _beside(shrink, slope) for slope in slopes]
+            return graph, values, losses, _averaged(graph, losses, slopes)
 
     def _graph_of(self, model: PyroModel, ensemble: "Ensemble", leaves: list[Tree], shape: TreeSpec) -> _Graph:
         kinds = [(tuple(v.shape), v.dtype, v.device) if isinstance(v, Tensor) else v for v in leaves]
@@ -195,8 +148,7 @@ class EnsembleLoss:
             template.is_member = True
         forget(template.parameters())  # it is the ensemble's that are trained
         names = [own.get(id(value)) for value in parameters.by_name.values()]
-        buffers = Buffers(model, template)
-        values = parameters.values
+        buffers, values = Buffers(model, template), parameters.values
         example = (values, first or {}, buffers.values, [leaves[k] for k in places], _step_now(values))
 
         def solo(
@@ -211,8 +163,11 @@ class EnsembleLoss:
 
         by_member = [0 if name in _own_settings(ensemble) else None for name in buffers.names]
         dims = ([None if name is None else 0 for name in names], 0, by_member, None, None)
-        run = over_replicas(solo, example, dims, (model, template), lambda: self.at_once)
-        return _Graph(run, parameters, names, buffers)
+        return _Graph(over_replicas(solo, example, dims, (model, template)), parameters, names, buffers)
+
+
+def _own_settings(ensemble: "Ensemble") -> dict[str, Tensor]:
+    return {f"guide.{name}": value for name, value in ensemble.settings().items()}
 
 
 def _step_now(values: list[Tensor]) -> Tensor:
@@ -227,12 +182,11 @@ def _averaged(graph: _Graph, losses: Tensor, slopes: list[Tensor]) -> list[Tenso
     if not common:
         return slopes
     finite = torch.stack([losses.isfinite(), *(s.reshape(len(s), -1).isfinite().all(1) for s in common)]).all(0)
-    sums = [torch.where(finite.reshape(_column(slope)), slope, 0.0).sum(0) for slope in common]
-    count = finite.sum().to(common[0])
-    means = iter([each / count.clamp(min=1.0) for each in sums])
+    count = finite.sum().to(common[0]).clamp(min=1.0)
+    means = iter([torch.where(_beside(finite, slope), slope, 0.0).sum(0) / count for slope in common])
     return [next(means) if name is None else slope for slope, name in zip(slopes, graph.names, strict=True)]
 
 
-def _column(slope: Tensor) -> tuple[int, ...]:
-    """Return the shape of one number for each member, beside its gradient."""
-    return (-1, *[1] * (slope.dim() - 1))
+def _beside(each: Tensor, slope: Tensor) -> Tensor:
+    """Return one number for each member, shaped as its gradient."""
+    return each.reshape(-1, *[1] * (slope.dim() - 1))

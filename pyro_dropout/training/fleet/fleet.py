@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pyro_dropout.engines.choose import HowCompiled, check_how_compiled, decided, step_size
 from pyro_dropout.engines.engine import Solo, Step
-from pyro_dropout.engines.torch_internals import tree_flatten, tree_map, tree_unflatten
+from pyro_dropout.engines.torch_internals import tree_map
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.generative.inputs import AnyInputs, check_pairs, inputs_of, named, takes_all
 from pyro_dropout.generative.model_call import ModelCall
@@ -28,23 +28,12 @@ from pyro_dropout.mathematics.checks import check_positive
 from pyro_dropout.protocols import Record
 from pyro_dropout.training.batches import Batches
 from pyro_dropout.training.checkpoints.fingerprint import told_loss, told_update
-from pyro_dropout.training.checkpoints.posterior_file import tensors_of
+from pyro_dropout.training.checkpoints.posterior_file import settings_of, tensors_of
 from pyro_dropout.training.checkpoints.tensor_file import digest
 from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint, Keeper
 from pyro_dropout.training.collapse import warn_of_replicas
 from pyro_dropout.training.compile.functional import Buffers, Loss, Parameters, loss_and_gradients, make_step
-from pyro_dropout.training.ensemble.member_loss import ROWS, MemberLoss
-from pyro_dropout.training.fleet.replicas import (
-    Replica,
-    anchored,
-    build_replicas,
-    finite_rows,
-    over_replicas,
-    rows_of,
-    stacked,
-    tensors_in,
-    told_settings,
-)
+from pyro_dropout.training.fleet.replicas import Replica, build_replicas, finite_rows, over_replicas, rows_of, stacked
 from pyro_dropout.training.history import History
 from pyro_dropout.training.laplace.after_training import curvature_after
 from pyro_dropout.training.loop import loop
@@ -58,19 +47,12 @@ Rate = float | Tensor | Sequence[float]  # a learning rate, or one for each repl
 
 
 class FleetRun(TrainingRun):
-    """The training of a fleet.
+    """The training of a fleet."""
 
-    Attributes:
-        total: how many steps ``fit`` takes.
-        names: the name of each of ``values``: its path in the first replica's model or guide.
-        facts: what must be the same when the training is resumed.
-        random: the states of the generators that a seed has started; None to draw from those of the process.
-    """
-
-    total: int
-    names: list[str]
-    facts: Callable[[], Record]
-    random: RandomState | None
+    total: int  # steps that fit takes
+    names: list[str]  # of each of ``values``: its path in the first replica's model or guide
+    facts: Callable[[], Record]  # what must be the same when the training is resumed
+    random: RandomState | None  # of the generators that a seed has started; None for those of the process
 
     def take_generators(self) -> None:
         """Continue with the generators of the whole process, which a checkpoint contains."""
@@ -137,7 +119,8 @@ class Fleet:
 
     def to(self, device: torch.device | str) -> "Fleet":
         """Move all replicas to a device, each tensor of all of them in one copy."""
-        for tensors in zip(*map(tensors_in, self._replicas), strict=True):
+        own = ([tensor for part in pair for tensor in (*part.parameters(), *part.buffers())] for pair in self)
+        for tensors in zip(*own, strict=True):
             if any(tensor.device != torch.device(device) for tensor in tensors):
                 for tensor, moved in zip(tensors, torch.stack([t.detach() for t in tensors]).to(device), strict=True):
                     tensor.data = moved
@@ -145,7 +128,8 @@ class Fleet:
 
     def place(self) -> torch.device:
         """Return the device that the replicas are on."""
-        return next((tensor.device for tensor in tensors_in(self[0])), torch.device("cpu"))
+        tensors = (tensor for part in self[0] for tensor in (*part.parameters(), *part.buffers()))
+        return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
     def buffers(self) -> list[Tensor]:
         """Return the settings of all replicas, stacked, in the first one's order."""
@@ -185,7 +169,7 @@ class Fleet:
             progress: show a progress bar.
             checkpoint: a folder for checkpoints, or a ``Checkpoint``; as in ``fit``, the same call resumes from it.
             options: those of ``prepare``: ``steps`` or ``epochs``, ``indices``, ``batch_size``, ``lr``, ``optim``,
-                ``schedule``, ``clip_norm``, ``loss``, ``anchors``, ``compile``, ``precision``, ``seed``, ``device``.
+                ``schedule``, ``clip_norm``, ``loss``, ``compile``, ``precision``, ``seed``, ``device``.
 
         Returns:
             The history, with losses (steps, E).
@@ -228,7 +212,6 @@ class Fleet:
         schedule: Schedule | None = None,
         clip_norm: float | None = None,
         loss: Loss | None = None,
-        anchors: Sequence[int] | Tensor | None = None,
         compile: HowCompiled = "auto",
         precision: Precision = "float32",
         seed: int | None = None,
@@ -252,8 +235,6 @@ class Fleet:
             schedule: multiplies ``lr``, as in ``fit``; an ``Update`` has its own, and its own ``clip_norm``.
             clip_norm: the largest norm of a replica's gradient.
             loss: ``ELBO()`` by default.
-            anchors: a seed for each replica, from which its anchor and the noise of its targets are drawn, as for the
-                members of an anchored ``Ensemble``; for Gaussian priors and likelihoods. None: no anchors.
             compile: "auto", "traced", True or False, as in ``fit``.
             precision: "float32", or "bf16", as in ``fit``.
             seed: for weight draws and mini-batches; the random generators are left as they were.
@@ -318,28 +299,20 @@ class Fleet:
                         parameter.data = value[k]
                     set_best_widths(*self[k], (x[rows[k, :1]], y[rows[k, :1]], points))
 
-        values = self.values(parameters)
+        values, places, buffers = self.values(parameters), Buffers(*self[0]), self.buffers()
         rate = rate.to(clock(update, values, 1)[1])
         batches = None if batch == points else Batches(batch, rows)
-        problem, heat = (
-            ({}, 1.0) if anchors is None else anchored(self[0], anchors, len(self), (x, y, points), batch, loss)
-        )
-        extras, spec = tree_flatten(problem)
-        places = Buffers(*self[0])
-        buffers, first = [*self.buffers(), *extras], [value[0] for value in values]
 
         def gradients(
             values: list[Tensor], settings: list[Tensor], x: AnyInputs, y: Tensor, index: Tensor
         ) -> tuple[Tensor, list[Tensor]]:
-            own, count = (x[index], y[index], points), len(places.names)
-            here = MemberLoss(loss, tree_unflatten(settings[count:], spec), heat=heat) if problem else loss
-            with places.replaced(settings[:count]), widths_kept():
-                return loss_and_gradients(*self[0], here, parameters, values, own, {ROWS: index} if problem else {})
+            with places.replaced(settings), widths_kept():
+                return loss_and_gradients(*self[0], loss, parameters, values, (x[index], y[index], points), {})
 
         total = steps if steps is not None else int(epochs or 0) * max(1, points // batch)
-        how = decided(compile, total, len(self) * step_size(first, batch), rate.device)
         solo = make_step(gradients, parameters, update)
-        settings = [buffer[0] for buffer in buffers]
+        first, settings = [value[0] for value in values], [buffer[0] for buffer in buffers]
+        how = decided(compile, total, len(self) * step_size(first, batch), rate.device)
         example = (first, update.start(first), rate.new_ones(()), rate[0], settings, x, y, rows[0, :batch])
         with products_in(precision):
             function = over_replicas(solo, example, (0, 0, None, 0, 0, None, None, 0), self[0])
@@ -350,9 +323,11 @@ class Fleet:
             step.solo = Solo(solo, example, (*example[:2], rate, rate, settings, *shared, rows))
             run = FleetRun(step, write=write, batches=batches, compile=how)
         run.total, run.random = total, None if seed is None else random_state()
+        told = settings_of(*self[0])  # without prior widths that were found from data
+        fixed = [name in told or "prior_scale/" not in name for name in places.names]
         run.facts = lambda: {
             **{name: digest(tensor) for name, tensor in {**named(x), "y": y, "indices": rows, "lr": rate}.items()},
-            "settings": [*told_settings(self.buffers(), self[0]), *map(digest, extras)],
+            "settings": [digest(each) for each, stays in zip(self.buffers(), fixed, strict=True) if stays],
             "replicas": len(self),
             "batch": batch,
             "update": told_update(update),

@@ -86,8 +86,6 @@ def curvature_after(replicas: Iterable[tuple[Any, Any]], x: object, y: Tensor, o
                 finish(guide, model, [(inputs[own], y[own])], batch_size=options.get("batch_size"))
         return history
 
-    if options.get("anchors") is not None and any(isinstance(guide, AutoLaplace) for _, guide in pairs):
-        raise PyroDropoutError("an anchored point is no maximum of the posterior, so AutoLaplace takes no anchors.")
     with contextlib.ExitStack() as stack:
         for model, guide in pairs:
             stack.enter_context(as_points(model, guide, options.get("loss")))

@@ -144,8 +144,6 @@ def test_each_replica_of_a_fleet_has_its_own() -> None:
     for (_, guide), mine in zip(fleet, found, strict=True):
         assert mine == pytest.approx(best(guide))
     assert found[0] != found[1]
-    with pytest.raises(errors.PyroDropoutError, match="learn=True"):
-        pd.Fleet(made, {"seed": [0, 1]}).fit(x, y, steps=1, anchors=[0, 1], **QUIET)
 
 
 def test_a_standardised_model_learns_them_too() -> None:
