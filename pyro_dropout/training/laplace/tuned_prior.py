@@ -1,8 +1,9 @@
-"""The prior's width after training: how wide a Laplace approximation should be, by held-out data.
+"""The prior's width after training: how wide a Laplace approximation should be.
 
 The evidence at a point that fits its training data says nothing about that: on scikit-learn's digits it made mean
-confidences of 0.4 beside accuracies of 0.94. Held-out data do. All precisions of the prior are multiplied by one
+confidences of 0.4 beside accuracies of 0.94. Held-out data do: all precisions of the prior are multiplied by one
 factor, the one under which these data are most probable in linearised predictions; the point stays where it is.
+Without them the default prior is narrowed until it leaves the point's confidence on its training data alone.
 """
 
 import math
@@ -19,7 +20,7 @@ from pyro_dropout.errors import ShapeError
 from pyro_dropout.generative.inputs import takes_all
 from pyro_dropout.generative.jacobians import Jacobians
 from pyro_dropout.generative.likelihoods import Bernoulli, Categorical
-from pyro_dropout.generative.likelihoods.gaussian_outputs import Nodes, outputs_of
+from pyro_dropout.generative.likelihoods.gaussian_outputs import Nodes, Outputs, outputs_of
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.guides.laplace import AutoLaplace
@@ -27,10 +28,15 @@ from pyro_dropout.training.laplace.curvature import ASKER, checked_batch, inside
 from pyro_dropout.training.loader import all_of
 
 _F64 = torch.float64
+Pair = tuple[object, Tensor]  # x and y
 _NODES = 256  # quasi-random points of each output
 _POINTS, _NUMBERS = 400, 2**22  # the most data, and numbers of their Jacobians that are held at once
 _FACTORS = tuple(10 ** (k / 2) for k in range(-2, 12))
 _FAR = 0.1  # between accuracy and mean confidence
+_LEAVES = 0.01  # of the mean confidence on training data is what a default prior may take
+_CERTAIN = 1e9  # a factor with which the Gaussian is all but the point
+_WIDTH = "Its prior is too wide for this point: give validation=(x, y), held-out data, and its width is tuned."
+_POINT = "No prior makes it surer: train the point longer, or divide its logits by a temperature (refit_temperature)."
 
 
 def tune_prior(guide: AutoLaplace, model: Any, validation: object) -> float:
@@ -43,7 +49,7 @@ def tune_prior(guide: AutoLaplace, model: Any, validation: object) -> float:
     if not isinstance(validation, tuple | list) or len(validation) != 2:
         raise ShapeError(f"validation must be a pair (x, y), or a DataLoader; got {type(validation).__name__}.")
     x, y = validation
-    seen = _seen(guide, model, x, y, _FACTORS)
+    seen = _seen(guide, model, [(x, y)], _FACTORS)
     best = max(range(len(seen)), key=lambda k: seen[k].log_prob)
     factor = _FACTORS[best]
     if 0 < best < len(seen) - 1:  # the top of the parabola through three points
@@ -51,16 +57,28 @@ def tune_prior(guide: AutoLaplace, model: Any, validation: object) -> float:
         factor *= 10 ** (0.25 * (high - low) / (2 * top - low - high)) if 2 * top > low + high else 1.0
     for block in guide.curvature:
         block.prior.mul_(factor)
-    cure = "No prior makes it surer: train the point longer, or divide its logits by a temperature (refit_temperature)."
-    _warn_if_unsure(seen[best], "held-out data", cure)
+    _warn_if_unsure(seen[best], "held-out data", _POINT)
     return float(factor)
 
 
-def warn_if_unsure(guide: AutoLaplace, model: Any, x: object, y: Tensor) -> None:
-    """Warn if a classifier is far less confident on training data than it is right."""
-    if isinstance(model.likelihood, Categorical | Bernoulli):
-        cure = "Its prior is too wide for this point: give validation=(x, y), held-out data, and its width is tuned."
-        _warn_if_unsure(_seen(guide, model, x, y, (1.0,))[0], "training data", cure)
+def judge_on_training_data(guide: AutoLaplace, model: Any, pairs: list[Pair], narrows: bool) -> float:
+    """Return the factor of the prior's precisions that training data ask for, and warn of a classifier that is unsure.
+
+    They can say that a prior is too wide for a point, not that it is too narrow. If it ``narrows``, the factor is the
+    least, 1 or above, that leaves the confidence of the point alone, or its accuracy if that is less, but for 0.01.
+    """
+    if not isinstance(model.likelihood, Categorical | Bernoulli):
+        return 1.0
+    wide, point = _seen(guide, model, pairs, (1.0, _CERTAIN))
+    factor, least = 1.0, min(point.sure, point.right) - _LEAVES * point.count
+    if narrows and wide.sure < least:
+        factors = [each for each in _FACTORS if each > 1]
+        found = list(zip(factors, _seen(guide, model, pairs, factors), strict=True))
+        factor, wide = next((each for each in found if each[1].sure >= least), found[-1])
+        for block in guide.curvature:
+            block.prior.mul_(factor)
+    _warn_if_unsure(wide, "training data", _POINT if narrows else _WIDTH)
+    return float(factor)
 
 
 @dataclass
@@ -72,44 +90,48 @@ class _Seen:
     right: float = 0.0
     count: int = 0
 
+    def add(self, likelihood: Any, said: Outputs, f: Tensor, covariance: Tensor, y: Tensor) -> None:
+        """Add some points, whose outputs are Gaussian."""
+        density = said.log_prob(f, covariance, y).sum().item()
+        self.log_prob += density if math.isfinite(density) else -math.inf
+        if not isinstance(likelihood, Categorical | Bernoulli):
+            return
+        p = said.moments(f, covariance)["mean"]
+        if isinstance(likelihood, Categorical):
+            counted = y != likelihood.ignore_index
+            sure, right = p.amax(-1)[counted], (p.argmax(-1) == y)[counted]
+        else:
+            sure, right = torch.maximum(p, 1 - p), (p > 0.5) == (y > 0.5)
+        self.sure += sure.double().sum().item()
+        self.right += right.double().sum().item()
+        self.count += sure.numel()
 
-def _seen(guide: AutoLaplace, model: Any, x: object, y: Tensor, factors: Sequence[float]) -> list[_Seen]:
+
+def _seen(guide: AutoLaplace, model: Any, pairs: list[Pair], factors: Sequence[float]) -> list[_Seen]:
     """Return what linearised predictions of some data are worth, for each factor of the prior's precisions."""
-    inputs, targets = checked_batch(model, guide.point(), x, y)
-    net, own, targets = inside(model, inputs, targets)
-    whole = takes_all(net)
-    if not whole and len(targets) > _POINTS:
-        some = torch.linspace(0, len(targets) - 1, _POINTS, device=targets.device).long()
-        own, targets = own[some], targets[some]
     spectra = [block.spectrum(block.prior) for block in guide.curvature]
-    found, classes = [_Seen() for _ in factors], isinstance(net.likelihood, Categorical | Bernoulli)
-    said = outputs_of(net.likelihood, Nodes(_NODES, 0))
-    with forked(), evaluating(net), torch.no_grad():
-        near = Jacobians(net, guide.point(), guide.random_sites(), own, ASKER)
-        targets = net.likelihood.checked(near.like[:1].expand(len(targets), -1), targets)
-        net.likelihood.check_values(near.like[:1], targets)
-        size = len(targets) if whole else max(1, _NUMBERS // max(1, near.numbers * near.width))
-        for start in range(0, len(targets), size):
-            part = slice(start, start + size)
-            f, slopes = near.rows(own if whole else own[part])
-            flat = {name: value.flatten(0, 1) for name, value in slopes.items()}
-            rotated = [(values.to(f), rows(flat).to(f).unflatten(0, f.shape)) for values, rows in spectra]
-            for factor, sums in zip(factors, found, strict=True):
-                each = [(rows / (values + factor)) @ rows.mT for values, rows in rotated]
-                covariance, y = torch.stack(each).sum(0).to(_F64), targets[part]
-                density = said.log_prob(f, covariance, y).sum().item()
-                sums.log_prob += density if math.isfinite(density) else -math.inf
-                if not classes:
-                    continue
-                p = said.moments(f, covariance)["mean"]
-                if isinstance(net.likelihood, Categorical):
-                    counted = y != net.likelihood.ignore_index
-                    sure, right = p.amax(-1)[counted], (p.argmax(-1) == y)[counted]
-                else:
-                    sure, right = torch.maximum(p, 1 - p), (p > 0.5) == (y > 0.5)
-                sums.sure += sure.double().sum().item()
-                sums.right += right.double().sum().item()
-                sums.count += sure.numel()
+    found = [_Seen() for _ in factors]
+    for x, y in pairs:
+        inputs, targets = checked_batch(model, guide.point(), x, y)
+        net, own, targets = inside(model, inputs, targets)
+        whole = takes_all(net)
+        if not whole and len(targets) > _POINTS:
+            some = torch.linspace(0, len(targets) - 1, _POINTS, device=targets.device).long()
+            own, targets = own[some], targets[some]
+        said = outputs_of(net.likelihood, Nodes(_NODES, 0))
+        with forked(), evaluating(net), torch.no_grad():
+            near = Jacobians(net, guide.point(), guide.random_sites(), own, ASKER)
+            targets = net.likelihood.checked(near.like[:1].expand(len(targets), -1), targets)
+            net.likelihood.check_values(near.like[:1], targets)
+            size = len(targets) if whole else max(1, _NUMBERS // max(1, near.numbers * near.width))
+            for start in range(0, len(targets), size):
+                part = slice(start, start + size)
+                f, slopes = near.rows(own if whole else own[part])
+                flat = {name: value.flatten(0, 1) for name, value in slopes.items()}
+                rotated = [(values.to(f), rows(flat).to(f).unflatten(0, f.shape)) for values, rows in spectra]
+                for factor, sums in zip(factors, found, strict=True):
+                    each = [(rows / (values + factor)) @ rows.mT for values, rows in rotated]
+                    sums.add(net.likelihood, said, f, torch.stack(each).sum(0).to(_F64), targets[part])
     return found
 
 

@@ -10,11 +10,13 @@ import pyro
 import pytest
 import torch
 from pyro import poutine
+from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.distributions import MultivariateNormal, kl_divergence
 from torch.utils.data import DataLoader, TensorDataset
 
 import pyro_dropout as pd
+from pyro_dropout.judging.scores.class_calibration import ece
 from pyro_dropout.training.laplace import laplace as module
 
 F64 = torch.float64
@@ -201,7 +203,6 @@ def test_a_point_that_is_not_trained_is_warned_of_with_a_number() -> None:
         pd.laplace(model, parts, x, y, structure="full")
 
 
-@pytest.mark.deep
 def overconfident() -> tuple[nn.Module, Tensor, Tensor, Tensor, Tensor]:
     """A network that fits 60 training points perfectly, of classes that overlap; and 200 held-out points."""
     torch.manual_seed(1)
@@ -239,6 +240,48 @@ def test_held_out_data_tune_the_width_of_the_prior(structure: Any) -> None:
             block.prior.div_(factor)
     with pytest.raises(pd.errors.ShapeError, match=r"validation must be a pair \(x, y\)"):
         pd.laplace(model, net, x, y, structure, validation=held_x)
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_a_default_prior_is_narrowed_by_training_data(structure: Any) -> None:
+    """The confidence of the point on its training data is left to it; the next wider prior takes more."""
+    net, x, y, _, _ = overconfident()
+    model = pd.BayesianNet(net, likelihood=pd.Categorical())
+    guide = untrained(model, net, x, y, structure)
+    certain = net(x).softmax(-1).amax(-1).mean().item()
+
+    def taken() -> float:
+        return certain - pd.predict(model, guide, x, method="linearised").probs.amax(-1).mean().item()
+
+    assert taken() < 0.011
+    for block in guide.curvature:
+        block.prior.div_(10**0.5)
+    assert guide.prior_factor == 1 or taken() > 0.009
+    ours = untrained(pd.BayesianNet(net, pd.Prior(), pd.Categorical()), net, x, y, structure)
+    assert ours.prior_factor == 1, "a prior that was written out stays"
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("structure", ["last", "kron"])
+def test_it_is_as_good_on_digits_as_a_temperature_by_hand(structure: Any) -> None:
+    """300 images, a network that fits them: the temperature is that of 200 others. A bound for this seed alone."""
+    images, labels = load_digits(return_X_y=True)
+    torch.manual_seed(0)
+    order = torch.randperm(len(images))
+    x, y = torch.tensor(images / 16, dtype=torch.float32)[order], torch.tensor(labels)[order]
+    net = nn.Sequential(nn.Linear(64, 50), nn.ReLU(), nn.Linear(50, 10))
+    optimiser = torch.optim.Adam(net.parameters(), lr=0.01)
+    for _ in range(1000):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(net(x[:300]), y[:300]).backward()
+        optimiser.step()
+    f, loss = net(x).detach(), nn.functional.cross_entropy
+    temperature = min(torch.logspace(-1, 1, 60), key=lambda t: loss(f[300:500] / t, y[300:500]).item())
+    by_hand = loss(f[500:] / temperature, y[500:])
+    model = pd.BayesianNet(net, likelihood=pd.Categorical())
+    answer = pd.predict(model, untrained(model, net, x[:300], y[:300], structure), x[500:], method="linearised")
+    assert -answer.log_prob(y[500:]).mean() < by_hand + 0.01
+    assert ece(answer, y[500:]) < 0.04
 
 
 def test_fitting_trains_the_point_and_adds_the_curvature() -> None:
