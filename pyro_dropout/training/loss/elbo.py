@@ -9,7 +9,6 @@ import warnings
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from numbers import Real
 from typing import Literal, get_args
 
@@ -36,8 +35,6 @@ from pyro_dropout.training.compile.functional import unvalidated
 from pyro_dropout.training.loss.particle import Particle
 from pyro_dropout.training.loss.per_example import per_example as draw_per_example
 from pyro_dropout.training.loss.row_tracking import Args, Kwargs
-from pyro_dropout.training.loss.score import score
-from pyro_dropout.training.loss.site_terms import Term
 from pyro_dropout.training.loss.temperature import Temperature, check_temperature, current_step
 
 PerExample = bool | Literal["auto"]
@@ -143,7 +140,7 @@ class ELBO(pyro.infer.ELBO):
         with nullcontext() if self._shares else draw_per_example() as points:
             with nullcontext() if start is None else start:
                 guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
-            particle = Particle(guide_trace, self.kl, self.kl_samples, None if points is None else points.orders)
+            particle = Particle(guide_trace, self.kl, self.kl_samples, points is not None)
             particle.run(model, args, kwargs)
         if points is not None:
             check_data_axis(model, guide, args, kwargs)
@@ -151,18 +148,17 @@ class ELBO(pyro.infer.ELBO):
         return particle
 
     def _particle(self, model: PyroModel, guide: PyroModel, args: Args, kwargs: Kwargs) -> Tensor:
-        """Return the loss at one draw, with the gradient of the score."""
+        """Return the loss at one draw."""
         drawn = self._drawn(model, guide, args, kwargs)
         divergences = self._tempered(drawn)
-        zero = score([*drawn.surprises, *divergences], drawn.guide_trace)
-        return _total(drawn.surprises) + _total(divergences) + zero
+        return _total(drawn.surprises.values()) + _total(divergences)
 
-    def _tempered(self, drawn: Particle) -> list[Term]:
+    def _tempered(self, drawn: Particle) -> list[Tensor]:
         """Return divergences times the temperature of this step."""
         terms, heat = drawn.divergences, self.temperature
         if heat == "auto":
             own = drawn.temperatures()
-            return [replace(t, value=t.value * own[name]) if name in own else t for name, t in terms.items()]
+            return [term * own[name] if name in own else term for name, term in terms.items()]
         if heat == 1.0:
             return list(terms.values())
         if callable(heat):
@@ -170,7 +166,7 @@ class ELBO(pyro.infer.ELBO):
             factor = torch.as_tensor(heat(torch.tensor(float(self.steps)) if now is None else now - 1))
         else:
             factor = torch.as_tensor(heat)
-        return [replace(term, value=term.value * factor.to(term.value)) for term in terms.values()]
+        return [term * factor.to(term) for term in terms.values()]
 
     # --- the loss, as Pyro and as torch use it ------------------------------------------------------------------------
 
@@ -178,7 +174,7 @@ class ELBO(pyro.infer.ELBO):
     def parts(self, model: PyroModel, guide: PyroModel, *args: object, **kwargs: object) -> dict[str, Tensor]:
         """Return the two parts of -ELBO: {"nll": E[-log p(y|w)], "kl": KL(q‖p)}, averaged over particles."""
         drawn = [self._drawn(model, guide, args, kwargs) for _ in range(self.num_particles)]
-        nll = torch.stack([_total(each.surprises) for each in drawn]).mean()
+        nll = torch.stack([_total(each.surprises.values()) for each in drawn]).mean()
         return {"nll": nll, "kl": torch.stack([_total(each.divergences.values()) for each in drawn]).mean()}
 
     def by_site(self, model: PyroModel, guide: PyroModel, *args: object, **kwargs: object) -> dict[str, Tensor]:
@@ -187,7 +183,7 @@ class ELBO(pyro.infer.ELBO):
         A constrained site has two terms: log q of its draw in unconstrained space is under the name of that draw.
         """
         drawn = self._drawn(model, guide, args, kwargs)
-        return {term.site: term.value.sum() for term in (*drawn.divergences.values(), *drawn.surprises)}
+        return {name: term.sum() for name, term in (drawn.divergences | drawn.surprises).items()}
 
     def differentiable_loss(self, model: PyroModel, guide: PyroModel, *args: object, **kwargs: object) -> Tensor:
         """Return -ELBO, with its KL times the temperature; its gradient is an unbiased estimate of the gradient."""
@@ -213,9 +209,9 @@ class ELBO(pyro.infer.ELBO):
         return found
 
 
-def _total(terms: Iterable[Term]) -> Tensor:
+def _total(terms: Iterable[Tensor]) -> Tensor:
     """Return the sum of all terms, on their device: a zero from another device would be copied at every step."""
-    sums = [term.value.sum() for term in terms]
+    sums = [term.sum() for term in terms]
     found: Tensor = functools.reduce(torch.add, sums) if sums else torch.zeros(())
     return found
 

@@ -1,6 +1,5 @@
 """One draw of a guide, the model run with it, and the resulting terms of the loss."""
 
-from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
 from itertools import zip_longest
 from typing import Any
@@ -10,6 +9,7 @@ from pyro import poutine
 from pyro.distributions import Delta
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
+from torch import Tensor
 
 from pyro_dropout.engines.torch_internals import pop_mode_for_a_moment
 from pyro_dropout.errors import PyroDropoutError
@@ -19,8 +19,8 @@ from pyro_dropout.mathematics.divergence import Method
 from pyro_dropout.mathematics.shapes import base_distribution
 from pyro_dropout.protocols import Message, PyroModel, Trace
 from pyro_dropout.training.loss.learned_widths import with_best_width
-from pyro_dropout.training.loss.row_tracking import Args, Kwargs, Order, tensors_in
-from pyro_dropout.training.loss.site_terms import Term, Watch, auxiliary, divergence, observed, of_draw
+from pyro_dropout.training.loss.row_tracking import Args, Kwargs, tensors_in
+from pyro_dropout.training.loss.site_terms import Watch, auxiliary, divergence, observed, of_draw
 from pyro_dropout.training.loss.temperature import Marks, is_point, numbers_of, own_temperature, share_of_data
 
 _FREE = "_unconstrained"  # the suffix that guides add to a site's name for its draw
@@ -36,19 +36,16 @@ class Particle(Messenger):
         guide_trace: the draw.
         kl: which form of the KL of a row mixture.
         kl_samples: draws for the parts that have no closed form.
-        orders: for each site of the model, which rows of it belong to which draws for each data point; None where all
-            points share the draw.
+        by_point: whether there is a draw for each data point.
     """
 
     model_trace: Trace  # the model's run with the draw
 
-    def __init__(
-        self, guide_trace: Trace, kl: Method, kl_samples: int, orders: Mapping[str, Mapping[str, Order]] | None
-    ) -> None:
+    def __init__(self, guide_trace: Trace, kl: Method, kl_samples: int, by_point: bool) -> None:
         super().__init__()
-        self.guide_trace, self.orders, self._by_point = guide_trace, orders or {}, orders is not None
-        self.divergences: dict[str, Term] = {}  # of latent and auxiliary sites
-        self.surprises: list[Term] = []  # of observed sites
+        self.guide_trace, self._by_point = guide_trace, by_point
+        self.divergences: dict[str, Tensor] = {}  # of latent and auxiliary sites
+        self.surprises: dict[str, Tensor] = {}  # of observed sites
         self._kl, self._kl_samples, self._marks = kl, kl_samples, Marks()
         self._sites = _samples(guide_trace)
         self._places = {name: place for place, name in enumerate(self._sites)}
@@ -56,6 +53,7 @@ class Particle(Messenger):
         sites = self._sites.values()
         for site in sites:
             _check_not_enumerated(site)
+            _check_differentiable(site)
         # Looks for priors that are made from draws, if that matters and gradients do not show it.
         joint = any(getattr(site["fn"], "joint", False) for site in sites)
         point = any(isinstance(site["fn"], Delta) or getattr(site["fn"], "singular", False) for site in sites)
@@ -70,7 +68,8 @@ class Particle(Messenger):
 
     def add_up(self) -> None:
         """Compute the terms of observed sites, and of sites that only the guide has."""
-        self.surprises += [observed(site) for site in _samples(self.model_trace).values() if site["is_observed"]]
+        seen = {name: site for name, site in _samples(self.model_trace).items() if site["is_observed"]}
+        self.surprises |= {name: observed(site) for name, site in seen.items()}
         for name, site in self._sites.items():
             if name in self.model_trace.nodes:
                 continue
@@ -108,14 +107,10 @@ class Particle(Messenger):
         q_site = self.guide_trace.nodes.get(name)
         if msg["is_observed"]:
             if q_site is not None and not _is_deterministic(q_site):
-                if q_site["is_observed"]:
-                    raise PyroDropoutError(
-                        f"the guide observes {name!r}, as guides do that run the model, such as Pyro's"
-                        " AutoNormalMessenger. Train it with pyro.infer.SVI(..., loss=pyro.infer.Trace_ELBO())."
-                    )
-                raise PyroDropoutError(
-                    f"the guide samples {name!r}, which the model observes. Remove it from the guide."
-                )
+                does, instead = "samples", "Remove it from the guide."
+                if q_site["is_observed"]:  # as guides do that run the model, such as Pyro's AutoNormalMessenger
+                    does, instead = "observes", "Train it with pyro.infer.SVI(..., loss=pyro.infer.Trace_ELBO())."
+                raise PyroDropoutError(f"the guide {does} {name!r}, which the model observes. {instead}")
             check_observed([msg])
             return
         _check_not_enumerated(msg)
@@ -133,7 +128,7 @@ class Particle(Messenger):
         if self._watch is not None:
             self._watch.on = len(self.divergences) < len(self._places)
 
-    def _divergence(self, q_site: Message, p_site: Message) -> Term:
+    def _divergence(self, q_site: Message, p_site: Message) -> Tensor:
         if isinstance(base_distribution(p_site["fn"]), LearnedNormal):
             p_site = with_best_width(q_site, p_site)
         place = self._places[p_site["name"]]
@@ -143,7 +138,7 @@ class Particle(Messenger):
         learned = any(t.requires_grad for t in made_of) if self._watch is None else self._watch.moves(made_of)
         apart = learned and (late or getattr(q_site["fn"], "joint", False))
         if isinstance(q_site["fn"], Delta) and self._is_image(p_site["name"]):
-            return Term(p_site["name"], of_draw(q_site, p_site), p_site["cond_indep_stack"])
+            return of_draw(q_site, p_site)
         return divergence(q_site, p_site, self._kl, self._kl_samples, apart=apart, learned=learned)
 
     def _is_image(self, name: str) -> bool:
@@ -177,6 +172,18 @@ def _check_shapes(p_site: Message, q_site: Message) -> None:
 
 def _is_deterministic(site: Message) -> bool:
     return bool(site["infer"] and site["infer"].get("_deterministic"))
+
+
+def _check_differentiable(site: Message) -> None:
+    """Raise an error if a draw has no gradient in parameters that are trained, such as a label in its probability."""
+    q = site["fn"]
+    if isinstance(q, Delta) or getattr(q, "has_rsample", False) or not torch.is_grad_enabled():
+        return
+    if q.log_prob(site["value"]).requires_grad:
+        raise PyroDropoutError(
+            f"the guide draws {site['name']!r} from {type(q).__name__}, and such a draw has no gradient in the"
+            " parameters of its distribution. Train it with pyro.infer.SVI(..., loss=pyro.infer.TraceGraph_ELBO())."
+        )
 
 
 def _check_not_enumerated(site: Message) -> None:

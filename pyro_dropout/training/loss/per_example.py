@@ -5,7 +5,7 @@ the placeholder, the layer is rewritten: masks on its inputs, noise on its outpu
 any other way is an error, never a silent approximation.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,7 +19,7 @@ from pyro_dropout.errors import NotFollowedError, PyroDropoutError
 from pyro_dropout.mathematics.per_data_point import Layer, Lookup, MatrixProduct, PerDataPoint, drawn_per_data_point
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
 from pyro_dropout.protocols import Message
-from pyro_dropout.training.loss.row_tracking import QUESTIONS, Args, Kwargs, Operation, Order, Record, name_of, tensors
+from pyro_dropout.training.loss.row_tracking import QUESTIONS, Args, Kwargs, Operation, Record, tensors
 
 _TRANSPOSED = "_pyro_dropout_transposed"  # on a placeholder
 
@@ -66,11 +66,10 @@ class per_example(Messenger):
         self._applies = sites if callable(sites) else lambda name: sites is None or name in sites
         self._reused = reused
         self._mode = _RewriteLayers()
-        self.orders: dict[str, Mapping[str, Order]] = {}
 
     def __enter__(self) -> Self:
         entered = super().__enter__()  # raises if entered twice
-        self._mode, self.orders = _RewriteLayers(), {}  # a new record, which ends with the context
+        self._mode = _RewriteLayers()  # a new record, which ends with the context
         self._mode.__enter__()  # type: ignore[no-untyped-call]
         return entered
 
@@ -84,7 +83,7 @@ class per_example(Messenger):
         fn, name, infer = msg["fn"], msg["name"], msg["infer"] or {}
         if not infer.get("_deterministic"):  # such a site keeps its value, and has no density
             observed = msg["value"] if msg["is_observed"] else None
-            self.orders[name] = self._mode.record.check(name, fn, observed, msg["scale"], msg["mask"])
+            self._mode.record.check(name, fn, observed, msg["scale"], msg["mask"])
         if msg["done"] or msg["is_observed"] or not isinstance(fn, RowMixture):
             return
         # A scalar or a constrained site is drawn once for all data points, as always.
@@ -124,7 +123,7 @@ class _RewriteLayers(TorchFunctionMode):
         result = _REWRITES[func](func, *args, **kwargs) if drawn and func in _REWRITES else None
         if result is None:
             return self.record.run(func, args, kwargs)
-        self.record.after_layer(result, args, kwargs, name_of(func))
+        self.record.after_layer(result, args, kwargs)
         return result
 
 

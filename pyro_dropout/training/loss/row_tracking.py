@@ -1,8 +1,8 @@
 """Tracks draws for each data point: a record of every tensor that was made from one.
 
 A layer turns a placeholder into values whose rows were each made with the draw of one data point (`Rows`). Any other
-operation uses it as if it were a draw, or mixes data points that have their own draws, and then the draws are lost
-(`Lost`). The record is kept beside the tensors and never on them: they may be the user's.
+operation uses it as if it were a draw, or mixes or moves data points that have their own draws, and then the draws are
+lost (`Lost`). The record is kept beside the tensors and never on them: they may be the user's.
 
 torch gives a handler only the function and its arguments; what the function does with these comes first in this file.
 """
@@ -40,9 +40,15 @@ _CHECKS = {"__bool__", "is_nonzero", "equal", "allclose"}
 _READS = _CHECKS | {"item", "tolist", "numpy", "__float__", "__int__", "__index__", "__complex__", "__array__"}
 # Layers that update their own statistics, which are not part of their output.
 STATISTICS = (F.batch_norm, F.instance_norm, torch.batch_norm, torch.instance_norm)
-# Operations that mix rows without changing the shape when they run along the first dimension.
+# Operations that mix or move rows without changing the shape when they run along the first dimension.
 _ALONG = {"softmax", "log_softmax", "cumsum", "cumprod", "logcumsumexp", "flip", "roll", "sort", "argsort"}
-_ALONG |= {"gather", "index_select", "take_along_dim"}
+_ALONG |= {"gather", "index_select", "take_along_dim", "narrow", "select"}
+_PARTS = {
+    "chunk": 2,
+    "split": 2,
+    "tensor_split": 2,
+    "unbind": 1,
+}  # where their dimension stands; 0 if left out
 _REDUCTIONS = {"sum", "mean", "prod", "std", "var", "norm", "logsumexp", "max", "min", "amax", "amin", "median", "all"}
 _REDUCTIONS |= {"nansum", "nanmean", "any", "argmax", "argmin", "quantile", "mode"}
 _IN_PLACE = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")}
@@ -52,8 +58,8 @@ _ASKED = ("shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_lea
 QUESTIONS = {getattr(getattr(Tensor, name), "__get__") for name in _ASKED}  # noqa: B009 - properties
 QUESTIONS |= {Tensor.dim, Tensor.size, Tensor.stride, Tensor.numel, Tensor.__len__, Tensor.is_contiguous}
 QUESTIONS |= {Tensor.is_complex, Tensor.is_floating_point, Tensor.element_size}
-PRODUCTS = {"matmul", "mm", "__matmul__", "linear", "mv", "dot"}
-_DISTRIBUTIONS = ("torch.distributions", "pyro.distributions")
+_PRODUCTS = {"matmul", "mm", "__matmul__", "linear", "mv", "dot"}
+_OURS = ("pyro_dropout.", "jaxtyping", "typeguard")  # frames between the model and its operation
 _HOLDERS = (torch.distributions.Distribution, Transform, list, tuple, dict)
 
 
@@ -92,7 +98,7 @@ def tensors_in(values: Iterable[object], seen: set[int] | None = None) -> Iterat
             yield value
         elif isinstance(value, _HOLDERS) and id(value) not in seen:
             seen.add(id(value))
-            inside = value if isinstance(value, list | tuple) else value if isinstance(value, dict) else vars(value)
+            inside = value if isinstance(value, list | tuple | dict) else vars(value)
             yield from tensors_in(inside.values() if isinstance(inside, dict) else inside, seen)
 
 
@@ -109,23 +115,27 @@ def carried(func: Operation, args: Args, kwargs: Kwargs) -> Iterator[Tensor]:
     return tensors(args[:1] if name in _ONLY_THE_FIRST else (*args, *kwargs.values()))
 
 
-def written_by_name(name: str, args: Args, kwargs: Kwargs) -> list[Tensor]:
+def _written_by_name(name: str, args: Args, kwargs: Kwargs) -> list[Tensor]:
     """Return the tensors that an operation changes in place, judging by its name; version counters show the others."""
     in_place = name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
     in_place = in_place or (name == "__set__" and isinstance(args[-1], Tensor))  # x.data = w
     return [*tensors(args[:1] if in_place else ()), *tensors((kwargs.get("out"),))]
 
 
-def version(value: Tensor) -> int:
-    """Return a number that grows with every in-place change; always 0 for tensors without a version counter."""
+def _version(value: Tensor) -> int:
     return 0 if value.is_inference() else int(value._version)
 
 
-def along_rows(name: str, subject: Tensor, args: Args, kwargs: Kwargs) -> bool:
-    """Whether an operation combines the rows of its input ``subject``, or reorders them."""
-    if name not in _ALONG and name not in _REDUCTIONS:
+def _along_rows(name: str, subject: Tensor, args: Args, kwargs: Kwargs) -> bool:
+    """Whether an operation combines, selects or moves rows of its input ``subject``."""
+    if name in ("__getitem__", "__setitem__"):
+        index = args[1][0] if isinstance(args[1], tuple) and args[1] else args[1]
+        return not (index is None or index is Ellipsis or (isinstance(index, slice) and index == slice(None)))
+    if name not in _ALONG and name not in _REDUCTIONS and name not in _PARTS:
         return False
     given = kwargs.get("dim", kwargs.get("dims"))
+    if given is None and name in _PARTS:
+        given = args[_PARTS[name]] if len(args) > _PARTS[name] else 0
     if given is None:
         if any(isinstance(each, Tensor) and each is not subject for each in args):  # torch.max(a, b)
             return name in _ALONG
@@ -133,45 +143,26 @@ def along_rows(name: str, subject: Tensor, args: Args, kwargs: Kwargs) -> bool:
         if not numbers and name in _REDUCTIONS:
             return True
         given = (numbers[-1] if name == "roll" else numbers[0]) if numbers else -1
-    dims = given if isinstance(given, tuple | list) else (given,)
-    return any(d in (0, -subject.dim()) for d in dims)
+    return any(d in (0, -subject.dim()) for d in (given if isinstance(given, tuple | list) else (given,)))
 
 
-def in_a_distribution() -> bool:
-    """Whether an operation is one of a distribution's own, on its parameters."""
-    return any(name.startswith(_DISTRIBUTIONS) for name in _callers())
-
-
-def _callers() -> Iterator[str]:
-    """Yield the modules on the call stack, innermost first, as far as a distribution may call torch's operations."""
-    frame: FrameType | None = sys._getframe(1)
-    for _ in range(15):
-        if frame is None:
-            return
-        yield str(frame.f_globals.get("__name__"))
-        frame = frame.f_back
-
-
-def reads_numbers(name: str, only_in_a_check: bool) -> bool:
+def _reads_numbers(name: str, only_in_a_check: bool) -> bool:
     """Whether an operation gives the model Python numbers; ``only_in_a_check`` leaves out yes-or-no questions."""
     if name not in _READS:
         return False
     # Pyro's losses sum what the model returned, and check values; the model reads nothing there.
-    asks = next((name for name in _callers() if not name.startswith(("pyro_dropout.", "jaxtyping", "typeguard"))), "")
-    return not asks.startswith(("pyro.", *_DISTRIBUTIONS)) and not (only_in_a_check and name in _CHECKS)
-
-
-# How many rows there are, and what has been selected since: row n of two tensors is the same point if these agree.
-Order = tuple[int, tuple[object, ...]]
-
-_PARAMETER = "a parameter of a distribution"
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith(_OURS):
+        frame = frame.f_back
+    asks = "" if frame is None else str(frame.f_globals.get("__name__"))
+    return not asks.startswith(("pyro.", "torch.distributions")) and not (only_in_a_check and name in _CHECKS)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """A tensor with rows that were each made with one draw of each of these sites."""
+    """A tensor with rows that were each made with one draw of these sites; each with the number of its draws."""
 
-    orders: Mapping[str, Order]
+    counts: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -206,7 +197,6 @@ class Record:
     def __init__(self) -> None:
         self._tracks = Notes[Track]()
         self._changed = False  # whether a tensor was changed in place, and its views with it
-        self._held: list[object] = []  # indices, kept alive so that an id is unique
 
     def of(self, value: Tensor) -> Track | None:
         """Return what is known about a tensor; a view changes with its base."""
@@ -215,16 +205,25 @@ class Record:
             found = self._tracks.get(value._base)
         return found
 
-    def after_layer(self, result: object, args: Args, kwargs: Kwargs, operation: str) -> None:
+    def _note(self, made: Iterable[Tensor], track: Track | None) -> None:
+        for value in made:
+            if track is not None and drawn_per_data_point(value) is None:
+                self._tracks[value] = track
+
+    def _merged(self, values: Iterable[Tensor], more: Mapping[str, int] | None = None) -> Track | None:
+        """Return the record of what is made of several tensors, and of draws of ``more`` sites; None if of no draw."""
+        counts = dict(more or {})
+        for track in filter(None, map(self.of, values)):
+            if isinstance(track, Lost):
+                return track
+            counts |= track.counts
+        return Rows(counts) if counts or more is not None else None
+
+    def after_layer(self, result: object, args: Args, kwargs: Kwargs) -> None:
         """Record the output of a rewritten layer: its rows have draws of the placeholders among its inputs."""
         given = list(tensors((*args, *kwargs.values())))
-        recipes = [recipe for value in given if (recipe := drawn_per_data_point(value)) is not None]
-        drawn = [Rows({recipe.site: (recipe.count or 0, ())}) for recipe in recipes]
-        before = [track for value in given if (track := self.of(value)) is not None]
-        track = _merged([*before, *drawn], operation)
-        for value in tensors((result,)):
-            if drawn_per_data_point(value) is None:
-                self._tracks[value] = track
+        drawn = {recipe.site: recipe.count or 0 for recipe in filter(None, map(drawn_per_data_point, given))}
+        self._note(tensors((result,)), self._merged(given, drawn))
 
     def run(self, func: Operation, args: Args, kwargs: Kwargs) -> object:
         """Run an operation that is not a layer, and record what it has made and changed."""
@@ -232,14 +231,14 @@ class Record:
         given = list(tensors((*args, *kwargs.values())))
         carriers = list(carried(func, args, kwargs))
         lost = self._lost(carriers, operation)
-        if lost is not None and reads_numbers(name, only_in_a_check=lost.mixes):
+        if lost is not None and _reads_numbers(name, only_in_a_check=lost.mixes):
             raise NotFollowedError(
                 f"the model reads the numbers of site {lost.site!r} ({operation}), which differ for every data point"
                 " under per_example(). Use shared draws (per_example=False).",
                 lost.site,
                 f"the model reads its numbers by {operation}",
             )
-        changed = written_by_name(name, args, kwargs)
+        changed = _written_by_name(name, args, kwargs)
         recipe = next(filter(None, map(drawn_per_data_point, changed)), None)
         if recipe is not None:
             raise NotFollowedError(
@@ -248,19 +247,17 @@ class Record:
                 recipe.site,
                 f"the model changes it in place ({operation})",
             )
-        versions = [version(value) for value in given]
+        versions = list(map(_version, given))
         result = func(*args, **kwargs)
         if func not in STATISTICS:
-            changed += [v for v, before in zip(given, versions, strict=True) if version(v) != before]
+            changed += [value for value, before in zip(given, versions, strict=True) if _version(value) != before]
         # An input that is returned unchanged has not been touched: x.type_as(w) may be x itself.
         made = [value for value in tensors((result,)) if not any(value is other for other in given)]
         if changed:
             self._changed = True
             made += [*changed, *(value._base for value in changed if value._base is not None)]
         for value in made:
-            track = lost or self._rows(name, operation, args, kwargs, carriers, value)
-            if track is not None and drawn_per_data_point(value) is None:
-                self._tracks[value] = track
+            self._note([value], lost or self._rows(name, operation, args, kwargs, carriers, value))
         return result
 
     def _lost(self, carriers: list[Tensor], operation: str) -> Lost | None:
@@ -268,7 +265,7 @@ class Record:
         for value in carriers:
             recipe, track = drawn_per_data_point(value), self.of(value)
             if recipe is not None:
-                return Lost(recipe.site, _PARAMETER if in_a_distribution() else operation)
+                return Lost(recipe.site, operation)
             if isinstance(track, Lost):
                 return track
         return None
@@ -277,69 +274,30 @@ class Record:
         self, name: str, operation: str, args: Args, kwargs: Kwargs, carriers: list[Tensor], value: Tensor
     ) -> Track | None:
         """Return the record of an operation's result, for inputs whose rows each belong to a data point."""
-        found = [track for each in carriers if (track := self.of(each)) is not None]
-        if not found:
-            return None
-        track = _merged(found, operation)
-        if isinstance(track, Lost):
+        track = self._merged(carriers)
+        if not isinstance(track, Rows):
             return track
-        counts = {count for count, _ in track.orders.values()}
-        key = self._picked(name, args, counts)
-        if key is not None:
-            count = value.shape[0] if value.dim() else 1
-            return Rows({site: (count, (*order, key)) for site, order in track.orders.items()})
+        counts = set(track.counts.values())
         subject, right = carriers[0], kwargs.get("weight", args[1] if len(args) > 1 else None)
         mixes = any(count and value.numel() % count for count in counts)
-        if name in PRODUCTS and isinstance(right, Tensor):
+        if name in _PRODUCTS and isinstance(right, Tensor):
             mixes = mixes or (right.dim() <= 2 and self.of(right) is not None)
         if subject.dim() and subject.shape[0] in counts - {1}:
-            mixes = mixes or along_rows(name, subject, args, kwargs)
-        return Lost(next(iter(track.orders)), operation, mixes=True) if mixes else track
+            mixes = mixes or _along_rows(name, subject, args, kwargs)
+        return Lost(next(iter(track.counts)), operation, mixes=True) if mixes else track
 
-    def _picked(self, name: str, args: Args, counts: set[int]) -> str | int | None:
-        """Return a key for the points that an index selects or moves; None if all stay where they are."""
-        if name not in ("__getitem__", "__setitem__"):
-            return None
-        index = args[1][0] if isinstance(args[1], tuple) and args[1] else args[1]
-        if isinstance(index, int | slice):  # along the dimension of points, or another one
-            counts_points = args[0].dim() > 0 and args[0].shape[0] in counts
-            return repr(index) if counts_points and index != slice(None) else None
-        if index is None or index is Ellipsis:
-            return None
-        self._held.append(index)
-        return id(index)
-
-    def check(self, name: str, fn: Distribution, *others: object) -> Mapping[str, Order]:
-        """Raise unless the distribution of a site is valid with a draw for each data point; return its rows' order.
+    def check(self, name: str, fn: Distribution, *others: object) -> None:
+        """Raise unless the distribution of a site is valid with a draw for each data point.
 
         ``others`` is what else its density is made of: an observed value, a scale, a mask.
         """
         with without_torch_function():
             parts = list(tensors_in((fn, *others)))
-            lost = self._lost(parts, _PARAMETER)
-            track = lost or _merged([t for value in parts if (t := self.of(value)) is not None], "its distribution")
+            track = self._lost(parts, "a parameter of a distribution") or self._merged(parts)
             if isinstance(track, Lost):
                 raise track.refusal(name)
-            size = _independent(fn).numel()
-        for site, (count, _) in track.orders.items():
+            base = base_distribution(fn, MaskedDistribution, ExpandedDistribution)
+            size = torch.Size(getattr(base, "batch_shape", ())).numel()  # some of Pyro's are plain tuples
+        for site, count in track.counts.items() if track is not None else ():
             if count and size % count:
                 raise Lost(site, f"one {type(fn).__name__} for all points", mixes=True).refusal(name)
-        return track.orders
-
-
-def _merged(tracks: Iterable[Track], operation: str) -> Track:
-    """Return the record of what an operation makes of several tensors; rows of a site in two orders mix its draws."""
-    orders: dict[str, Order] = {}
-    for track in tracks:
-        if isinstance(track, Lost):
-            return track
-        for site, order in track.orders.items():
-            if orders.setdefault(site, order) != order:
-                return Lost(site, operation, mixes=True)
-    return Rows(orders)
-
-
-def _independent(fn: Distribution) -> torch.Size:
-    """Return the shape of the independent parts of a distribution."""
-    base = base_distribution(fn, MaskedDistribution, ExpandedDistribution)
-    return torch.Size(getattr(base, "batch_shape", ()))  # some of Pyro's are plain tuples

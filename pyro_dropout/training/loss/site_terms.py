@@ -2,16 +2,15 @@
 
 A divergence is in closed form where there is one and it holds, and otherwise log q - log p of the draw. A closed form
 averages over the draws of its own site only: it does not hold if the prior was made from draws that depend on this one.
+Terms are scaled and masked, with the batch of their sites, or numbers.
 """
 
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 
 import torch
 from pyro.distributions import Delta
 from pyro.distributions.util import scale_and_mask
-from pyro.poutine.indep_messenger import CondIndepStackFrame
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 from torch.overrides import TorchFunctionMode
@@ -25,43 +24,22 @@ from pyro_dropout.protocols import Distribution, Message
 from pyro_dropout.training.loss.row_tracking import Args, Kwargs, Notes, Operation, carried, tensors
 
 
-@dataclass(frozen=True)
-class Term:
-    """A term of -ELBO.
-
-    Attributes:
-        site: the name of its site.
-        value: scaled and masked, with the batch of its site, or a number.
-        frames: the plates of the batch.
-        sampled: whether it depends on the draw, so that another draw would give another value.
-    """
-
-    site: str
-    value: Tensor
-    frames: tuple[CondIndepStackFrame, ...]
-    sampled: bool = True
-
-
-def observed(site: Message) -> Term:
+def observed(site: Message) -> Tensor:
     """Return -log p of an observed site."""
-    return Term(site["name"], -scaled(site["fn"].log_prob(site["value"]), site), site["cond_indep_stack"])
+    return -_scaled(site["fn"].log_prob(site["value"]), site)
 
 
-def auxiliary(site: Message) -> Term:
+def auxiliary(site: Message) -> Tensor:
     """Return log q of a guide site that represents another: a constrained one, or several at once."""
     q, value = site["fn"], site["value"]
-    if isinstance(q, Delta):
-        found = scaled(q.log_density, site)
-    elif getattr(q, "singular", False):
-        found = torch.zeros_like(value).sum()
-    else:
-        found = scaled(q.log_prob(value), site)
-    return Term(site["name"], found, site["cond_indep_stack"])
+    if getattr(q, "singular", False):
+        return torch.zeros_like(value).sum()
+    return _scaled(q.log_density if isinstance(q, Delta) else q.log_prob(value), site)
 
 
 def divergence(
     q_site: Message, p_site: Message, method: Method, num_samples: int, *, apart: bool, learned: bool
-) -> Term:
+) -> Tensor:
     """Return KL(q‖p) of a latent site, or an estimate of it from the draw.
 
     Args:
@@ -72,9 +50,9 @@ def divergence(
         apart: whether a closed form would not hold.
         learned: whether the prior is made from draws or trained parameters.
     """
-    q, p, name, frames = q_site["fn"], p_site["fn"], p_site["name"], p_site["cond_indep_stack"]
+    q, p, name = q_site["fn"], p_site["fn"], p_site["name"]
     if isinstance(q, Delta):  # which may hold a mapped draw
-        return Term(name, _of_point(q_site, p_site, learned), frames)
+        return _of_point(q_site, p_site, learned)
     drawn = drawn_per_data_point(q_site["value"]) is not None
     if isinstance(q, RowMixture):
         fits = _is_gaussian(p) and p.batch_shape + p.event_shape == q.batch_shape + q.event_shape
@@ -87,13 +65,13 @@ def divergence(
                 f"its prior is {type(p).__name__}, {wrong}",
             )
         if fits and (drawn or not (apart or (method == "monte_carlo" and not q.singular))):
-            return Term(name, _of_mixture(q_site, p_site, method, num_samples, learned), frames, sampled=False)
+            return _of_mixture(q_site, p_site, method, num_samples, learned)
     elif not apart and q.batch_shape == p.batch_shape and _scaled_alike(q_site, p_site):
         with suppress(NotImplementedError):
             found = kl_divergence(q, p)
             if found.shape == q.batch_shape:
-                return Term(name, scaled(found, q_site), frames, sampled=False)
-    return Term(name, of_draw(q_site, p_site), frames)
+                return _scaled(found, q_site)
+    return of_draw(q_site, p_site)
 
 
 def _of_mixture(q_site: Message, p_site: Message, method: Method, num_samples: int, learned: bool) -> Tensor:
@@ -104,23 +82,22 @@ def _of_mixture(q_site: Message, p_site: Message, method: Method, num_samples: i
         # At σ = 0 the normaliser of a fixed prior is left out. Without gradients, this one does not look trained.
         found = found + _over_event(base.scale.log().expand(q.batch_shape + q.event_shape), q)
     if _scaled_alike(q_site, p_site):
-        return scaled(found, q_site)
+        return _scaled(found, q_site)
     # E[log q] has the scale of the guide's site and E[-log p] that of the model's: a·KL + (b - a)·E[-log p].
     square = ((q.mean - base.loc).square() + q.variance) / base.scale.square()
     surprise = 0.5 * (square + LOG_2PI) + base.scale.log()
-    own, other = (scaled(_over_event(surprise, each["fn"]), each).sum() for each in (q_site, p_site))
-    return scaled(found, q_site).sum() + other - own
+    own, other = (_scaled(_over_event(surprise, each["fn"]), each).sum() for each in (q_site, p_site))
+    return _scaled(found, q_site).sum() + other - own
 
 
 def of_draw(q_site: Message, p_site: Message) -> Tensor:
     """Return log q - log p of a draw; at σ = 0, where log q is an infinite constant, -log p."""
     q, p, value = q_site["fn"], p_site["fn"], q_site["value"]
-    minus_log_p = -scaled(p.log_prob(value), p_site)
+    minus_log_p = -_scaled(p.log_prob(value), p_site)
     if getattr(q, "singular", False):
         return minus_log_p
     # A Delta is at its own value; its density there would have to compare the two.
-    log_q = q.log_density if isinstance(q, Delta) else q.log_prob(value)
-    ours = scaled(log_q, q_site)
+    ours = _scaled(q.log_density if isinstance(q, Delta) else q.log_prob(value), q_site)
     # By elements of the batch where guide and model agree on it: their plates may differ.
     return ours + minus_log_p if ours.shape == minus_log_p.shape else ours.sum() + minus_log_p.sum()
 
@@ -135,10 +112,10 @@ def _of_point(q_site: Message, p_site: Message, learned: bool) -> Tensor:
     base = base_distribution(p)
     if type(q) is not Delta or not isinstance(base, Normal) or learned:
         return of_draw(q_site, p_site)
-    return scaled(0.5 * _over_event(((q.v - base.loc) / base.scale).square(), p), p_site)
+    return _scaled(0.5 * _over_event(((q.v - base.loc) / base.scale).square(), p), p_site)
 
 
-def scaled(value: Tensor, site: Message) -> Tensor:
+def _scaled(value: Tensor, site: Message) -> Tensor:
     """Return a log density or a divergence with the scale and mask of its site."""
     found: Tensor = scale_and_mask(value, site["scale"], site["mask"])
     return found

@@ -130,31 +130,6 @@ def test_parts_hold_the_kl_itself_and_the_loss_its_multiple() -> None:
         assert torch.isclose(elbo.differentiable_loss(model, guide, X, Y), parts["nll"] + factor * parts["kl"])
 
 
-def test_the_gradient_of_a_label_has_the_temperature_too() -> None:
-    """A draw without a pathwise gradient: its score must weigh the KL of the draw with the same factor."""
-    logit = torch.zeros((), dtype=F64, requires_grad=True)
-
-    def model() -> None:
-        z = pyro.sample("z", pyro.distributions.Bernoulli(torch.tensor(0.9, dtype=F64)))
-        pyro.sample("y", pyro.distributions.Normal(z, 1.0), obs=torch.ones((), dtype=F64))
-
-    def guide() -> None:
-        pyro.sample("z", pyro.distributions.Bernoulli(logits=logit))
-
-    def exact(heat: float) -> Tensor:
-        q = torch.sigmoid(logit)
-        costs = [0.5, 0.0]  # -log N(1; z, 1) at z = 0 and 1, without its constant
-        p = (1 - q, q)
-        nll = sum(a * c for a, c in zip(p, costs, strict=True))
-        kl = sum(a * (a / b).log() for a, b in zip(p, (0.1, 0.9), strict=True))
-        return torch.autograd.grad(nll + heat * kl, logit)[0]
-
-    torch.manual_seed(0)
-    elbo = pd.ELBO(per_example=False, num_particles=400, temperature=0.25)
-    (slope,) = torch.autograd.grad(elbo.differentiable_loss(model, guide), logit)
-    assert abs(slope - exact(0.25)) < 0.1 < abs(exact(1.0) - exact(0.25)) - 0.2  # four standard errors
-
-
 @pytest.mark.parametrize("wrong", [-1.0, float("nan"), "cold", lambda done: torch.ones(2), lambda done: None])
 def test_a_temperature_that_is_none_is_refused(wrong: Any) -> None:
     with pytest.raises(pd.errors.PyroDropoutError, match="temperature"):
