@@ -33,10 +33,6 @@ class Batches:
         """Return a batch like any other, as the input of a step."""
         return [self.rows[..., : self.size].contiguous()]
 
-    def usual(self, inputs: list[Tensor]) -> bool:
-        """Whether a step compiled for the example can take these inputs: all are alike."""
-        return True
-
     def inputs(self, count: int) -> Iterator[list[Tensor]]:
         """Yield the next ``count`` batches, as inputs of steps."""
         return ([row] for row in self.take(count))

@@ -33,10 +33,6 @@ from pyro_dropout.training.loss.temperature import is_point, share_of_data
 _POINTS, _DRAWS, _MEMBERS = 512, 16, 4  # the most that are looked at
 _BETTER = 0.02  # nats per point by which a posterior that has learned is better than a constant
 _GAIN = 0.05  # of a layer that passes nothing on
-_NOT_CHECKED = (
-    "whether the posterior ignores its inputs could not be checked ({}). The training itself is done. Look at the"
-    " predictions at two different inputs: they should differ."
-)
 
 
 @dataclass(frozen=True)
@@ -50,10 +46,6 @@ class Learned:
         log_likelihood: mean log predictive density of the targets, of up to 512 training points; None where the gains
             say enough.
         constant: that of the best constant prediction.
-
-    Example:
-        >>> Learned({"0.weight": 0.01}, price=9000.0, num_data=100, log_likelihood=-2.31, constant=-2.30).ignores_inputs
-        True
     """
 
     gains: dict[str, float]
@@ -74,22 +66,24 @@ class Learned:
             return False
         return bool(self.shut) and self.log_likelihood < self.constant + _BETTER
 
+    def sentence(self, net: Any) -> str:
+        """Say that the posterior ignores its inputs: which layers of the network, why, and what to type instead."""
+        numbers = sum(net._parameter(name).numel() for name in net.sites)
+        advice = "Leave the prior out, as in BayesianNet(net, likelihood=...), or write Prior(..., tempered=True)."
+        if net.prior.tempered:
+            advice = "Train longer, or start over with a smaller learning rate."
+        return (
+            f"the posterior ignores its inputs: on the training data its log-likelihood is {self.log_likelihood:.3f}"
+            f" per point, and that of the best constant is {self.constant:.3f}. Nothing passes {', '.join(self.shut)},"
+            f" because the prior of {numbers:,} weights outweighs {self.num_data:,} data. {advice}"
+        )
 
-def learned_from(
-    model: object, posterior: object, x: Any, y: Tensor, num_data: int | None = None, *, thorough: bool = True
-) -> Learned | None:
+
+def learned_from(model: object, posterior: object, x: Any, y: Tensor, num_data: int | None = None) -> Learned | None:
     """Return what a posterior has learned from (x, y), of N data; None for those that cannot be asked.
 
-    Random numbers, running statistics and the mode of the network stay as they are. Unless ``thorough``, the network is
-    run only where a layer is shut.
-
-    Example:
-        >>> import torch, pyro_dropout as pdrop
-        >>> model = pdrop.BayesianNet(torch.nn.Linear(1, 1), pdrop.Prior(length_scale=100.0))
-        >>> guide = pdrop.AutoMeanField(model, init=lambda name, shape: torch.zeros(shape))
-        >>> x = torch.linspace(-1, 1, 50).unsqueeze(-1)
-        >>> learned_from(model, guide, x, 2 * x).ignores_inputs
-        True
+    Random numbers, running statistics and the mode of the network stay as they are. It is run only where a layer is
+    shut.
     """
     net = _asked(model)
     if net is None or not isinstance(posterior, SiteGuide | Ensemble):
@@ -97,7 +91,7 @@ def learned_from(
     x, count = inputs_of(x), len(y) if num_data is None else int(num_data)
     with torch.no_grad(), forked():
         found = Learned(*_gains(net, posterior, count), count)
-    if not thorough and not found.shut:
+    if not found.shut:
         return found
     if isinstance(model, Standardised):
         x, y = model.standard_x(x), model.standard_y(y)
@@ -127,12 +121,15 @@ def note_learned(model: object, guide: object, call: ModelCall) -> tuple[Learned
     if _asked(model) is None or len(call.args) < 2 or not isinstance(call.args[1], Tensor):
         return None, ""
     try:
-        found = learned_from(model, guide, *call.args[:3], thorough=False)
+        found = learned_from(model, guide, *call.args[:3])
     except Exception as cause:  # a training that has succeeded must not fail, whatever a likelihood or a layer raises
-        return None, _NOT_CHECKED.format(f"{type(cause).__name__}: {cause}")
+        return None, (
+            f"whether the posterior ignores its inputs could not be checked ({type(cause).__name__}: {cause}). The"
+            " training itself is done. Look at the predictions at two different inputs: they should differ."
+        )
     if found is None or not found.ignores_inputs:
         return found, ""
-    told = _sentence(model, found)
+    told = found.sentence(_asked(model))
     note_training(guide, note_of(guide), ignores=told)
     return found, told
 
@@ -205,19 +202,3 @@ def _gains(net: BayesianNet, posterior: SiteGuide | Ensemble, count: int) -> tup
         heat = 1.0 if how is None else how.at_point if name in points else share_of_data(how, numbers)
         price += heat * sizes[name] / site.fan_in / 8 / float(net.prior_scale(name).double().square().mean())
     return gains, price
-
-
-def _sentence(model: Any, found: Learned) -> str:
-    """Say that a posterior ignores its inputs: which layers, why, and what to type instead."""
-    net = model.model if isinstance(model, Standardised) else model
-    numbers = sum(net._parameter(name).numel() for name in net.sites)
-    advice = (
-        "Train longer, or start over with a smaller learning rate."
-        if net.prior.tempered
-        else "Leave the prior out, as in BayesianNet(net, likelihood=...), or write Prior(..., tempered=True)."
-    )
-    return (
-        f"the posterior ignores its inputs: on the training data its log-likelihood is {found.log_likelihood:.3f} per"
-        f" point, and that of the best constant is {found.constant:.3f}. Nothing passes {', '.join(found.shut)},"
-        f" because the prior of {numbers:,} weights outweighs {found.num_data:,} data. {advice}"
-    )

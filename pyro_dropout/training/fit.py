@@ -25,7 +25,7 @@ from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.generative.trial_run import holders_of, owner_of
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.guides.summary import note_training
-from pyro_dropout.mathematics.checks import check_seed
+from pyro_dropout.mathematics.checks import check_seed, describe
 from pyro_dropout.protocols import PyroModel, Record
 from pyro_dropout.training.checkpoints.fingerprint import told_update
 from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint, Keeper
@@ -48,7 +48,6 @@ from pyro_dropout.training.preflight import (
     check_duration,
     check_gradients,
     check_how,
-    check_programs,
     check_validation,
     held_out_share,
 )
@@ -155,7 +154,9 @@ def fit(
     """
     if "distributed" in kwargs:
         raise PyroDropoutError("distributed= is gone: fit trains in one process. Take ELBO into a LightningModule.")
-    check_programs(model, guide)
+    for label, value in (("model", model), ("guide", guide)):
+        if not callable(value):
+            raise PyroDropoutError(f"{label} must be a Pyro program, a function or a module; got {describe(value)}.")
     check_gradients(model, guide)
     check_how_compiled(compile)
     check_precision(precision, model, trains=True, device=device)

@@ -80,10 +80,9 @@ class History:
     unfinished: "StillFalling | None" = None
 
     def __repr__(self) -> str:
-        how = self.engine
         last = self.losses[-1].double().mean() if len(self.losses) else float("nan")
         of = f" of {self.losses.shape[1]} replicas, on average" if self.losses.dim() > 1 else ""
-        return f"History({self.steps} steps in {self.seconds:.3g} s, {how}, last loss {last:.6g}{of})"
+        return f"History({self.steps} steps in {self.seconds:.3g} s, {self.engine}, last loss {last:.6g}{of})"
 
     def _repr_html_(self) -> str:
         """Return a table and the curve of the loss, for notebooks."""

@@ -29,14 +29,7 @@ def loader_of(args: tuple[object, ...]) -> DataLoader[Any] | None:
 
 
 def divided(batch: object, target: Target) -> tuple[object, Tensor]:
-    """Return x and y of a batch: of a pair, or of a dict with its target under the key ``target``.
-
-    Example:
-        >>> import torch
-        >>> x, y = divided({"ids": torch.zeros(4, 7), "labels": torch.ones(4)}, "labels")
-        >>> list(x), y.shape
-        (['ids'], torch.Size([4]))
-    """
+    """Return x and y of a batch: of a pair, or of a dict with its target under the key ``target``."""
     if target is None and isinstance(batch, tuple | list) and len(batch) == 2:
         target = 1
     x, y = without(batch, target), None if target is None else batch[target]  # type: ignore[index]

@@ -221,14 +221,7 @@ def inverse_decay(gamma: float = 1e-4, power: float = 0.25) -> Schedule:
 
 
 def cosine_decay(steps: int) -> Schedule:
-    """A schedule that falls to zero along half a cosine, in this many steps.
-
-    Example:
-        >>> import torch
-        >>> from pyro_dropout.training.optimisers import cosine_decay
-        >>> cosine_decay(10)(torch.tensor([0.0, 5.0, 10.0])).round(decimals=4)
-        tensor([1.0000, 0.5000, 0.0000])
-    """
+    """A schedule that falls to zero along half a cosine, in this many steps."""
 
     def half_cosine(t: Tensor) -> Tensor:
         return 0.5 * (1 + (math.pi * (t / steps).clamp_max(1.0)).cos())
@@ -237,14 +230,7 @@ def cosine_decay(steps: int) -> Schedule:
 
 
 def plain(value: object) -> Any:
-    """Return a setting in JSON form: tensors as numbers, tuples as lists.
-
-    Example:
-        >>> import torch
-        >>> from pyro_dropout.training.optimisers import plain
-        >>> plain({"lr": torch.tensor(0.5), "betas": (0.9, 0.99)})
-        {'lr': 0.5, 'betas': [0.9, 0.99]}
-    """
+    """Return a setting in JSON form: tensors as numbers, tuples as lists."""
     if isinstance(value, Tensor):
         return value.tolist()
     if isinstance(value, list | tuple):

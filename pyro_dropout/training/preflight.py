@@ -30,13 +30,6 @@ from pyro_dropout.training.optimisers import Update
 LARGEST_SEED = 2**32 - 1  # numpy's, which Pyro seeds as well
 
 
-def check_programs(model: object, guide: object) -> None:
-    """Raise an error unless both are callable."""
-    for label, value in (("model", model), ("guide", guide)):
-        if not callable(value):
-            raise PyroDropoutError(f"{label} must be a Pyro program, a function or a module; got {describe(value)}.")
-
-
 def check_gradients(model: object = None, guide: object = None, doing: str = "training") -> None:
     """Raise an error where gradients cannot be taken: in inference mode, or of tensors that were made in it."""
     if torch.is_inference_mode_enabled():
@@ -93,8 +86,9 @@ def check_how(
         check_positive("clip_norm", clip_norm)
     if callable(schedule):
         found = schedule(torch.zeros(()))
-        one = found.numel() == 1 and not found.is_complex() if isinstance(found, Tensor) else isinstance(found, Real)
-        if not one:
+        if isinstance(found, Tensor) and found.numel() == 1 and not found.is_complex():
+            found = found.item()
+        if not isinstance(found, Real):
             raise PyroDropoutError(
                 f"schedule must return one number to multiply lr with, as inverse_decay() does; got {describe(found)}."
             )
@@ -103,6 +97,28 @@ def check_how(
     check_seed(seed, 0, LARGEST_SEED)
     if device is not None:
         check_device("device", device)
+
+
+def warn_of_decay(optim: object, loss: object = None) -> None:
+    """Warn if an optimiser shrinks the weights beside the KL, which is their decay already.
+
+    ``ELBO(temperature=0)`` has no KL: there the decay of the optimiser is the only one.
+    """
+    made = optim.optim_objs.values() if isinstance(optim, PyroOptim) else [optim]
+    torchs = [getattr(each, "optimizer", each) for each in made]  # one with a schedule is inside it
+    groups = [group for each in torchs if isinstance(each, torch.optim.Optimizer) for group in each.param_groups]
+    groups += [dict(optim.options)] if isinstance(optim, Update) else []
+    decay = max((float(group.get("weight_decay") or 0.0) for group in groups), default=0.0)
+    if decay and getattr(loss, "temperature", 1.0) != 0:
+        warnings.warn(
+            f"the optimiser's weight_decay={decay:g} changes the objective: it is no longer the ELBO, whose KL shrinks"
+            " the weights already. Set weight_decay=0 and choose the prior; or, for dropout with scale=0, leave the KL"
+            " out with loss=ELBO(temperature=0), so that this decay is the only one.",
+            stacklevel=3,
+        )
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
 
 
 def check_data(call: ModelCall, batch_size: int | None) -> ModelCall:
@@ -147,7 +163,6 @@ def held_out_share(
     count = round(share * len(y))
     if not 0 < count < len(y):
         raise RangeError(f"validation must hold out some of the {len(y)} points, and not all; got the share {share}.")
-    check_seed(seed, 0, LARGEST_SEED)
     generator = torch.Generator().manual_seed(seed if isinstance(seed, int) else 0)
     order = torch.randperm(len(y), generator=generator, device="cpu").to(y.device)
     held, kept = order[:count].sort().values, order[count:].sort().values
@@ -170,15 +185,13 @@ def check_validation(
         check_pairs("validation", x, y)
         check_targets(model, x, y, watched=True)
         return ModelCall(model, (x, y))
-    if isinstance(validation, dict):
-        call = ModelCall(model, (), dict(validation))
-    elif isinstance(validation, tuple | list):
-        call = ModelCall(model, tuple(validation))
-    else:
+    if not isinstance(validation, dict | tuple | list):
         raise ShapeError(
             "validation must be a tuple of the model's arguments, or a dict of its keyword arguments; got"
             f" {type(validation).__name__}."
         )
+    named = isinstance(validation, dict)
+    call = ModelCall(model, (), dict(validation)) if named else ModelCall(model, tuple(validation))
     call = call.with_num_data(only_if_needed=True)
     call.check_bound()
     return call
@@ -221,27 +234,3 @@ def outputs_at(model: Callable[..., object], x: AnyInputs) -> Tensor | None:
         except TypeError:  # one that needs targets too: its first step checks them
             return None
     return f if isinstance(f, Tensor) and f.dim() == 2 else None
-
-
-def warn_of_decay(optim: object, loss: object = None) -> None:
-    """Warn if an optimiser shrinks the weights beside the KL, which is their decay already.
-
-    ``ELBO(temperature=0)`` has no KL: there the decay of the optimiser is the only one.
-    """
-    decay = _decay(optim)
-    if decay and getattr(loss, "temperature", 1.0) != 0:
-        warnings.warn(
-            f"the optimiser's weight_decay={decay:g} changes the objective: it is no longer the ELBO, whose KL shrinks"
-            " the weights already. Set weight_decay=0 and choose the prior; or, for dropout with scale=0, leave the KL"
-            " out with loss=ELBO(temperature=0), so that this decay is the only one.",
-            stacklevel=3,
-        )
-
-
-def _decay(optim: object) -> float:
-    """Return the largest weight decay among the groups of an optimiser, of Pyro's optimisers, or of an ``Update``."""
-    made = optim.optim_objs.values() if isinstance(optim, PyroOptim) else [optim]
-    torchs = [getattr(each, "optimizer", each) for each in made]  # one with a schedule is inside it
-    groups = [group for each in torchs if isinstance(each, torch.optim.Optimizer) for group in each.param_groups]
-    groups += [dict(optim.options)] if isinstance(optim, Update) else []
-    return max((float(group.get("weight_decay") or 0.0) for group in groups), default=0.0)

@@ -109,7 +109,7 @@ class TrainingRun:
         with products_in(self._precision):
             self._loop.begin()
             for row in [[]] * count if self._batches is None else self._batches.inputs(count):
-                usual = self._batches is None or self._batches.usual(row)
+                usual = not isinstance(self._batches, Stream) or self._batches.usual(row)
                 try:
                     loss, taken = (self._loop if usual else self._eager).one(row)
                 except (RuntimeError, ValueError) as cause:

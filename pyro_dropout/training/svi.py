@@ -114,7 +114,11 @@ class SVI(pyro.infer.SVI):
         except _Eagerly as reason:
             if self._compile is True:
                 raise (reason.__cause__ or PyroDropoutError(f"this step cannot be compiled: {reason}.")) from None
-            self._say_once(reason)
+            self._compile = False if reason.for_good else self._compile
+            if str(reason) not in self._told:
+                self._told.add(str(reason))
+                what = "this model or guide" if reason.for_good else "this step"
+                warn_uncompiled(reason.__cause__ or reason, what=what)
             return self._eagerly(*args, **kwargs)
         found = float(program.step(given))
         program.loss.steps += 1
@@ -169,14 +173,6 @@ class SVI(pyro.infer.SVI):
         known.append(program)
         return program
 
-    def _say_once(self, reason: "_Eagerly") -> None:
-        text = str(reason)
-        if reason.for_good:
-            self._compile = False
-        if text not in self._told:
-            self._told.add(text)
-            warn_uncompiled(reason.__cause__ or reason, what="this model or guide" if reason.for_good else "this step")
-
 
 class _Eagerly(Exception):
     """Why a step is not compiled: permanently, or for these arguments only."""
@@ -195,31 +191,27 @@ def _first_line(cause: BaseException) -> str:
     return (str(cause).strip() or type(cause).__name__).splitlines()[0]
 
 
-def _place(cause: BaseException) -> str:
+def _place(cause: BaseException | None) -> str:
     """Name the line of the user's or another library's code that an error came from; "" if there is none."""
     folders = (Path(torch.__path__[0]), Path(pyro.__path__[0]), Path(__file__).parents[1])
-    ours = tuple(f"{folder}{os.sep}" for folder in folders)
-    found = ""
-    error: BaseException | None = cause
-    while error is not None:
-        for frame in traceback.extract_tb(error.__traceback__):
-            if not frame.filename.startswith((*ours, "<")) and frame.line:
-                found = f" (in {frame.filename}, line {frame.lineno}: {frame.line})"
-        error = error.__cause__
+    ours, found = ("<", *(f"{folder}{os.sep}" for folder in folders)), ""
+    while cause is not None:
+        frames = [frame for frame in traceback.extract_tb(cause.__traceback__) if not frame.filename.startswith(ours)]
+        if frames:
+            found = f" (in {frames[-1].filename}, line {frames[-1].lineno}: {frames[-1].line})"
+        cause = cause.__cause__
     return found
 
 
 def warn_uncompiled(cause: BaseException, engine: str = "eager", what: str = "this model or guide") -> None:
     """Warn once that steps run eagerly, or are replayed, with the reason and what can be done."""
-    first = _first_line(cause)
-    if isinstance(cause, _Eagerly):
-        reason, cure = first, ""
-    elif reads_values(cause):
+    reason, cure = _first_line(cause), ""
+    if reads_values(cause):
         reason = f"it reads the value of a tensor{_place(cause)}"
         cure = " A recorded step cannot contain control flow that depends on values (.item(), if tensor > 0): use"
         cure += " torch.where, if the code is yours."
-    else:
-        reason, cure = f"{type(cause).__name__}: {first[:300].rstrip('.')}{_place(cause)}", ""
+    elif not isinstance(cause, _Eagerly):
+        reason = f"{type(cause).__name__}: {reason[:300].rstrip('.')}{_place(cause)}"
     if not any(map(shutil.which, ("c++", "g++", "clang++"))):
         cure = " There is no C++ compiler on this machine: install one (g++, or clang++)."
     how = "runs eagerly" if engine == "eager" else "replays its recorded operations"

@@ -95,7 +95,14 @@ def swag(
     check_how(None, None, lr=lr, seed=seed)
     if not is_network(model):
         raise PyroDropoutError(f"swag is for networks, such as BayesianNet; got {type(model).__name__}.")
-    _check_statistics(model)
+    net: Any = model
+    inner = getattr(net, "model", net)  # Standardised
+    statistics = [path for path in inner._moving() if inner.net.get_submodule(path).training]
+    if statistics:  # the mean weights need statistics of their own
+        raise PyroDropoutError(
+            f"the running statistics of {statistics[0]!r} move with the weights, and those of the mean weights are"
+            " others. Call model.eval() first, or freeze them with BayesianNet(frozen_statistics='all')."
+        )
     call = check_data(call_of(swag, model, (x, y), {}), batch_size)
     count = call.count or 1
     if batch_size >= count:
@@ -115,75 +122,34 @@ def swag(
     network = isinstance(point, nn.Module) and not isinstance(point, HasMean)
     guide = Points(model, init=weights_at(model, point) if network else point)
     task = TrainingTask(guide, ELBO(per_example=False), call.trainable().to(place_of([model, guide], call)))
-    track = _Track(guide, model, rank)
+    own = {name: guide._state(site).loc for name, site in guide._sites.items()}
+    others = {f"model {name}": value for name, value in net.named_parameters() if value.requires_grad}
+    moving, seen = own | others, steps // every
+    mean = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in moving.items()}
+    squares = {name: torch.zeros_like(value) for name, value in mean.items()}  # Σ (w - mean)²
+    last: deque[dict[str, Tensor]] = deque(maxlen=rank)
     with at_step(torch.ones(())), progress_bar(steps, progress) as bar:
         run = task.start(named("sgd", lr), batch_size, compile)
-        for _ in range(steps // every):
+        for count in range(1, seen + 1):
             loop(run, every, False, blame=task.blame)
-            track.note()
+            now = {name: value.detach().double().clone() for name, value in moving.items()}
+            for name, value in now.items():  # Welford's sums, which do not cancel
+                apart = value - mean[name]
+                mean[name] += apart / count
+                squares[name] += apart * (value - mean[name])
+            last.append(now)
             bar.update(every)
-    return track.gaussian()
-
-
-class _Track:
-    """The moments of the weights along a trajectory, and the last ones themselves.
-
-    Args:
-        guide: the points that SGD moves.
-        model: the model, whose ordinary parameters move too.
-        rank: how many weights to keep.
-    """
-
-    def __init__(self, guide: Points, model: PyroModel, rank: int) -> None:
-        self._guide, self._model, self._rank = guide, model, rank
-        self._last: deque[dict[str, Tensor]] = deque(maxlen=rank)
-        self._mean: dict[str, Tensor] = {}
-        self._square: dict[str, Tensor] = {}  # Σ (w - mean)²
-        self._seen = 0
-
-    def _now(self) -> dict[str, Tensor]:
-        own = {f"guide {name}": self._guide._state(site).loc for name, site in self._guide._sites.items()}
-        modules = self._model.named_parameters() if isinstance(self._model, nn.Module) else ()
-        return own | {f"model {name}": value for name, value in modules if value.requires_grad}
-
-    def note(self) -> None:
-        """Add the current weights."""
-        now = {name: value.detach().double() for name, value in self._now().items()}
-        self._seen += 1
-        for name, value in now.items():  # Welford's sums, which do not cancel
-            before = self._mean.setdefault(name, torch.zeros_like(value))
-            apart = value - before
-            self._mean[name] = before + apart / self._seen
-            self._square[name] = self._square.get(name, 0.0) + apart * (value - self._mean[name])
-        self._last.append({name: value.clone() for name, value in now.items() if name.startswith("guide ")})
-
-    def gaussian(self) -> AutoLowRank:
-        """Return the low-rank Gaussian, and set the model's ordinary parameters to their means."""
-        widths, factors, means = {}, {}, {}
-        for name in self._guide._sites:
-            key = f"guide {name}"
-            variance = self._square[key] / max(1, self._seen - 1)
-            if not bool(variance.max() > 0):
-                raise PyroDropoutError(f"SGD has not moved {name!r}, so its variance is not known: give a larger lr.")
-            diagonal = 0.5 * variance.clamp_min(_NARROWEST * float(variance.max()))
-            apart = torch.stack([each[key] - self._mean[key] for each in self._last], -1).flatten(0, -2)
-            means[name], widths[name] = self._mean[key], diagonal.sqrt()
-            factors[name] = apart / (2 * (self._rank - 1)) ** 0.5 / widths[name].reshape(-1, 1)
-        with torch.no_grad():
-            for name, value in self._now().items():
-                if name.startswith("model "):
-                    value.copy_(self._mean[name])
-        made = AutoLowRank(self._model, self._rank, "net", init=means)
-        set_state(made, log_scale={name: width.log() for name, width in widths.items()}, factor=factors)
-        return made
-
-
-def _check_statistics(model: Any) -> None:
-    """Raise if running statistics would move: the mean weights need statistics of their own."""
-    inner = getattr(model, "model", model)  # Standardised
-    moving = [path for path in inner._moving() if inner.net.get_submodule(path).training]
-    if moving:
-        raise PyroDropoutError(
-            f"the running statistics of {moving[0]!r} move with the weights, and those of the mean weights are others."
-            " Call model.eval() first, or freeze them with BayesianNet(frozen_statistics='all')."
-        )
+    with torch.no_grad():
+        for name, value in others.items():
+            value.copy_(mean[name])
+    widths, factors = {}, {}
+    for name in own:
+        variance = squares[name] / max(1, seen - 1)
+        if not bool(variance.max() > 0):
+            raise PyroDropoutError(f"SGD has not moved {name!r}, so its variance is not known: give a larger lr.")
+        widths[name] = (0.5 * variance.clamp_min(_NARROWEST * float(variance.max()))).sqrt()
+        apart = torch.stack([each[name] - mean[name] for each in last], -1).flatten(0, -2)
+        factors[name] = apart / (2 * (rank - 1)) ** 0.5 / widths[name].reshape(-1, 1)
+    made = AutoLowRank(model, rank, "net", init={name: mean[name] for name in own})
+    set_state(made, log_scale={name: width.log() for name, width in widths.items()}, factor=factors)
+    return made

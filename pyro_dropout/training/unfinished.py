@@ -27,12 +27,6 @@ class StillFalling:
         gain: by how much the loss would still fall, in nats per data point; of a straight fall, in as many steps again.
         steps: how many more steps nine tenths of that would take, about.
         at_least: whether the fall does not slow down, so that both are lower bounds.
-
-    Example:
-        >>> import torch
-        >>> losses = 100 * torch.exp(-torch.arange(400) / 300) + torch.randn(400)
-        >>> 400 < still_falling(losses, num_data=10).steps < 2000, still_falling(torch.randn(400), num_data=10)
-        (True, None)
     """
 
     gain: float

@@ -10,13 +10,12 @@ import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from numbers import Real
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import pyro
 import pyro.infer
 import torch
 from pyro import poutine
-from pyro.poutine.messenger import Messenger
 from pyro.util import warn_if_nan
 from torch import Tensor
 
@@ -30,7 +29,7 @@ from pyro_dropout.generative.trial_run import aside, can_run, holders_of, shapes
 from pyro_dropout.mathematics.checks import check_choice, check_count
 from pyro_dropout.mathematics.divergence import Method
 from pyro_dropout.mathematics.per_data_point import MisplacedPointsError
-from pyro_dropout.protocols import Message, PyroModel, Trace
+from pyro_dropout.protocols import PyroModel, Trace
 from pyro_dropout.training.compile.functional import unvalidated
 from pyro_dropout.training.loss.particle import Particle
 from pyro_dropout.training.loss.per_example import per_example as draw_per_example
@@ -115,11 +114,18 @@ class ELBO(pyro.infer.ELBO):
         """Return the terms of one draw for each data point or, if that fails, of a shared draw."""
         if self._shares or self.per_example is True:
             return self._run(model, guide, args, kwargs)
+        reader: Any = guide
         traced = is_traced()  # then a failed attempt would become part of the program
         with untraced() if traced else nullcontext():
-            start, found = Attempt(model, guide), None
+            if getattr(reader, "prototype_trace", self) is None:  # a guide draws while it reads its model, once
+                reader._setup_prototype(*args, **kwargs)
+            random, names = random_state(), set(pyro.get_param_store().keys())
+            holders = [module._buffers for module in holders_of(model, guide)]
+            before = [{k: (b, b.detach().clone()) for k, b in holder.items() if b is not None} for holder in holders]
             try:
-                found = self._run(model, guide, args, kwargs, start)
+                found = self._run(model, guide, args, kwargs)
+                if not traced:
+                    return found
             except NotFollowedError as refusal:
                 site = "weights" if refusal.site is None else f"site {refusal.site!r}"
                 self._refusals.append(f"{site} cannot be drawn for each data point: {refusal.reason}")
@@ -128,18 +134,18 @@ class ELBO(pyro.infer.ELBO):
                     " this.",
                     stacklevel=2,
                 )
-            if found is not None and not traced:
-                return found
-            start.undo()
+            set_random_state(random)
+            with torch.no_grad():
+                for holder, kept in zip(holders, before, strict=True):
+                    holder.update({key: buffer.copy_(value) for key, (buffer, value) in kept.items()})
+            for name in set(pyro.get_param_store().keys()) - names:
+                del pyro.get_param_store()[name]
         return self._run(model, guide, args, kwargs)
 
-    def _run(
-        self, model: PyroModel, guide: PyroModel, args: Args, kwargs: Kwargs, start: "Attempt | None" = None
-    ) -> Particle:
+    def _run(self, model: PyroModel, guide: PyroModel, args: Args, kwargs: Kwargs) -> Particle:
         """Draw from the guide, and run the model with the draw."""
         with nullcontext() if self._shares else draw_per_example() as points:
-            with nullcontext() if start is None else start:
-                guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
+            guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
             particle = Particle(guide_trace, self.kl, self.kl_samples, points is not None)
             particle.run(model, args, kwargs)
         if points is not None:
@@ -150,8 +156,7 @@ class ELBO(pyro.infer.ELBO):
     def _particle(self, model: PyroModel, guide: PyroModel, args: Args, kwargs: Kwargs) -> Tensor:
         """Return the loss at one draw."""
         drawn = self._drawn(model, guide, args, kwargs)
-        divergences = self._tempered(drawn)
-        return _total(drawn.surprises.values()) + _total(divergences)
+        return _total(drawn.surprises.values()) + _total(self._tempered(drawn))
 
     def _tempered(self, drawn: Particle) -> list[Tensor]:
         """Return divergences times the temperature of this step."""
@@ -214,41 +219,6 @@ def _total(terms: Iterable[Tensor]) -> Tensor:
     sums = [term.sum() for term in terms]
     found: Tensor = functools.reduce(torch.add, sums) if sums else torch.zeros(())
     return found
-
-
-class Attempt(Messenger):
-    """The state before a run of a model and a guide; as a context around the guide, it sees when draws begin.
-
-    A guide that first has to read its model draws random numbers on the way, once. A second run does not, so it starts
-    from the random state of the first run's first draw, and gives what one run would have given.
-    """
-
-    def __init__(self, model: PyroModel, guide: PyroModel) -> None:
-        super().__init__()
-        self._random = random_state()
-        self._buffers = [
-            (module._buffers, key, buffer, buffer.detach().clone())
-            for module in holders_of(model, guide)
-            for key, buffer in module._buffers.items()
-            if buffer is not None
-        ]
-        self._parameters = set(pyro.get_param_store().keys())
-        self._reads_its_model = getattr(guide, "prototype_trace", self) is None
-
-    def _pyro_sample(self, msg: Message) -> None:
-        if self._reads_its_model:
-            self._random, self._reads_its_model = random_state(), False
-
-    def undo(self) -> None:
-        """Restore everything."""
-        set_random_state(self._random)
-        with torch.no_grad():
-            for holder, key, buffer, value in self._buffers:
-                holder[key] = buffer
-                buffer.copy_(value)
-        store = pyro.get_param_store()
-        for name in set(store.keys()) - self._parameters:
-            del store[name]
 
 
 @contextmanager

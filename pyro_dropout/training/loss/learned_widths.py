@@ -47,20 +47,17 @@ def best_width(name: str, q: Distribution, like: Tensor) -> Tensor:
         q: the guide's distribution of it.
         like: widths of the same shape.
     """
-    mean = None
-    if not isinstance(q, Delta) and not getattr(q, "singular", False):
-        try:
-            mean, variance = q.mean.detach(), q.variance.detach()
-        except NotImplementedError:
-            mean = None
-    if mean is None:
+    squares = None
+    with suppress(NotImplementedError):
+        if not isinstance(q, Delta) and not getattr(q, "singular", False):
+            squares = q.mean.detach().square() + q.variance.detach()
+    if squares is None:
         raise PyroDropoutError(
             f"the prior width of {name!r} cannot be learned: the guide has a point there, or no moments that are known."
             " The best prior of a point is a spike at it, whatever the data. Give the guide a width there (scale > 0,"
             " bias='gaussian'), or leave the site out: Prior(learn='*.weight') learns the widths of weights alone. For"
             " points, maximise_evidence finds widths by a Laplace approximation."
         )
-    squares = mean.square() + variance
     width: Tensor = (squares.sum_to_size(like.shape) * (like.numel() / squares.numel())).sqrt()
     return width
 

@@ -21,7 +21,7 @@ from pyro_dropout.protocols import Message, PyroModel, Trace
 from pyro_dropout.training.loss.learned_widths import with_best_width
 from pyro_dropout.training.loss.row_tracking import Args, Kwargs, tensors_in
 from pyro_dropout.training.loss.site_terms import Watch, auxiliary, divergence, observed, of_draw
-from pyro_dropout.training.loss.temperature import Marks, is_point, numbers_of, own_temperature, share_of_data
+from pyro_dropout.training.loss.temperature import Marks, is_point, numbers_of, share_of_data
 
 _FREE = "_unconstrained"  # the suffix that guides add to a site's name for its draw
 
@@ -80,24 +80,20 @@ class Particle(Messenger):
                 )
             self.divergences[name] = auxiliary(site)
 
-    def _numbers(self) -> int:
-        """Return of how many numbers the guide has a density, of its own or as a mapped draw."""
-        own = {name: site["fn"] for name, site in self._sites.items() if not site["infer"].get("is_auxiliary")}
-        return numbers_of(q for name, q in own.items() if not is_point(q) or self._is_image(name))
-
     def temperatures(self) -> dict[str, float]:
         """Return the factor on each divergence that the model's priors ask for; those of 1 are left out."""
         full = {name for name, site in self._sites.items() if site["infer"].get("full_prior")}
         marks = {name: how for name, how in self._marks.of.items() if name not in full}
         if not marks:
             return {}
-        numbers, found = self._numbers(), {}
-        how = next(iter(marks.values()))
+        own = {name: site["fn"] for name, site in self._sites.items() if not site["infer"].get("is_auxiliary")}
+        points = {name for name, q in own.items() if is_point(q) and not self._is_image(name)}
+        numbers, found = numbers_of(q for name, q in own.items() if name not in points), {}
         for name in self.divergences:
             if name in marks:
-                found[name] = own_temperature(marks[name], self._sites[name]["fn"], numbers, self._is_image(name))
+                found[name] = marks[name].at_point if name in points else share_of_data(marks[name], numbers)
             elif name not in self.model_trace.nodes and any(self._is_image(each) for each in marks):  # log q of these
-                found[name] = share_of_data(how, numbers)
+                found[name] = share_of_data(next(iter(marks.values())), numbers)
         return {name: factor for name, factor in found.items() if factor != 1.0}
 
     def _pyro_post_sample(self, msg: Message) -> None:

@@ -213,7 +213,7 @@ class Record:
     def _merged(self, values: Iterable[Tensor], more: Mapping[str, int] | None = None) -> Track | None:
         """Return the record of what is made of several tensors, and of draws of ``more`` sites; None if of no draw."""
         counts = dict(more or {})
-        for track in filter(None, map(self.of, values)):
+        for track in [track for value in values if (track := self.of(value)) is not None]:
             if isinstance(track, Lost):
                 return track
             counts |= track.counts

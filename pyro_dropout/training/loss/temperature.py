@@ -78,20 +78,6 @@ def share_of_data(how: Tempered, numbers: int) -> float:
     return 1.0 if how.weights is None else min(1.0, (how.weights / max(1, numbers)) ** how.power)
 
 
-def own_temperature(how: Tempered | None, q: Distribution, numbers: int, image: bool) -> float:
-    """Return the factor on the KL of a site that its prior asks for.
-
-    Args:
-        how: what the model says of the site; None for its full KL.
-        q: the guide's distribution of the site.
-        numbers: of how many the guide has a density.
-        image: whether a point of the guide is a mapped draw.
-    """
-    if how is None:
-        return 1.0
-    return how.at_point if is_point(q) and not image else share_of_data(how, numbers)
-
-
 def warm_up(steps: int, start: float | None = None) -> Callable[[Tensor], Tensor]:
     """A temperature that rises to 1 at step number ``steps``, and stays there.
 
