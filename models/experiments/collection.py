@@ -158,6 +158,20 @@ def mnist() -> Held:
     return Held("MNIST", *train, *test, "The handwritten digits of LeCun, Cortes and Burges (1998).", PAPER)
 
 
+def described(name: str) -> tuple[str, str, str]:
+    """Return a data set's name, size and source; if it cannot be read, the reason."""
+    try:
+        if name in UCI_NAMES:
+            table = uci(name)
+            size = f"{len(table.x)} rows, {table.x.shape[1]} inputs, {len(table.train_rows)} splits"
+            return name, size, table.source
+        held = {"mnist": mnist, "co2": co2_paper, "solar": solar}[name]()
+        unit = "images" if name == "mnist" else "points"
+        return name, f"{len(held.x)} + {len(held.test_x)} {unit}", held.source
+    except PyroDropoutError as mistake:
+        return name, "", f"not readable: {mistake}"
+
+
 def data_folder() -> Path | None:
     """Return the folder in ``PYRO_DROPOUT_DATA``, or None if it is not set; raise if the folder does not exist."""
     named = os.environ.get(VARIABLE, "")

@@ -94,12 +94,7 @@ def _guides(incomplete: str) -> list[str]:
 
 
 def listed(values: list[str] | None) -> list[str]:
-    """Return the names in a repeatable option whose values are comma-separated lists; names with commas are quoted.
-
-    Example:
-        >>> listed(["a,b", "c"]), listed(None), listed(['"a, b", c'])
-        (['a', 'b', 'c'], [], ['a, b', 'c'])
-    """
+    """Return the names in a repeatable option whose values are comma-separated lists; names with commas are quoted."""
     names = (name.strip() for row in csv.reader(values or [], skipinitialspace=True) for name in row)
     return [name for name in names if name]
 

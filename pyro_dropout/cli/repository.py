@@ -6,7 +6,6 @@ import platform
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated
 
 import typer
@@ -85,70 +84,32 @@ def datasets(
     """List the experiments' data sets and their sources, or download them."""
     _scripts()
     collection, fetching = (importlib.import_module(f"experiments.{name}") for name in ("collection", "download"))
-    names = options.listed(only) or None
     if download is None:
-        if names is not None:
+        if only is not None:
             raise options.refusal("--only", "requires --download FOLDER.")
-        rows = [_described(collection, name) for name in ("co2", "solar", *collection.UCI_NAMES, "mnist")]
-        shown = [("name", "size", "found"), *rows]
-        widths = [max(len(row[k]) for row in shown) for k in range(2)]
-        lines = [f"{a.ljust(widths[0])}  {b.ljust(widths[1])}  {c}" for a, b, c in shown]
-        answer({"datasets": [dict(zip(shown[0], row, strict=True)) for row in rows]}, as_json, lines)
+        rows = [collection.described(name) for name in ("co2", "solar", *collection.UCI_NAMES, "mnist")]
+        lines = [f"{name:<12} {size:<34} {found}" for name, size, found in [("name", "size", "found"), *rows]]
+        answer({"datasets": [dict(zip(("name", "size", "found"), row, strict=True)) for row in rows]}, as_json, lines)
         return
-    for name in names or ():
-        if name not in fetching.DOWNLOADS:
-            raise options.refusal("--only", f"unknown name {name!r}; choose from {', '.join(fetching.DOWNLOADS)}.")
     if download.exists() and not download.is_dir():
         raise options.refusal("--download", f"{str(download)!r} is a file.")
-    new = fetching.download(download, names, progress=not quiet)
+    new = fetching.download(download, options.listed(only) or None, progress=not quiet)
     said = f"{len(new)} files downloaded; the rest already exist. To use them: export {collection.VARIABLE}={download}"
     answer({"folder": download, "fetched": [str(path) for path in new]}, as_json, [said, fetching.NOT_FETCHED])
 
 
-def _described(collection: ModuleType, name: str) -> tuple[str, str, str]:
-    """Return a data set's name, size and source; if it cannot be read, the reason."""
-    from pyro_dropout.errors import PyroDropoutError
-
-    try:
-        if name in collection.UCI_NAMES:
-            table = collection.uci(name)
-            size = f"{len(table.x)} rows, {table.x.shape[1]} inputs, {len(table.train_rows)} splits"
-            return name, size, table.source
-        if name == "mnist":
-            images = collection.mnist()
-            return name, f"{len(images.x)} + {len(images.test_x)} images", images.source
-        series = collection.co2_paper() if name == "co2" else collection.solar()
-        return name, f"{len(series.x)} + {len(series.test_x)} points", series.source
-    except PyroDropoutError as mistake:
-        return name, "", f"not readable: {mistake}"
-
-
 def info(as_json: options.Json = False) -> None:
     """Print the installed versions."""
-    facts = _versions()
-    lines = [f"{name:<13} {what}" for name, what in facts.items()]
-    answer(facts, as_json, [*lines, "", f"To compare posterior approximations: {PROGRAM} compare --help"])
-
-
-def _versions() -> dict[str, object]:
-    import torch
-
-    return {
-        "pyro_dropout": version("pyro-dropout"),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "pyro": version("pyro-ppl"),
-        "arviz": version("arviz"),
-        "device": _device(),
-        "threads": torch.get_num_threads(),
-    }
-
-
-def _device() -> str:
-    """Return a description of the default device."""
     import torch
 
     place = options.place("auto")
-    if place.type == "cuda":
-        return f"cuda ({torch.cuda.get_device_name(place)})"
-    return "cpu (--device mps for the GPU)" if torch.backends.mps.is_available() else "cpu"
+    device = "cpu (--device mps for the GPU)" if torch.backends.mps.is_available() else "cpu"
+    facts: dict[str, object] = {
+        "pyro_dropout": version("pyro-dropout"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+    facts |= {"pyro": version("pyro-ppl"), "arviz": version("arviz"), "threads": torch.get_num_threads()}
+    facts["device"] = f"cuda ({torch.cuda.get_device_name(place)})" if place.type == "cuda" else device
+    lines = [f"{name:<13} {what}" for name, what in facts.items()]
+    answer(facts, as_json, [*lines, "", f"To compare posterior approximations: {PROGRAM} compare --help"])

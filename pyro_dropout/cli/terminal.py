@@ -48,12 +48,7 @@ def _terminate(number: int, frame: object) -> None:
 
 
 def answer(record: Mapping[str, object], as_json: bool, lines: Sequence[str]) -> None:
-    """Print the result of a command: one JSON object, or lines of text.
-
-    Example:
-        >>> answer({"rmse": float("nan"), "rows": 3}, True, ["3 rows"])
-        {"rmse": null, "rows": 3}
-    """
+    """Print the result of a command: one JSON object, or lines of text."""
     if as_json:
         print(for_json(json.dumps(plain(record), ensure_ascii=False, allow_nan=False)))
     else:
@@ -97,36 +92,21 @@ def score_table(headings: Sequence[str], rows: Sequence[Sequence[str]], bold: Ca
 
 
 def figure(value: float) -> str:
-    """Return a number with four digits, as people write it.
-
-    Example:
-        >>> figure(48971.3), figure(0.0123456), figure(-12.05)
-        ('48,971', '0.01235', '-12.05')
-    """
+    """Return a number with four digits, as people write it."""
     if not math.isfinite(value) or not 1e-4 <= abs(value) < 1e9:
         return f"{value:.4g}"
     return f"{value:,.{max(0, 3 - math.floor(math.log10(abs(value))))}f}"
 
 
 def percent(share: float) -> str:
-    """Return a share in percent; nothing but all is 100 %, and nothing but none is 0 %.
-
-    Example:
-        >>> percent(0.953), percent(0.9967), percent(0.99999), percent(1.0)
-        ('95 %', '99.7 %', '99.9 %', '100 %')
-    """
+    """Return a share in percent; nothing but all is 100 %, and nothing but none is 0 %."""
     from pyro_dropout.prediction import plot_style  # loads torch, which help does without
 
     return plot_style.percent(share, 0)
 
 
 def for_terminal(text: str) -> str:
-    r"""Return a text in which characters that a terminal would obey, or not show, are written as escapes.
-
-    Example:
-        >>> print(for_terminal("oak\x1b[2J"))
-        oak\x1b[2J
-    """
+    r"""Return a text in which characters that a terminal would obey, or not show, are written as escapes."""
     return "".join(letter if letter.isprintable() else _escape(letter) for letter in text)
 
 
@@ -136,12 +116,7 @@ def for_json(text: str) -> str:
 
 
 def for_spreadsheet(text: str) -> str:
-    """Return a text that no spreadsheet takes for a formula: one gets an apostrophe before it. Numbers stay numbers.
-
-    Example:
-        >>> [for_spreadsheet(text) for text in ("=1+1", "-3", "-1,5 %", "@oak", "oak", "a;=b")]
-        ["'=1+1", '-3', '-1,5 %', "'@oak", 'oak', "a;'=b"]
-    """
+    """Return a text that no spreadsheet takes for a formula: one gets an apostrophe before it. Numbers stay numbers."""
     from pyro_dropout.tables.notation import is_number  # with pandas: a help text does not wait for it
 
     text = _CONTROL.sub(lambda found: _escape(found[0]), text)

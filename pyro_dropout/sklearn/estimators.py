@@ -27,8 +27,7 @@ from pyro_dropout.mathematics.argument_names import also
 from pyro_dropout.mathematics.checks import check_count, check_device, check_level
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.sklearn.inputs import (
-    check_decided,
-    check_estimator_settings,
+    check_settings,
     check_whole_numbers,
     choose,
     dense_tensor,
@@ -41,6 +40,7 @@ from pyro_dropout.sklearn.network import (
     Architecture,
     Learned,
     Pair,
+    Plan,
     alone,
     answers,
     best_noise,
@@ -54,8 +54,7 @@ from pyro_dropout.training.history import History
 
 _SEEDS = 2**31 - 1
 _STEPS = 1000  # of a guide that is named
-# What scikit-learn's own estimators call the same settings.
-_SETTINGS = {"max_iter": "max_steps", "n_estimators": "members", "n_samples": "samples", "n_iter_no_change": "patience"}
+_SETTINGS = {"max_iter": "max_steps", "n_estimators": "members", "n_samples": "samples"}  # scikit-learn's own names
 
 Array = NDArray[Any]  # of numbers or of classes
 Floats = NDArray[np.float64]
@@ -78,9 +77,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]
     batch_size: int = 128
     learning_rate: float = 0.01
     samples: int = 200
-    early_stopping: bool = False
     validation_fraction: float = 0.2
-    patience: int = 10
     refit: bool = True
     random_state: Seed = None
     device: torch.device | str | int | None = None
@@ -89,59 +86,61 @@ class _Network(BaseEstimator):  # type: ignore[misc]
 
     def _train(self, x: Tensor, y: Tensor, outputs: int, classes: tuple[str, ...] = ()) -> None:
         """Train on x, (N, Q), and y, (N, D) or indices of classes, and set the fitted attributes."""
+        check_settings(self)
+        device = check_device("device", "cpu" if self.device is None else self.device)
+        seeds = [int(seed) for seed in check_random_state(self.random_state).randint(_SEEDS, size=3)]
+        how: Any = {"device": device, "compile": self.compile, "progress": bool(self.verbose)}
+        self.calibration_, self.seed_ = Calibration(), seeds[2]
         if self.guide == "auto":
-            self._train_chosen(x, y, outputs, classes)
-            return
-        plan, device = self._settled(), self._device()
-        seeds = [int(seed) for seed in check_random_state(self.random_state).randint(_SEEDS, size=3)]
-        tau = None if classes or self.tau == "auto" else torch.full((outputs,), float(self.tau), dtype=torch.float64)
-        searching = not classes and tau is None
-        mine, held = torch.ones(len(x), dtype=torch.bool), None
-        if self.early_stopping or searching:
-            held = held_back(len(x), self.validation_fraction, seeds[0], y if classes else None)
-            mine = ~held
-        with alone(seeds[1], device):
-            pair = plan.build((x[mine], y[mine]), classes, tau)
-            watched = (x[held], y[held]) if held is not None and self.early_stopping else None
-            history = self._run(pair, x[mine], y[mine], self.max_steps or _STEPS, watched)
-            if searching:
-                found = Learned.of(plan, x.shape[1], outputs, classes, *pair)
-                tau = best_noise(found, x[held], y[held], samples=self.samples, seed=seeds[2])
-                set_noise(pair[0], tau)
-            validation = history.validation
-            if held is not None and self.refit:
-                pair = plan.build((x, y), classes, tau)
-                history = self._run(pair, x, y, history.best_step or history.steps)
-        self._keep(Learned.of(plan, x.shape[1], outputs, classes, *pair), history, validation, seeds[2])
-
-    def _train_chosen(self, x: Tensor, y: Tensor, outputs: int, classes: tuple[str, ...]) -> None:
-        """Choose what to train on held-back rows, and train it on all."""
-        check_estimator_settings(self.get_params())
-        check_decided(self.get_params(), type(self))
-        width, device, steps = one_width(self.hidden_layer_sizes), self._device(), self.max_steps or Training.steps
-        seeds = [int(seed) for seed in check_random_state(self.random_state).randint(_SEEDS, size=3)]
-        held = held_back(len(x), self.validation_fraction, seeds[0], y if classes else None)
-        wanted = Wanted(width=width, members=self.members)
-        with alone(seeds[1], device):
-            choice, scale = choose(x, y, held, classes, wanted, Training(steps, seed=seeds[0]), device)
-            mine = torch.ones_like(held) if self.refit else ~held
-            pair: Any = choice.recipe.build((x[mine], y[mine]), classes)
-            how = choice.recipe.how(steps) | {"batch_size": batch_for(int(mine.sum())), "progress": bool(self.verbose)}
-            how |= {"lr": Training.lr, "device": device, "compile": self.compile}
-            history = train(pair, x[mine], y[mine], None, steps=steps, **how)
-            intervals = conformal(choice.prediction, scale(y[held]).to(choice.prediction.mean.device))
-        self._keep(Learned.of(choice.recipe, x.shape[1], outputs, classes, *pair), history, [], seeds[2])
-        self.choice_ = choice.said
-        self.calibration_ = Calibration(int(held.sum()), intervals=intervals)
-
-    def _keep(self, learned: Learned, history: History, validation: object, seed: int) -> None:
-        """Set the fitted attributes."""
-        self.learned_ = learned
-        self.calibration_ = Calibration()
-        self.seed_ = seed
+            plan, pair, history = self._chosen(x, y, classes, seeds, how)
+        else:
+            plan, pair, history = self._named(x, y, outputs, classes, seeds, how)
+        self.learned_ = Learned.of(plan, x.shape[1], outputs, classes, *pair)
         self.n_iter_ = history.steps
         self.loss_curve_ = history.losses.double().numpy()
-        self.validation_curve_ = np.array(validation, dtype=np.float64).reshape(-1, 2)
+
+    def _chosen(
+        self, x: Tensor, y: Tensor, classes: tuple[str, ...], seeds: list[int], how: Any
+    ) -> tuple[Plan, Pair, History]:
+        """Choose what to train on held-back rows, and train it on all."""
+        wanted, steps = Wanted(width=one_width(self.hidden_layer_sizes), members=self.members), self.max_steps
+        training = Training(Training.steps if steps is None else steps, seed=seeds[0])
+        held = held_back(len(x), self.validation_fraction, seeds[0], y if classes else None)
+        with alone(seeds[1], how["device"]):
+            choice, scale = choose(x, y, held, classes, wanted, training, how["device"])
+            mine = torch.ones_like(held) if self.refit else ~held
+            pair: Any = choice.recipe.build((x[mine], y[mine]), classes)
+            how |= choice.recipe.how(training.steps) | {"batch_size": batch_for(int(mine.sum())), "lr": Training.lr}
+            history = train(pair, x[mine], y[mine], steps=training.steps, **how)
+            intervals = conformal(choice.prediction, scale(y[held]).to(choice.prediction.mean.device))
+        self.choice_ = choice.said
+        self.calibration_ = Calibration(int(held.sum()), intervals=intervals)
+        return choice.recipe, pair, history
+
+    def _named(
+        self, x: Tensor, y: Tensor, outputs: int, classes: tuple[str, ...], seeds: list[int], how: Any
+    ) -> tuple[Plan, Pair, History]:
+        """Train a guide that is named; if its noise is to be found, on held-back rows, and then on all."""
+        hidden = layer_widths(self.hidden_layer_sizes)
+        keep, length = kept_rows(self.keep, len(hidden) + 1), float(self.length_scale)
+        plan = Architecture(hidden, self.activation, length, self.guide, keep, self.members)
+        how |= {"steps": self.max_steps or _STEPS, "batch_size": self.batch_size, "lr": float(self.learning_rate)}
+        searching = not classes and self.tau == "auto"
+        tau = None if classes or searching else torch.full((outputs,), float(self.tau), dtype=torch.float64)
+        mine = torch.ones(len(x), dtype=torch.bool)
+        if searching:
+            mine = ~held_back(len(x), self.validation_fraction, seeds[0])
+        with alone(seeds[1], how["device"]):
+            pair = plan.build((x[mine], y[mine]), classes, tau)
+            history = train(pair, x[mine], y[mine], **how)
+            if searching:
+                found = Learned.of(plan, x.shape[1], outputs, classes, *pair)
+                tau = best_noise(found, x[~mine], y[~mine], samples=self.samples, seed=seeds[2])
+                set_noise(pair[0], tau)
+                if self.refit:
+                    pair = plan.build((x, y), classes, tau)
+                    history = train(pair, x, y, **how)
+        return plan, pair, history
 
     set_params = also(**_SETTINGS)(BaseEstimator.set_params)
 
@@ -149,23 +148,6 @@ class _Network(BaseEstimator):  # type: ignore[misc]
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         return tags
-
-    def _settled(self) -> Architecture:
-        """Check all settings, and return what they describe."""
-        check_estimator_settings(self.get_params())
-        hidden = layer_widths(self.hidden_layer_sizes)
-        keep, length = kept_rows(self.keep, len(hidden) + 1), float(self.length_scale)
-        return Architecture(hidden, self.activation, length, self.guide, keep, self.members)
-
-    def _device(self) -> torch.device:
-        return check_device("device", "cpu" if self.device is None else self.device)
-
-    def _run(
-        self, pair: Pair, x: Tensor, y: Tensor, steps: int, validation: tuple[Tensor, Tensor] | None = None
-    ) -> History:
-        options = {"batch_size": self.batch_size, "patience": self.patience, "device": self._device()}
-        lr, progress = float(self.learning_rate), bool(self.verbose)
-        return train(pair, x, y, validation, steps=steps, lr=lr, compile=self.compile, progress=progress, **options)
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
@@ -180,7 +162,8 @@ class _Network(BaseEstimator):  # type: ignore[misc]
     def _answers(self, X: object, samples: int, seed: int, read: Read, functions: bool = False) -> list[Array]:
         """Return what ``read`` finds in the prediction at X, as arrays."""
         check_is_fitted(self)
-        x = dense_tensor(validate_data(self, X, reset=False, dtype=np.float64, accept_sparse="csr")).to(self._device())
+        x = dense_tensor(validate_data(self, X, reset=False, dtype=np.float64, accept_sparse="csr"))
+        x = x.to(check_device("device", "cpu" if self.device is None else self.device))
         check_whole_numbers("X", X)
         found = answers(self.learned_, x, read, samples=samples, seed=seed, functions=functions)
         return [part.cpu().numpy() for part in found]
@@ -208,8 +191,8 @@ class _Network(BaseEstimator):  # type: ignore[misc]
 class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
     """A Bayesian network for regression, whose predictions come with uncertainty.
 
-    ``max_iter``, ``n_estimators``, ``n_samples`` and ``n_iter_no_change``, as other estimators call them, are accepted
-    for ``max_steps``, ``members``, ``samples`` and ``patience``.
+    ``max_iter``, ``n_estimators`` and ``n_samples``, as other estimators call them, are accepted for ``max_steps``,
+    ``members`` and ``samples``.
 
     Args:
         hidden_layer_sizes: widths of the hidden layers; () for a linear model.
@@ -227,12 +210,9 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
         batch_size: points per step; all points if there are fewer.
         learning_rate: of Adam.
         samples: number of functions that a prediction averages over.
-        early_stopping: whether to stop when the score on held-back data no longer improves; it is evaluated fifty
-            times in ``max_steps`` steps.
-        validation_fraction: the fraction of rows held back, for early stopping and for tau="auto".
-        patience: number of evaluations without improvement before training stops.
-        refit: whether to train again on all rows, with the steps and the noise chosen on the held-back rows. Otherwise
-            the held-back rows are never trained on.
+        validation_fraction: the fraction of rows held back, for guide="auto" and for tau="auto".
+        refit: whether to train again on all rows, with what was chosen on the held-back rows. Otherwise the held-back
+            rows are never trained on.
         random_state: makes fit and predictions reproducible; None, an integer or a numpy RandomState.
         device: where to compute, such as "cuda"; None for the CPU.
         compile: as in ``fit``: "auto" compiles trainings that are long enough for it.
@@ -244,7 +224,6 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
         calibration_: what held-back rows say of the intervals, with guide="auto".
         n_iter_: number of steps.
         loss_curve_: -ELBO of the standardised data at each step, (steps,).
-        validation_curve_: step and -log p(y | w) per held-back point, (evaluations, 2), with early stopping.
         n_features_in_: number of features.
         feature_names_in_: their names, if X had any.
         learned_: the settings and weights, as plain tensors; ``model_and_guide()`` builds a model from them.
@@ -302,7 +281,8 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
         With guide="auto" they are calibrated on the held-back rows, if these are enough for the level.
         """
         check_level("level", level)
-        own = self._calibrated()
+        check_is_fitted(self)
+        own = self.calibration_
         lower, upper = self._collected(X, lambda answer: own.interval(answer, level) or answer.interval(level))
         return self._shaped(lower), self._shaped(upper)
 
@@ -313,7 +293,8 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
         """
         for level in quantiles:
             check_level("quantiles", level)
-        own = self._calibrated()
+        check_is_fitted(self)
+        own = self.calibration_
         found = self._collected(X, lambda answer: tuple(own.quantile(answer, level) for level in quantiles))
         return self._shaped(np.stack(found, -1))
 
@@ -321,10 +302,6 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
         """Return what ``predict_interval`` does, which is its name now."""
         warnings.warn("interval is called predict_interval now; this name will go.", DeprecationWarning, stacklevel=2)
         return self.predict_interval(X, level)
-
-    def _calibrated(self) -> Calibration:
-        check_is_fitted(self)
-        return self.calibration_
 
     def sample_y(self, X: object, n_samples: int = 1, random_state: Seed = None) -> Floats:
         """Draw targets at X: each sample is one function at all points, and noise; (N, n_samples) or (N, D, n_samples).
@@ -341,14 +318,13 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
 class DropoutClassifier(ClassifierMixin, _Network):  # type: ignore[misc]
     """A Bayesian network for classes, whose probabilities are averaged over its posterior.
 
-    Takes the arguments of ``DropoutRegressor`` except ``tau``: classes have no separate noise. With a
-    named guide, rows are held back only for ``early_stopping``, about the same share of every class.
+    Takes the arguments of ``DropoutRegressor`` except ``tau``: classes have no separate noise. With a named guide, no
+    rows are held back.
 
     Attributes:
         classes_: the classes, sorted.
         n_iter_: number of steps.
         loss_curve_: -ELBO at each step, (steps,).
-        validation_curve_: step and -log p(y | w) per held-back point, (evaluations, 2), with early stopping.
         n_features_in_: number of features.
         feature_names_in_: their names, if X had any.
         learned_: the settings and weights, as plain tensors; ``model_and_guide()`` builds a model from them.

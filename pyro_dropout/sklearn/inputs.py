@@ -20,7 +20,6 @@ from pyro_dropout.mathematics.checks import (
     check_level,
     check_positive,
 )
-from pyro_dropout.protocols import Record
 from pyro_dropout.registry import guide_names
 from pyro_dropout.sklearn.network import ACTIVATIONS
 from pyro_dropout.tabular.choice import Choice, choose_recipe
@@ -28,25 +27,17 @@ from pyro_dropout.tabular.recipe import natural_scale
 from pyro_dropout.tabular.settings import Training, Wanted
 
 # What the choice decides, or has values of its own for.
-_DECIDED = ("activation", "keep", "length_scale", "tau", "learning_rate", "batch_size", "early_stopping")
+_DECIDED = ("activation", "keep", "length_scale", "tau", "learning_rate", "batch_size")
 _EXACT = 2**53  # from here on, float64 skips whole numbers
 
 
 def held_back(count: int, fraction: float, seed: int, classes: Tensor | None = None) -> Tensor:
-    """Return which of ``count`` rows are held back, as booleans (N,); about the same share of each class.
-
-    Example:
-        >>> import torch
-        >>> from pyro_dropout.sklearn.inputs import held_back
-        >>> held = held_back(10, 0.2, seed=0, classes=torch.arange(10) // 5)
-        >>> int(held[:5].sum()), int(held[5:].sum())
-        (1, 1)
-    """
+    """Return which of ``count`` rows are held back, as booleans (N,); about the same share of each class."""
     size = max(1, round(fraction * count))
     if count - size < 2:
         raise RangeError(
             f"validation_fraction={fraction:g} holds back {size} of {count} rows, and at least 2 must be left to train"
-            " on. Give more data, a smaller fraction, or early_stopping=False and a number as tau."
+            " on. Give more data, a smaller fraction, or a named guide with a number as tau."
         )
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed), device="cpu")
     if classes is not None:
@@ -58,18 +49,7 @@ def held_back(count: int, fraction: float, seed: int, classes: Tensor | None = N
 
 
 def check_whole_numbers(name: str, values: Any) -> None:
-    """Raise if float64, in which estimators compute, would merge whole numbers; ``values`` as the user gave them.
-
-    Example:
-        >>> import pyro_dropout as pdrop
-        >>> from pyro_dropout.sklearn.inputs import check_whole_numbers
-        >>> check_whole_numbers("X", [[2**53]])
-        >>> try:
-        ...     check_whole_numbers("X", [[2**53 + 1]])
-        ... except pdrop.errors.RangeError as mistake:
-        ...     print(str(mistake).split(",")[0])
-        X holds whole numbers beyond 2**53
-    """
+    """Raise if float64, in which estimators compute, would merge whole numbers; ``values`` as the user gave them."""
     values = values.tocsr().data if scipy.sparse.issparse(values) else values
     parts = [values[column] for column in values.columns] if hasattr(values, "columns") else [values]
     for array in map(np.asarray, parts):
@@ -120,35 +100,31 @@ def kept_rows(value: object, layers: int) -> float | tuple[float, ...]:
     return tuple(float(each) for each in value)
 
 
-def check_estimator_settings(settings: Record) -> None:
-    """Raise an error for the first invalid setting of an estimator."""
+def check_settings(estimator: Any) -> None:
+    """Raise an error for the first invalid setting of an estimator, and for those that guide="auto" decides."""
     # A grid of parameters may hold numpy's True and False.
-    settings = {name: bool(value) if isinstance(value, np.bool_) else value for name, value in settings.items()}
-    check_choice("guide", settings["guide"], ("auto", *guide_names()))
-    check_choice("activation", settings["activation"], ACTIVATIONS)
-    for name in ("max_steps", "members", "batch_size", "samples", "patience"):
-        if settings[name] is not None or name not in ("max_steps", "members"):
-            check_count(name, settings[name])
+    given = {k: bool(v) if isinstance(v, np.bool_) else v for k, v in estimator.get_params().items()}
+    check_choice("guide", given["guide"], ("auto", *guide_names()))
+    check_choice("activation", given["activation"], ACTIVATIONS)
+    for name in ("max_steps", "members", "batch_size", "samples"):
+        if given[name] is not None or name in ("batch_size", "samples"):
+            check_count(name, given[name])
     for name in ("learning_rate", "length_scale"):
-        check_positive(name, settings[name])
-    tau = settings.get("tau", "auto")
-    if isinstance(tau, str):
-        check_choice("tau", tau, ("auto",), "a positive number, 1/noise variance in the units of y")
+        check_positive(name, given[name])
+    if isinstance(given.get("tau", "auto"), str):
+        check_choice(
+            "tau", given.get("tau", "auto"), ("auto",), "a positive number, 1/noise variance in the units of y"
+        )
     else:
-        check_positive("tau", tau)
-    for name in ("early_stopping", "refit"):
-        check_flag(name, settings[name])
-    check_level("validation_fraction", settings["validation_fraction"])
-    check_choice("compile", settings["compile"], ("auto", True, False))
-
-
-def check_decided(settings: Record, kind: type) -> None:
-    """Raise if a setting that ``guide="auto"`` decides is not at its default."""
-    plain = {field.name: field.default for field in fields(kind)}
-    for name in _DECIDED:
-        if name in settings and settings[name] != plain[name]:
+        check_positive("tau", given["tau"])
+    check_flag("refit", given["refit"])
+    check_level("validation_fraction", given["validation_fraction"])
+    check_choice("compile", given["compile"], ("auto", True, False))
+    plain = {field.name: field.default for field in fields(estimator)}
+    for name in _DECIDED if given["guide"] == "auto" else ():
+        if name in given and given[name] != plain[name]:
             raise RangeError(
-                f"guide='auto' decides {name} itself; got {name}={settings[name]!r}. Leave it out, or name a guide."
+                f"guide='auto' decides {name} itself; got {name}={given[name]!r}. Leave it out, or name a guide."
             )
 
 

@@ -40,16 +40,7 @@ _FIRST_TAU = 10.0  # initial value for standardised targets, if the noise is lea
 
 @dataclass(frozen=True)
 class Architecture:
-    """Everything needed to build a network and its posterior before training, as a ``Recipe`` is.
-
-    Example:
-        >>> import torch
-        >>> from pyro_dropout.sklearn.network import Architecture
-        >>> plan = Architecture((8,), "relu", 1.0, "dropout", 0.9)
-        >>> model, guide = plan.build((torch.randn(10, 3), torch.randn(10, 2)), tau=torch.ones(2))
-        >>> guide.posterior("2.weight")
-        BernoulliMixture(event_shape=(2, 8), components=2, row_dim=1, singular=True)
-    """
+    """Everything needed to build a network and its posterior before training, as a ``Recipe`` is."""
 
     hidden: tuple[int, ...]
     activation: str
@@ -111,17 +102,7 @@ Plan = Architecture | Recipe  # what builds a network and its posterior
 
 @dataclass(frozen=True, eq=False)
 class Learned:
-    """A trained model and guide as plain tensors on the CPU, for pickling and for other processes.
-
-    Example:
-        >>> import torch
-        >>> from pyro_dropout.sklearn.network import Architecture, Learned
-        >>> plan = Architecture((8,), "relu", 1.0, "mean-field", 0.9)
-        >>> model, guide = plan.build((torch.randn(10, 3), torch.randn(10, 1)), tau=torch.ones(1))
-        >>> again = Learned.of(plan, 3, 1, (), model, guide).pair()
-        >>> torch.equal(again[1].mean()["0.weight"], guide.mean()["0.weight"].double())
-        True
-    """
+    """A trained model and guide as plain tensors on the CPU, for pickling and for other processes."""
 
     plan: Plan
     inputs: int
@@ -160,16 +141,11 @@ class Learned:
         return resolve_guide(self.plan.guide).method
 
 
-def train(pair: Pair, x: Tensor, y: Tensor, validation: Points | None, **options: Any) -> History:
+def train(pair: Pair, x: Tensor, y: Tensor, **options: Any) -> History:
     """Train a pair in float32 on data standardised in float64, with options of ``fit``; move it to the CPU."""
     model, guide = pair
-
-    def standard(x: Tensor, y: Tensor) -> Points:
-        y = model.standard_y(y)
-        return model.standard_x(x).float(), y.float() if y.is_floating_point() else y
-
-    watched = None if validation is None else standard(*validation)
-    history = fit(model.model, guide, *standard(x, y), validation=watched, **options)
+    y = model.standard_y(y)
+    history = fit(model.model, guide, model.standard_x(x).float(), y.float() if y.is_floating_point() else y, **options)
     for part in pair:
         part.to("cpu")
     return history

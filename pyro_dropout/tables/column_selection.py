@@ -5,23 +5,16 @@ The choice is made from all rows. Nothing is decided about the target: it is rec
 
 import re
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.tables.encoding import Column
-from pyro_dropout.tables.notation import (
-    NUMBER,
-    Notation,
-    Written,
-    marks_in,
-    recognise,
-    settled,
-)
+from pyro_dropout.tables.notation import NUMBER, Notation, Written, recognise, settled
 from pyro_dropout.tables.precision import centre_of
-from pyro_dropout.tables.settings import Decimal, Task
+from pyro_dropout.tables.settings import Reading, Task
 from pyro_dropout.tables.table import Bools, Floats, Table, brief
 
 # Names such as id, ID, house_id, id_house, houseId and key; not paid, and not idea.
@@ -73,50 +66,30 @@ class Chosen:
             raise ShapeError(f"{self.table.file}: no column is left to predict {self.target!r} from{why}.")
 
 
-def choose_columns(
-    table: Table,
-    target: str,
-    task: Task = "auto",
-    categorical: Collection[str] = (),
-    drop: Collection[str] = (),
-    keep: Collection[str] = (),
-    decimal: Decimal | None = None,
-) -> Chosen:
+def choose_columns(table: Table, target: str, how: Reading) -> Chosen:
     """Return the columns that can be used, and why the others cannot.
 
     Columns are left out if they have no values or one value, identify the rows, or hold free text. Those that are named
-    in ``categorical`` or ``keep`` are used or refused.
-
-    Args:
-        table: all rows, as they stand in the file.
-        target: the column to predict.
-        task: "regression" or "classification"; "auto" infers it from the target's values.
-        categorical: columns to treat as categories.
-        drop: columns to leave out.
-        keep: columns to use although they look useless.
-        decimal: the decimal mark, "point" or "comma", of columns that may be read in two ways.
+    in ``how.categorical`` or ``how.keep`` are used or refused.
     """
-    asked = frozenset({*categorical, *keep})
-    for name in (target, *asked, *(name for name in drop if name not in table.unread)):
+    asked = frozenset({*how.categorical, *how.keep})
+    for name in (target, *asked, *(name for name in how.drop if name not in table.unread)):
         table.column(name)
-    for name in drop:
-        if name == target or name in asked:
-            raise PyroDropoutError(
-                f"the column {name!r} cannot be both {'the target' * (name == target) or 'used'} and left out."
-            )
-    left = {name: f"its type is {kind}" for name, kind in table.unread.items() if name not in drop}
-    names = [name for name in table.columns if name not in (target, *drop)]
+    for name in {target, *asked} & set(how.drop):
+        what = "the target" if name == target else "used"
+        raise PyroDropoutError(f"the column {name!r} cannot be both {what} and left out.")
+    left = {name: f"its type is {kind}" for name, kind in table.unread.items() if name not in how.drop}
+    names = [name for name in table.columns if name not in (target, *how.drop)]
     instead = {name: f"declare the column as categories (--categorical {quoted(name)})" for name in names}
     instead[target] = "predict classes (--task classification)"
-    found: dict[str, Written] = {}
+    every: dict[str, Written] = {}
     for name in (*names, target):
-        each = table.column(name)
-        if name != target and each.isna().all():
+        if name != target and table.column(name).isna().all():
             if name in asked:
                 raise ShapeError(f"{table.file}, column {name!r}: every value is missing; leave it out (--drop).")
             left[name] = "no values"
             continue
-        given = name in categorical if name != target else task == "classification"
+        given = name in how.categorical if name != target else how.task == "classification"
         written = Written() if given else recognise(table, name, mixed=name != target)
         if written.misfit or (written.unknown and (name == target or name in asked)):
             what = f"{written.misfit}. Fix it" if written.misfit else written.unknown
@@ -124,26 +97,21 @@ def choose_columns(
         if written.unknown:
             left[name] = written.unknown
         else:
-            found[name] = written
-    marks = marks_in(found)
-    for name in [name for name in found if name != target and name not in asked]:
-        why = _useless(table, name, found[name].notation)
-        if why:
-            del found[name]
-            left[name] = why
-    found, unclear = settled(found, decimal, table.separator == ";", marks)
+            every[name] = written
+    free = [name for name in every if name != target and name not in asked]
+    useless = {name: why for name in free if (why := _useless(table, name, every[name].notation))}
+    left |= useless
+    used = {name: each for name, each in every.items() if name not in useless}
+    found, unclear = settled(used, every, how.decimal, table.separator == ";")
     if unclear is not None:
-        raise _two_readings(table, unclear, found[unclear], instead[unclear])
-    notations = {name: found[name].notation for name in found}
-    counting = [
-        name for name in notations if name not in (target, *asked) and _counts_rows(table, name, notations[name])
-    ]
-    for name in counting if len(counting) < len(notations.keys() - {target}) else counting[1:]:
-        del notations[name]
+        raise _two_readings(table, unclear, used[unclear], instead[unclear])
+    counting = [name for name in found if name in free and _counts_rows(table, name, found[name])]
+    for name in counting if len(counting) < len(found) - 1 else counting[1:]:
+        del found[name]
         left[name] = f"counts the rows; --keep {quoted(name)} uses it"
-    chosen = Chosen(table, target, notations, asked, left)
+    chosen = Chosen(table, target, found, asked, left)
     if names:
-        outcome_column(table, target, task, notations[target])  # raises if there is nothing to predict
+        outcome_column(table, target, how.task, found[target])  # raises if there is nothing to predict
     chosen.check_some(chosen.names)
     return chosen
 
@@ -205,46 +173,42 @@ def _counts_rows(table: Table, name: str, notation: Notation | None) -> bool:
     if notation != NUMBER or _TIME.fullmatch(name.lower()) or _read_as(name, NUMBER).numbers(table)[0] not in (0, 1):
         return False
     values = _whole(table, name, notation)
-    if len(values) < len(table):
-        return False
-    return bool((values == values[0] + np.arange(len(values))).all())
+    return len(values) == len(table) and bool((values == values[0] + np.arange(len(values))).all())
 
 
 def outcome_column(table: Table, name: str, task: Task, notation: Notation | None) -> Column:
     """Return the column to predict, as a number or as classes; raise if there is nothing to predict."""
-    cells, kind = table.column(name), None if notation is None else notation.kind
+    place, kind = f"{table.file}, column {name!r}", None if notation is None else notation.kind
     if kind == "date":
         raise RangeError(
-            f"{table.file}, column {name!r}: a date cannot be the target; predict a number, such as the days until it,"
-            " or classes (--task classification)."
+            f"{place}: a date cannot be the target; predict a number, such as the days until it, or classes"
+            " (--task classification)."
         )
-    notation = notation or NUMBER
-    known, numbers = cells[cells.notna()], table.numbers(name) if kind == "number" and notation == NUMBER else None
+    notation, known = notation or NUMBER, table.column(name).dropna()
+    numbers = table.numbers(name) if kind == "number" and notation == NUMBER else None
     binary = numbers is not None and not (~np.isnan(numbers) & (numbers != 0) & (numbers != 1)).any()
     if task == "regression" or (kind == "number" and not binary):
         column = number_column(table, name, notation if kind == "number" else NUMBER)
-        values = column.numbers(table)[cells.notna()]
-        count = 2 if len(values) and values.min() < values.max() else min(1, len(values))
+        values = column.numbers(table)[known.index]
+        count = min(2, len(values)) if len(values) and values.min() < values.max() else min(1, len(values))
     else:
-        labels = list(dict.fromkeys(notation.labels(table.different(name)[1])))
-        values = np.nan_to_num(np.array([_number(label) for label in labels]), nan=np.inf)
-        ordered = sorted(zip(values.tolist(), labels, strict=True))
-        column, count = Column(name, tuple(label for _, label in ordered), notation), len(labels)
+        labels = dict.fromkeys(notation.labels(table.different(name)[1]))
+        values = {
+            label: np.inf if (value := NUMBER.value(label)) is None or np.isnan(value) else value for label in labels
+        }
+        column, count = (
+            Column(name, tuple(sorted(labels, key=lambda each: (values[each], each))), notation),
+            len(labels),
+        )
     if count < 2:
         only = f"only one value, {brief(known.iloc[0])}" if len(known) else "no value"
-        raise RangeError(f"{table.file}, column {name!r}: the target has {only}; there is nothing to predict.")
+        raise RangeError(f"{place}: the target has {only}; there is nothing to predict.")
     most = max(2, min(_MOST, len(known) // 2))
     if column.categories is not None and count > most:
         raise RangeError(
-            f"{table.file}, column {name!r}: {count} different values in {len(known)} rows are too many for classes (at"
-            f" most {most})."
+            f"{place}: {count} different values in {len(known)} rows are too many for classes (at most {most})."
         )
     return column
-
-
-def _number(label: str) -> float:
-    value = NUMBER.value(label)
-    return np.nan if value is None else value
 
 
 def number_column(table: Table, name: str, notation: Notation) -> Column:

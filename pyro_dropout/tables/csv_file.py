@@ -4,6 +4,7 @@ pyarrow reads the rows, as texts. Python's csv module reads what is not simple, 
 """
 
 import codecs
+import contextlib
 import csv
 import functools
 import io
@@ -114,11 +115,9 @@ def _separator(path: Path, head: list[str]) -> str:
     """Return the only separator that splits the header; if there are several, the only one that also fits the rows."""
     found = {mark: _parsed(head, mark) for mark in SEPARATORS.values()}
     splitting = [mark for mark, records in found.items() if records and len(records[0]) > 1]
-    if len(splitting) < 2:
-        return splitting[0] if splitting else ","
     even = [mark for mark in splitting if len(set(map(len, found[mark]))) == 1]
-    if len(even) == 1:
-        return even[0]
+    if len(splitting) < 2 or len(even) == 1:
+        return ([*splitting, ","] if len(splitting) < 2 else even)[0]
     names = [name for name, mark in SEPARATORS.items() if mark in splitting]
     raise ShapeError(
         f"{path.name}: the columns of the header {head[0].strip()[:_SHOWN]!r} may be separated by"
@@ -129,13 +128,10 @@ def _separator(path: Path, head: list[str]) -> str:
 def _parsed(head: list[str], mark: str) -> list[list[str]]:
     """Return the records in the first lines of a file, up to the first that csv cannot read."""
     records: list[list[str]] = []
-    reader = csv.reader(head, delimiter=mark, strict=True)
-    while True:
-        try:
-            record = next(reader)
-        except (StopIteration, csv.Error):
-            return records
-        records += [record] if record else []
+    with contextlib.suppress(csv.Error):
+        for record in csv.reader(head, delimiter=mark, strict=True):
+            records += [record] if record else []
+    return records
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------

@@ -34,12 +34,7 @@ _LARGEST = torch.finfo(torch.float32).max
 
 
 def told(remarks: Remarks) -> list[str]:
-    """Return what was done in words, one text for each kind.
-
-    Example:
-        >>> told(Counter({("filled in", "age"): 3, ("filled in", "size"): 1}))
-        ['filled in: age (3), size (1)']
-    """
+    """Return what was done in words, one text for each kind."""
     kinds = dict.fromkeys(what for what, _ in remarks)
     return [
         f"{what}: " + ", ".join(f"{name} ({count})" for (each, name), count in remarks.items() if each == what)
@@ -200,14 +195,6 @@ class Encoding:
         pairs = zip(self.inputs, itertools.pairwise(ends), strict=True)
         return {column.name: list(range(*span)) for column, span in pairs}
 
-    @property
-    def _numbers(self) -> list[Column]:
-        return [column for column in self.inputs if column.categories is None]
-
-    @property
-    def _kinds(self) -> list[Column]:
-        return [column for column in self.inputs if column.categories is not None]
-
     @functools.cached_property
     def transformer(self) -> "ColumnTransformer":
         """What turns numbers and codes of categories into inputs, fitted to an example with the same means and gaps."""
@@ -215,26 +202,33 @@ class Encoding:
         from sklearn.impute import SimpleImputer
         from sklearn.preprocessing import OneHotEncoder
 
-        means = [value for column in self._numbers for value in column.fill]
-        gaps = [column.gaps and not k for column in self._numbers for k in range(len(column.fill))]
-        sizes = [len(column.features) for column in self._kinds]
-        example = np.array([[*means, *(0 for _ in sizes)]] * 2, np.float64)
-        example[1, np.flatnonzero(gaps)] = np.nan
-        one_hot = OneHotEncoder(
-            categories=[np.arange(size, dtype=np.float64) for size in sizes],
-            handle_unknown="ignore",
-            sparse_output=False,
-        )
-        places = list(range(example.shape[1]))
-        parts = [("numbers", SimpleImputer(add_indicator=True), places[: len(means)])]
-        return ColumnTransformer([*parts, ("categories", one_hot, places[len(means) :])]).fit(example)
+        parts: list[tuple[str, object, list[int]]] = []
+        example: list[tuple[float, float]] = []
+        plain: list[int] = []  # places of the numbers without gaps before this column, which share an imputer
+        for column in self.inputs:
+            start = len(example)
+            if column.categories is not None:
+                sizes = [np.arange(len(column.features), dtype=np.float64)]
+                coder = OneHotEncoder(categories=sizes, handle_unknown="ignore", sparse_output=False)
+                parts.append((column.name, coder, [start]))
+                example.append((0.0, 0.0))
+            else:
+                first = math.nan if column.gaps else column.fill[0]
+                example += [(first, column.fill[0]), *((value, value) for value in column.fill[1:])]
+                places = list(range(start, len(example)))
+                if plain and not column.gaps:
+                    plain += places
+                    continue
+                parts.append((column.name, SimpleImputer(add_indicator=column.gaps), places))
+            plain = parts[-1][2] if column.categories is None and not column.gaps else []
+        return ColumnTransformer(parts).fit(np.array(example).T)
 
     def inputs_of(self, table: Table) -> tuple[Tensor, Remarks]:
         """Return the inputs of a table, (N, Q), missing values filled in, and what was done with its cells."""
         remarks, gaps = Remarks(), Remarks()
+        parts: list[Floats | Ints] = []
         for column in self.inputs:
-            given = table.column(column.name)
-            missing, strange = column.gaps_in(table), column.strangers(table)
+            given, missing, strange = table.column(column.name), column.gaps_in(table), column.strangers(table)
             blank = missing & given.notna().to_numpy(bool)
             for text, count in given[blank].value_counts(sort=False).items() if blank.any() else ():
                 remarks[f"{brief(text)} read as missing", column.name] += count
@@ -244,24 +238,18 @@ class Encoding:
             count = int(missing.sum()) + (0 if column.other else int(strange.sum()))
             if count:
                 gaps["missing values filled in" + ", with an indicator" * column.gaps, column.name] = count
-        codes = [column.codes(table) for column in self._kinds]
-        parts = [*(column.waves(column.numbers(table)) for column in self._numbers), *(each[None] for each in codes)]
-        # It puts numbers first, then the marks of their gaps, then categories; the network has the table's order.
-        own = [self.places[column.name][: len(column.fill)] for column in self._numbers]
-        marks = [self.places[column.name][-1:] for column in self._numbers if column.gaps]
-        theirs = itertools.chain(*own, *marks, *(self.places[column.name] for column in self._kinds))
-        found = self.transformer.transform(np.concatenate(parts, dtype=np.float64).T)
-        x = found.astype(np.float32).take(np.argsort([*theirs]), 1)
-        for column, each in zip(self._kinds, codes, strict=True):
-            rows, places = np.flatnonzero(each < 0), self.places[column.name]
-            if len(rows):
-                x[rows[:, None], places[: len(column.fill)]] = column.fill
+            numeric = column.categories is None
+            parts.append(column.waves(column.numbers(table)) if numeric else column.codes(table)[None])
+        x = self.transformer.transform(np.concatenate(parts, dtype=np.float64).T).astype(np.float32)
+        for column, part in zip(self.inputs, parts, strict=True):
+            if column.categories is not None and len(rows := np.flatnonzero(part[0] < 0)):
+                x[rows[:, None], self.places[column.name][: len(column.fill)]] = column.fill
         return torch.from_numpy(x), remarks + gaps
 
     @property
     def remarks(self) -> list[str]:
         """How the columns were interpreted, in words."""
-        coded = [f"{column.name} ({len(column.categories or ())})" for column in self._kinds]
+        coded = [f"{column.name} ({len(column.categories)})" for column in self.inputs if column.categories is not None]
         numbers = [column for column in (*self.inputs, self.outcome) if column.categories is None]
         written = [f"{each.name} ({each.notation.described})" for each in numbers if each.notation.described]
         centred = [f"{each.name} (at {each.origin})" for each in numbers if each.centre]
@@ -347,12 +335,6 @@ class Dataset:
         y_name: the targets in words, with their unit.
         note: where it comes from, and what is held back.
         encoding: of the columns of its table, if it comes from one.
-
-    Example:
-        >>> import torch
-        >>> from pyro_dropout.tables.encoding import Dataset
-        >>> Dataset("line", (torch.zeros(2, 1), torch.ones(2, 1)), (torch.ones(1, 1), torch.ones(1, 1))).classes
-        ()
     """
 
     name: str

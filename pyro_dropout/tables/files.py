@@ -7,6 +7,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pandas
 
 from pyro_dropout.errors import PyroDropoutError, ShapeError
 from pyro_dropout.tables.csv_file import names_of, read_csv
-from pyro_dropout.tables.table import Table, from_arrow, named
+from pyro_dropout.tables.table import Table, from_arrow, named, table_of
 from pyro_dropout.training.checkpoints.regular_file import check_regular
 
 
@@ -23,26 +24,13 @@ def read_file(path: str | Path, *, encoding: str | None = None, separator: str |
     r"""Return the table in a CSV file with a header, or in a Parquet, Excel or JSON file.
 
     The first sheet of an Excel file is read. JSON files hold a list of records or an object of columns; those that end
-    in .jsonl, one record a line. The path "-" is standard input, in CSV, Parquet or Excel.
-
-    Missing values are an empty cell, NA, N/A, n.a., #N/A, NaN, <NA>, null, None and ?, in upper or lower case. Lines of
-    a CSV file that begin with # are comments if they stand before the header; after it, they are rows.
+    in .jsonl, one record a line. The path "-" is standard input, in CSV, Parquet or Excel. Lines of a CSV file that
+    begin with # are comments if they stand before the header; after it, they are rows.
 
     Args:
         path: the file.
         encoding: of a CSV file; by default UTF-8, or UTF-16 or UTF-32 if the file begins with their mark.
         separator: of a CSV file, "comma", "semicolon", "tab" or "pipe"; by default the one that splits the header.
-
-    Example:
-        >>> import pathlib, tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     path = pathlib.Path(folder, "trees.csv")
-        ...     _ = path.write_text("# by hand\nage;kind\n12;#1 oak\n?;elm\n")
-        ...     table = read_file(path)
-        >>> table.columns["kind"].tolist(), table.rows.tolist()
-        (['#1 oak', 'elm'], [3, 4])
-        >>> table.notes
-        ('separated by semicolons', '1 comment line before the header skipped')
     """
     (table,) = read_pieces(path, encoding=encoding, separator=separator)
     names = [*table.columns, *table.unread]
@@ -89,10 +77,6 @@ def arrived(path: str | Path) -> Path:
     """Return the path of a file; for "-", that of a copy of standard input, which exists until the program ends.
 
     Standard input can be read once, so a program that needs its table again keeps this path.
-
-    Example:
-        >>> arrived("houses.csv")
-        PosixPath('houses.csv')
     """
     if str(path) != "-":
         return Path(path)
@@ -112,9 +96,7 @@ def _read_parquet(path: Path, size: int | None) -> Iterator[Table]:
         import pyarrow
         from pyarrow.parquet import ParquetFile
     except ModuleNotFoundError:
-        raise PyroDropoutError(
-            f'{path.name}: reading Parquet files needs the package pyarrow; pip install "pyro-dropout[parquet]".'
-        ) from None
+        raise _absent(path, "Parquet", "pyarrow") from None
     done = 0
     try:
         with ParquetFile(path) as file:  # not as a data set, which would also read columns from the path
@@ -127,9 +109,6 @@ def _read_parquet(path: Path, size: int | None) -> Iterator[Table]:
         raise PyroDropoutError(f"{path.name} is not a valid Parquet file: {str(cause).splitlines()[0]}") from None
 
 
-# --- Excel and JSON ---------------------------------------------------------------------------------------------------
-
-
 def _read_excel(path: Path) -> Table:
     """Return the first sheet, as pandas reads it; its first row that is not empty is the header."""
     try:
@@ -137,9 +116,7 @@ def _read_excel(path: Path) -> Table:
             how: dict[str, Any] = {"header": None, "dtype": object, "keep_default_na": False, "na_values": [""]}
             sheet = pandas.read_excel(path, engine="openpyxl", **how)
     except ImportError:
-        raise PyroDropoutError(
-            f'{path.name}: reading Excel files needs the package openpyxl; pip install "pyro-dropout[excel]".'
-        ) from None
+        raise _absent(path, "Excel", "openpyxl") from None
     except (MemoryError, KeyboardInterrupt):
         raise
     except Exception as cause:  # of zipfile, zlib, the parser of XML, and openpyxl
@@ -155,12 +132,18 @@ def _read_excel(path: Path) -> Table:
 
 
 def _read_json(path: Path, lines: bool) -> Table:
-    """Return a list of records, an object of columns, or one record a line."""
+    """Return a list of records, an object of columns, or one record a line; numbers keep their digits."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(dict(pairs)) < len(pairs):
+            raise ValueError("a name occurs twice in an object")
+        return dict(pairs)
+
     try:
         text = path.read_bytes().decode("utf-8-sig")
         texts = [line for line in text.split("\n") if line.strip()] if lines else [text]
-        parts = [json.loads(each, object_pairs_hook=_once) for each in texts]
-        frame = pandas.DataFrame(parts if lines else parts[0], dtype=object)  # numbers keep their digits
+        parts = [json.loads(each, object_pairs_hook=once) for each in texts]
+        frame = pandas.DataFrame(parts if lines else parts[0], dtype=object)
         if isinstance(frame.columns, pandas.RangeIndex):
             raise ValueError("no names of columns")
     except (ValueError, RecursionError, TypeError, AttributeError) as cause:
@@ -168,11 +151,15 @@ def _read_json(path: Path, lines: bool) -> Table:
             f"{path.name} is not a JSON table, a list of records or an object of columns (or, in a file that ends in"
             f" .jsonl, one record a line): {cause}."
         ) from None
-    columns = {name: frame.iloc[:, place] for place, name in enumerate(named(path.name, frame.columns))}
-    return Table.of(path.name, columns, np.arange(1, len(frame) + 1))
+    return replace(table_of(frame, path.name), rows=np.arange(1, len(frame) + 1)) if len(frame) else _none(path)
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len({name for name, _ in pairs}) < len(pairs):
-        raise ValueError("a name occurs twice in an object")
-    return dict(pairs)
+def _none(path: Path) -> Table:
+    return Table(path.name, {}, [])
+
+
+def _absent(path: Path, kind: str, package: str) -> PyroDropoutError:
+    extra = "excel" if kind == "Excel" else "parquet"
+    return PyroDropoutError(
+        f'{path.name}: reading {kind} files needs the package {package}; pip install "pyro-dropout[{extra}]".'
+    )

@@ -39,7 +39,6 @@ _ZONE = r"(?:Z|[-+][0-9]{2}:?[0-9]{2})"
 _MOMENT = rf"[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}(?:[T ]{_CLOCK}{_ZONE}?)?"
 _EPOCH, _DAY = pandas.Timestamp(0, tz="UTC"), pandas.Timedelta(days=1)
 _POINTED = re.compile(r"\A(-?(?:0|[1-9][0-9]*))\.0*\Z")  # 3.0
-_WHOLE, _CODE = r"[-+]?[0-9]+", r"[-+]?0[0-9]+"  # 007 is a code
 _TEXTS = 0.1  # of the cells that are no numbers make a column of text; fewer are mistakes
 
 
@@ -77,8 +76,8 @@ class Notation:
         places, texts = cells.factorize()
         if self.kind == "date":
             different = pandas.Series(texts, dtype="str")
-            right = different.str.contains(rf":.*{_ZONE}$") == self.zoned
-            numbers = ((_moments(different) - _EPOCH) / _DAY).where(right).to_numpy(np.float64)
+            days = (_moments(different) - _EPOCH) / _DAY
+            numbers = days.where(_zoned(different) == self.zoned).to_numpy(np.float64)
         else:
             numbers = np.array([self.value(text) for text in texts], np.float64)
         values: Floats = np.append(numbers, np.nan)[places]
@@ -88,20 +87,17 @@ class Notation:
         """Return a text as a number; None if it is not written in this way."""
         if not self.unit and (self.decimal, self.thousands) == MARKS[0] and (number := _as_number(text)) is not None:
             return number
-        unit, digits = _split(text) or ("", "")
+        unit, digits = _split(text)
         if unit != self.unit or not _fits(digits, self.decimal, self.thousands):
             return None
         return _as_number(digits.replace(self.thousands, "").replace(self.decimal, "."))
 
     def labels(self, cells: Iterable[str | float]) -> list[str]:
-        """Return cells as names of categories: 1 and 1.0 are one, and True and true.
-
-        Example:
-            >>> NUMBER.labels(["1.0", "True", "007", "1.10"])
-            ['1', 'true', '007', '1.10']
-        """
+        """Return cells as names of categories: 1 and 1.0 are one, and True and true."""
         truth = {"0": "false", "1": "true"} if self.kind == "truth" else {}
-        return [truth.get(label, label) for label in map(_label, cells)]
+        texts = (number_text(cell) if isinstance(cell, float) else cell for cell in cells)
+        plain = (cell.lower() if cell.lower() in ("true", "false") else _POINTED.sub(r"\1", cell) for cell in texts)
+        return [truth.get(label, label) for label in plain]
 
     @property
     def example(self) -> str:
@@ -128,21 +124,13 @@ NUMBER = Notation()
 
 
 def is_number(text: str) -> bool:
-    """Return whether a text is a number in some notation.
-
-    Example:
-        >>> [is_number(text) for text in ("1.5", "1,5", "12%", "$1,200", "1 200,50", "1.2.3", "oak")]
-        [True, True, True, True, True, False, False]
-    """
-    if _as_number(text) is not None:
-        return True
-    found = _split(text)
-    return found is not None and any(_fits(found[1], *marks) for marks in MARKS)
+    """Return whether a text is a number in some notation."""
+    return _as_number(text) is not None or any(_fits(_split(text)[1], *marks) for marks in MARKS)
 
 
 def is_date(text: str) -> bool:
     """Return whether a text is a date in ISO 8601, with or without a time of day."""
-    return bool(re.fullmatch(_MOMENT, text)) and bool(_moments(pandas.Series([text], dtype="str")).notna().all())
+    return bool(_moments(pandas.Series([text], dtype="str")).notna().all())
 
 
 def without_blanks(cells: Series) -> Series:
@@ -156,12 +144,8 @@ def _moments(cells: Series) -> Series:
     return pandas.to_datetime(dates, format="ISO8601", errors="coerce", utc=True)
 
 
-def _label(cell: str | float) -> str:
-    if isinstance(cell, float):
-        return number_text(cell)
-    if cell.lower() in ("true", "false"):
-        return cell.lower()
-    return _POINTED.sub(r"\1", cell)
+def _zoned(cells: Series) -> Series:
+    return cells.str.contains(rf":.*{_ZONE}$")
 
 
 def _as_number(text: str) -> float | None:
@@ -171,27 +155,17 @@ def _as_number(text: str) -> float | None:
         return None
 
 
-def _split(text: str) -> tuple[str, str] | None:
-    """Return the unit of a number and its signed digits with all marks; None if the text is not of this form.
-
-    Example:
-        >>> _split("-1.234,5 €"), _split("$30"), _split("oak")
-        (('€', '-1.234,5'), ('$', '30'), None)
-    """
+def _split(text: str) -> tuple[str, str]:
+    """Return the unit of a number and its signed digits with all marks; ("", "") if the text is not of this form."""
     found = _SHAPE.fullmatch(text.replace("−", "-"))
     if not found or (found["before"] and found["after"]) or (found["sign"] and found["inner"]):
-        return None
+        return "", ""
     sign = found["sign"] or found["inner"]
     return found["before"] or found["after"] or "", sign + found["digits"].translate(_ALIKE)
 
 
 def _fits(digits: str, decimal: str, thousands: str) -> bool:
-    """Return whether signed digits are a number with these marks; thousands stand in groups of three.
-
-    Example:
-        >>> _fits("1,200", ".", ","), _fits("1,200", ",", ""), _fits("0,5", ".", ",")
-        (True, True, False)
-    """
+    """Return whether signed digits are a number with these marks; thousands stand in groups of three."""
     return _pattern(decimal, thousands).fullmatch(digits) is not None
 
 
@@ -256,21 +230,19 @@ def recognise(table: Table, name: str, mixed: bool = True) -> Written:
         return _texts(different)
     if mixed and others > _TEXTS * counts.sum():
         return Written()
-    if dates.any():
-        zoned = different.str.contains(rf":.*{_ZONE}$")
-        wrong = _misfit(counts, dates, f"a date such as {Notation('date').example}")
-        if not wrong.misfit and zoned.any():
-            wrong = _misfit(counts, zoned, "a date with a time zone")
-        return wrong if wrong.misfit else Written(Notation("date", zoned=bool(zoned.any())))
-    wrong = _misfit(counts, numeric, "a number")
-    return wrong if wrong.misfit else _marked(counts, different)
+    if not dates.any():
+        return _misfit(counts, numeric, "a number") or _marked(counts, different)
+    zoned = _zoned(different)
+    wrong = _misfit(counts, dates, f"a date such as {Notation('date').example}")
+    wrong = wrong or (_misfit(counts, zoned, "a date with a time zone") if zoned.any() else None)
+    return wrong or Written(Notation("date", zoned=bool(zoned.any())))
 
 
-def _misfit(counts: Series, good: Series, what: str) -> Written:
-    """Return what is wrong with the first value that does not fit, if most of the others do."""
+def _misfit(counts: Series, good: Series, what: str) -> Written | None:
+    """Return what is wrong with the first value that does not fit; None if all do."""
     right = good.to_numpy(bool)
     if right.all():
-        return Written()
+        return None
     cell = counts.index[int(np.argmin(right))]
     said = f"{brief(cell)} is not {what}, and {counts[right].sum()} other values of the column are"
     return Written(cell=cell, misfit=said)
@@ -281,13 +253,12 @@ def _plain(texts: Series, numbers: Floats) -> Written:
     if texts.dtype == np.float64:
         return Written(NUMBER, points=bool((numbers[np.isfinite(numbers)] % 1 != 0).any()))
     large = (np.abs(numbers) >= EXACT) & np.isfinite(numbers)
-    exact = [text for text in (texts[large] if large.any() else ()) if re.fullmatch(_WHOLE, text)]
-    lost = [text for text in exact if int(text) != int(float(text))]
-    if lost:
-        many = f"{brief(lost[0])} has more digits than a number here; subtract a constant"
-        return Written(cell=lost[0], unknown=many)
+    for text in texts[large] if large.any() else ():
+        if re.fullmatch(r"[-+]?[0-9]+", text) and int(text) != int(float(text)):
+            many = f"{brief(text)} has more digits than a number here; subtract a constant"
+            return Written(cell=text, unknown=many)
     whole = texts[np.trunc(numbers) == numbers]
-    if whole[whole.str.startswith(("0", "+0", "-0"))].str.fullmatch(_CODE).any():
+    if whole[whole.str.startswith(("0", "+0", "-0"))].str.fullmatch("[-+]?0[0-9]+").any():
         return Written()
     points = "." in "".join(texts.iloc[:1]) or bool(texts.str.contains(".", regex=False).any())
     if not points or not all(_fits(text, ",", ".") for text in texts):  # ends with the first that does not
@@ -297,41 +268,40 @@ def _plain(texts: Series, numbers: Floats) -> Written:
 
 def _marked(counts: Series, different: Series) -> Written:
     """Return the unit and the marks of numbers."""
-    parts = [_split(text) or ("", "") for text in different]
-    units, digits = pandas.Series([unit for unit, _ in parts]), [each for _, each in parts]
-    unit = counts.groupby(units.to_numpy(), sort=False).sum().idxmax()
-    wrong = _misfit(counts, units == unit, f"in {unit}" if unit else "a number without a unit")
-    if wrong.misfit:
-        return wrong
+    units, digits = zip(*map(_split, different), strict=True)
+    unit = counts.groupby(np.array(units), sort=False).sum().idxmax()
+    same = pandas.Series(units) == unit
+    if not same.all():
+        return _misfit(counts, same, f"in {unit}" if unit else "a number without a unit") or Written()
     fits = {marks: pandas.Series([_fits(each, *marks) for each in digits]) for marks in MARKS}
     possible = [Notation("number", *marks, unit) for marks, each in fits.items() if each.all()]
     if not possible:
         best = max(fits, key=lambda marks: counts[fits[marks].to_numpy()].sum())
-        return _misfit(counts, fits[best], f"a number such as {Notation('number', *best, unit).example}")
+        like = Notation("number", *best, unit).example
+        return _misfit(counts, fits[best], f"a number such as {like}") or Written()
     point, comma = (next((each for each in possible if each.decimal == mark), possible[0]) for mark in ".,")
-    apart = [text for text in different if point.value(text) != comma.value(text)]
-    if apart:
-        return Written(point, comma, cell=apart[0])
+    apart = next((text for text in different if point.value(text) != comma.value(text)), None)
+    if apart is not None:
+        return Written(point, comma, cell=apart)
     return Written(point, points=point.decimal == "." and (bool(point.thousands) or "." in "".join(digits)))
 
 
 def _texts(different: Series) -> Written:
     """Return text, or why values that look like numbers or dates cannot be read."""
-    parts = [_MEASURE.fullmatch(text) for text in different]
+    parts, first = [_MEASURE.fullmatch(text) for text in different], str(different[0])
     if all(parts) and len({part["number"] for part in parts if part}) > 2:
         units = {part["unit"] for part in parts if part}
         if len(units) == 1 or units <= _POWERS:
-            said = f"{brief(different[0])} is a number with a unit; write the number alone"
-            return Written(cell=different[0], unknown=said)
+            return Written(cell=first, unknown=f"{brief(first)} is a number with a unit; write the number alone")
     if all(any(map(str.isdigit, text)) and not any(map(str.isalpha, text)) for text in different):
-        said = f"{brief(different[0])} is a number or a date in an unknown form; write it like 1234.5 or 2024-01-31"
-        return Written(cell=different[0], unknown=said)
+        said = f"{brief(first)} is a number or a date in an unknown form; write it like 1234.5 or 2024-01-31"
+        return Written(cell=first, unknown=said)
     return Written()
 
 
 def settled(
-    found: dict[str, Written], decimal: Decimal | None, semicolons: bool, marks: tuple[bool, bool]
-) -> tuple[dict[str, Written], str | None]:
+    found: dict[str, Written], every: dict[str, Written], decimal: Decimal | None, semicolons: bool
+) -> tuple[dict[str, Notation | None], str | None]:
     """Return what 1,200 and 1.200 mean, and the first column of which that is not clear.
 
     Where 1,200 may be large or small, the marks of other columns decide. 1.200 has a decimal point, as in every CSV
@@ -339,26 +309,23 @@ def settled(
     commas are decimal marks, shows otherwise.
 
     Args:
-        found: how its columns are written.
+        found: how columns are written.
+        every: the same of all columns, also of those that are not used.
         decimal: the decimal mark that was given.
         semicolons: whether they separate the columns.
-        marks: what ``marks_in`` finds in all its columns.
     """
-    points, commas = marks
-    settled = dict(found)
+    sure = [each.notation for each in every.values() if each.notation is not None and each.comma is None]
+    points, commas = (
+        any(each.points for each in every.values()),
+        any(s.decimal == "," or s.thousands == "." for s in sure),
+    )
+    notations = {name: each.notation for name, each in found.items()}
     for name, each in found.items():
         if each.comma is None or each.notation is None:
             continue
         large = bool(each.notation.thousands)  # 1,200; else 1.200
         if decimal is None and (points == commas if large else commas or (semicolons and not points)):
-            return settled, name
-        by_comma = decimal == "comma" or (decimal is None and large and commas)
-        settled[name] = Written(each.comma if by_comma else each.notation)
-    return settled, None
-
-
-def marks_in(found: dict[str, Written]) -> tuple[bool, bool]:
-    """Return whether some columns have decimal points beyond doubt, and whether some have decimal commas."""
-    sure = [each.notation for each in found.values() if each.notation is not None and each.comma is None]
-    commas = any(each.decimal == "," or each.thousands == "." for each in sure)
-    return any(each.points for each in found.values()), commas
+            return notations, name
+        if decimal == "comma" or (decimal is None and large and commas):
+            notations[name] = each.comma
+    return notations, None

@@ -19,11 +19,6 @@ def built(kind: type[T], found: object) -> T:
     Args:
         kind: the class.
         found: {field: value}, with lists for tuples. Fields with a default may be absent.
-
-    Example:
-        >>> from pyro_dropout.tables.settings import Reading
-        >>> built(Reading, {"target": "price", "drop": ["id"]}).drop
-        ('id',)
     """
     hints: dict[str, Any] = _hints(kind)  # type: ignore[arg-type]
     if not isinstance(found, dict) or found.keys() - hints.keys():

@@ -1,4 +1,4 @@
-"""Numbers of a column in single precision, without losing the differences between them.
+"""Numbers of a column in single precision, without losing the differences between them; and odd ones among them.
 
 A clock that counts seconds since 1970 needs ten digits, and float32 has seven. Such a column is centred first, in
 float64, and only then rounded.
@@ -13,16 +13,15 @@ from pyro_dropout.tables.table import Floats
 _ROUNDING = torch.finfo(torch.float32).eps / 2
 _FINE = 1e-4  # of a standard deviation: errors of rounding that are not worth centring for
 _FEW = 0.01  # of the values may become equal to another by rounding
+_LEAST, _SHARE, _DIFFERENT = 3, 0.01, 10  # rows that stand for missing values, their share, and other numbers
+_CODES = {-1.0, 0.0, *(sign * (10.0**k - 1) for k in range(2, 10) for sign in (-1, 1))}
+_FAR, _NEAR = 2.0, 0.5  # spreads between a number and the next one: of any number, and of one that is often a code
 
 
 def centre_of(values: Floats, where: str = "the column") -> float:
     """Return the number to subtract from a column before rounding: its median if that is needed, else 0.
 
     Raise if rounding makes most of the different values of the column equal to another even then.
-
-    Example:
-        >>> centre_of(np.array([1.5, 2.5, 4.0])), centre_of(1_700_000_000.0 + np.arange(100))
-        (0.0, 1700000050.0)
     """
     if not len(values):
         return 0.0
@@ -47,33 +46,19 @@ def _merged(different: Floats) -> int:
     return int((short[1:] == short[:-1]).sum()) + int(((short == 0) & (different != 0)).sum())
 
 
-# --- numbers that may stand for missing values -----------------------------------------------------------------------
-
-_LEAST, _SHARE = 3, 0.01  # rows that have such a number, and the share of them
-_DIFFERENT = 10  # other numbers that a measured quantity has
-_CODES = {-1.0, 0.0, *(sign * (10.0**k - 1) for k in range(2, 10) for sign in (-1, 1))}
-_FAR, _NEAR = 2.0, 0.5  # spreads between a number and the next one: of any number, and of one that is often a code
-
-
 def stand_in(numbers: Floats) -> tuple[float, int] | None:
     """Return a number that may stand for a missing value, and in how many rows it is; None if there is none.
 
     It is repeated, at one end, and far from the others, as -999, 9999 or 0 may be.
-
-    Example:
-        >>> ages = np.arange(20.0, 80.0)
-        >>> stand_in(ages), stand_in(np.append(ages, [-999.0] * 5)), stand_in(np.append(ages, [19.0] * 5))
-        (None, (-999.0, 5), None)
     """
     for value in (numbers.min(), numbers.max()) if len(numbers) else ():
-        same = numbers == value
-        count, others = int(same.sum()), numbers[~same]
+        others = numbers[numbers != value]
+        count = len(numbers) - len(others)
         if count < max(_LEAST, _SHARE * len(numbers)) or len(np.unique(others)) < _DIFFERENT:
             continue
         low, high = np.quantile(others, (0.1, 0.9))
-        gap = float(np.abs(others - value).min())
-        signed = value < 0 <= others.min()  # a quantity that is never negative
-        limit = 0.0 if value in _CODES and signed else _NEAR if value in _CODES else _FAR
-        if gap > limit * max(high - low, others.std()):
+        limit = _NEAR if value in _CODES else _FAR
+        limit = 0.0 if value in _CODES and value < 0 <= others.min() else limit  # a quantity that is never negative
+        if np.abs(others - value).min() > limit * max(high - low, others.std()):
             return float(value), count
     return None

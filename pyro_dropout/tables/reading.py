@@ -25,7 +25,7 @@ def read(path: str | Path | Table, how: Reading) -> Dataset:
     """Return the data in a file, or in a table that was read from one."""
     table = path if isinstance(path, Table) else read_file(path, encoding=how.encoding, separator=how.separator)
     target = list(table.columns)[-1] if how.target is None else how.target
-    chosen = choose_columns(table, target, how.task, how.categorical, how.drop, how.keep, how.decimal)
+    chosen = choose_columns(table, target, how)
     table, said = _complete(chosen, how.missing)
     if len(table) < _FEWEST:
         raise ShapeError(f"{table.file} has {len(table)} rows{said}; at least {_FEWEST} are needed.")

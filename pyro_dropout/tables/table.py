@@ -129,12 +129,7 @@ class Table:
 
 
 def named(file: str, names: Iterable[object]) -> list[str]:
-    """Return the names of columns; those that have none are called after their place, as an index often is.
-
-    Example:
-        >>> named("t.csv", ["", " price", ""])
-        ['unnamed 1', 'price', 'unnamed 3']
-    """
+    """Return the names of columns; those that have none are called after their place, as an index often is."""
     found = [str(name).strip() or f"unnamed {place}" for place, name in enumerate(names, 1)]
     twice = next((name for name, count in Counter(found).items() if count > 1), None)
     if twice is not None:
@@ -147,16 +142,6 @@ def table_of(frame: Any, name: str = "the table") -> Table:
 
     Texts, numbers, truth values, dates and categories are read, and None, NaN, NaT and NA are missing. The index is
     ignored. Rows are counted from 0.
-
-    Args:
-        frame: the data frame.
-        name: of the table, for messages.
-
-    Example:
-        >>> import pandas
-        >>> table = table_of(pandas.DataFrame({"age": [12, None], "kind": ["oak", "NA"]}))
-        >>> table.columns["kind"].tolist()
-        ['oak', nan]
     """
     if not isinstance(frame, pandas.DataFrame) and hasattr(frame, "to_pandas"):
         frame = frame.to_pandas(use_pyarrow_extension_array=True)  # of polars
@@ -175,10 +160,6 @@ def cells_of(values: Any) -> Series:
     """Return values as float64 numbers, or as the texts that a CSV file would have, without the spaces around them.
 
     Raise ``TypeError`` with the name of a type that is not read.
-
-    Example:
-        >>> cells_of([" oak", "n/a", True]).tolist(), cells_of(np.array([0.1, 3], np.float32)).tolist()
-        (['oak', nan, 'true'], [0.1, 3.0])
     """
     given = values if hasattr(values, "dtype") else pandas.Series(list(values), dtype=object)
     series = pandas.Series(given).reset_index(drop=True)
@@ -266,12 +247,7 @@ def _as_text(value: object) -> str:
 
 
 def number_text(value: float) -> str:
-    """Return a number as text; whole numbers have no point.
-
-    Example:
-        >>> number_text(3.0), number_text(0.1)
-        ('3', '0.1')
-    """
+    """Return a number as text; whole numbers have no point."""
     whole = math.isfinite(value) and abs(value) < EXACT and value.is_integer()
     return str(int(value)) if whole else str(value)
 

@@ -88,15 +88,6 @@ def choose_recipe(
         progress: whether to show a bar for all candidates.
         checkpoint: a folder for the checkpoints of all trainings, so that the same call continues after an
             interruption. It belongs to these arguments alone.
-
-    Example:
-        >>> import torch
-        >>> x = torch.linspace(-1, 1, 80).unsqueeze(-1)
-        >>> y = torch.exp(2 * x + 0.1 * torch.sin(40 * x))
-        >>> train, held = (x[::2], y[::2]), (x[1::2], y[1::2])
-        >>> choice = choose_recipe(train, held, (), Wanted("mean-field", noise="constant"), Training(steps=100))
-        >>> choice.recipe.scale, choice.said
-        ('log', 'mean-field, log target, constant noise: chosen on 50 % held back; plain target would lose ... nats.')
     """
     wanted, training = wanted or Wanted(), training or Training()
     wanted.check(bool(classes))
@@ -233,14 +224,16 @@ class _Search:
         return f"{self._different(other.recipe)} {what}"
 
     def _different(self, mine: Recipe) -> str:
-        """Return what is different in another recipe."""
         best = self.best.recipe
-        parts = [mine.guide] if mine.guide != best.guide else []
-        if mine.guide == best.guide and mine.temperature != best.temperature:
-            parts += ["a cold posterior" if mine.temperature < 1 else "one that is not cold"]
-        parts += [f"{mine.scale} target"] if mine.scale != best.scale else []
-        parts += [_NOISE[mine.noise]] if mine.noise != best.noise else []
-        return " with ".join(parts)
+        cold = "a cold posterior" if mine.temperature < 1 else "one that is not cold"
+        same = mine.guide == best.guide
+        parts = {
+            mine.guide: not same,
+            cold: same and mine.temperature != best.temperature,
+            f"{mine.scale} target": mine.scale != best.scale,
+            _NOISE[mine.noise]: mine.noise != best.noise,
+        }
+        return " with ".join(what for what, differs in parts.items() if differs)
 
 
 @dataclass(frozen=True)
@@ -269,11 +262,6 @@ def first_recipe(inputs: int, y: Tensor, classes: bool, wanted: Wanted) -> Recip
 
     Points that are anchored at draws of the prior take it at full weight, and the paper's, which is wider where there
     are many inputs, holds them back less. All other guides have the default of ``BayesianNet``.
-
-    Example:
-        >>> wanted = Wanted("ensemble", scale="plain")
-        >>> first_recipe(1000, torch.zeros(3, 1), False, wanted)
-        Recipe(guide='ensemble', width=25, ..., prior='fixed', ...)
     """
     auto = wanted.guide == "auto"
     start = MEAN_FIELD if auto else Recipe(wanted.guide, prior="fixed" if wanted.guide == "ensemble" else "default")
@@ -285,10 +273,5 @@ def first_recipe(inputs: int, y: Tensor, classes: bool, wanted: Wanted) -> Recip
 
 
 def batch_for(rows: int, given: int | None = None) -> int | None:
-    """Return how many rows a step takes: those given, all rows of a small table, and 1,024 of a larger one.
-
-    Example:
-        >>> batch_for(500), batch_for(50_000), batch_for(50_000, given=64)
-        (None, 1024, 64)
-    """
+    """Return how many rows a step takes: those given, all rows of a small table, and 1,024 of a larger one."""
     return given if given is not None or rows <= _WHOLE_BATCH else _BATCH

@@ -59,18 +59,6 @@ def compare_table(
         device: where to compute.
         progress: whether to show a bar.
         labels: as in ``compare``.
-
-    Example:
-        >>> import pandas
-        >>> from pyro_dropout.tables.reading import read_table
-        >>> from pyro_dropout.tables.table import table_of
-        >>> from pyro_dropout.tabular.settings import settings_of
-        >>> frame = pandas.DataFrame({"a": range(40), "y": [0.1 * k + k % 3 for k in range(40)]})
-        >>> few = {"steps": 8, "compile": False}
-        >>> plans = {AUTOMATIC: settings_of(few)[1:], "dropout": settings_of(few | {"guide": "dropout"})[1:]}
-        >>> found = compare_table(read_table(table_of(frame)), plans, seeds=[0], progress=False)
-        >>> [row.name for row in found.rows], len(found.rows[0].scores["log_lik"].values)
-        (['what fit would do', 'dropout'], 1)
     """
     start = time.perf_counter()
     place = torch.device(device)

@@ -52,13 +52,6 @@ class Recipe(Settings):
             inputs which say nothing are left out of account. For guides that have a density, such as "mean-field".
         temperature: factor on the KL; below 1 the posterior is narrower than Bayes' rule makes it.
         decay: whether the learning rate falls to zero along half a cosine, instead of staying as it is.
-
-    Example:
-        >>> import torch
-        >>> x = torch.randn(30, 2)
-        >>> model, guide = Recipe("mean-field", width=20, noise="by-input").build((x, x[:, :1].exp()))
-        >>> model.model.net[-1].out_features
-        2
     """
 
     guide: str

@@ -106,13 +106,7 @@ _GIVEN = {"steps": 2000, "lr": 0.01}  # by default, of a guide that is named
 
 
 def settings_of(options: Mapping[str, Any]) -> tuple[Reading, Wanted, Training]:
-    """Return the settings that options by name say; those that are None, or not given, have their defaults.
-
-    Example:
-        >>> reading, wanted, training = settings_of({"target": "price", "guide": "dropout", "drop": "id", "seed": 3})
-        >>> reading.drop, wanted.guide, training.steps, training.seed
-        (('id',), 'dropout', 2000, 3)
-    """
+    """Return the settings that options by name say; those that are None, or not given, have their defaults."""
     known = {each.name for kind in _KINDS for each in fields(kind)}
     strange = next((name for name in options if name not in known), None)
     if strange is not None:

@@ -83,7 +83,6 @@ ROWS = [
     Row(RANGE, "validation_fraction", "got 1.0", lambda: regressor(validation_fraction=1.0)),
     Row(OTHER, "device", "got 'abacus'", lambda: regressor(device="abacus")),
     Row(RANGE, "compile", "got 'a'", lambda: regressor(compile="a")),
-    Row(RANGE, "early_stopping", "got 'yes'", lambda: regressor(early_stopping="yes")),
     Row(RANGE, "keep", "got 1 numbers", lambda: regressor(keep=[0.9])),
     Row(OTHER, "y", "got one class, 0.0", lambda: classifier(np.zeros(12))),
     Row(OTHER, "data frame", "got int", lambda: pd.fit_table(3, "price")),

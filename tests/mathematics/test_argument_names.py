@@ -27,8 +27,8 @@ def test_pyros_names_are_accepted_where_ours_are() -> None:
 
 @pytest.mark.parametrize("estimator", [DropoutRegressor, DropoutClassifier])
 def test_estimators_take_scikit_learns_names(estimator: type) -> None:
-    made = estimator(max_iter=5, n_estimators=3, n_samples=10, n_iter_no_change=2)
-    assert (made.max_steps, made.members, made.samples, made.patience) == (5, 3, 10, 2)
+    made = estimator(max_iter=5, n_estimators=3, n_samples=10)
+    assert (made.max_steps, made.members, made.samples) == (5, 3, 10)
     assert made.set_params(max_iter=7) is made
     assert made.get_params()["max_steps"] == 7
     assert not {"max_iter", "n_estimators"} & set(made.get_params())

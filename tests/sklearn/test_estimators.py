@@ -217,7 +217,6 @@ def test_a_sparse_matrix_is_its_dense_one() -> None:
     ("setting", "words"),
     [
         ({"keep": 0.5}, "guide='auto' decides keep itself; got keep=0.5"),
-        ({"early_stopping": True}, "decides early_stopping itself"),
         ({"hidden_layer_sizes": (5, 5)}, "one hidden layer; got hidden_layer_sizes=\\(5, 5\\)"),
     ],
 )
@@ -242,19 +241,6 @@ def test_every_guide_fits(guide: str) -> None:
     assert type(posterior) is FAMILIES[guide]
     answer = pd.predict(model, posterior, torch.tensor(X), samples=2000, shared=True, seed=0)
     assert answer.mean[:, 0].numpy() == pytest.approx(mean, abs=6 * answer.std.max().item() / np.sqrt(20))
-
-
-@pytest.mark.deep
-def test_early_stopping_stops() -> None:
-    X, y = np.random.default_rng(0).normal(size=(2, 40, 1))  # nothing can be learned here
-    noise: Any = {**QUICK, "hidden_layer_sizes": (30,), "max_steps": 50, "tau": 5.0}
-    stopped = DropoutRegressor(**noise, early_stopping=True, patience=3, refit=False).fit(X, y[:, 0])
-    assert stopped.n_iter_ == stopped.validation_curve_[-1, 0] < 50
-    steps, values = stopped.validation_curve_.T
-    assert len(values) == values.argmin() + 4  # the best, and three that were borne
-    again = DropoutRegressor(**noise, early_stopping=True, patience=3).fit(X, y[:, 0])
-    assert again.n_iter_ == steps[values.argmin()] == len(again.loss_curve_)
-    assert len(stopped.loss_curve_) == stopped.n_iter_
 
 
 # --- manners ----------------------------------------------------------------------------------------------------------
@@ -310,7 +296,7 @@ def test_nothing_leaks_into_the_process() -> None:
     X, y = plane()
     pyro.param("mine", torch.ones(2))
     states = torch.get_rng_state(), np.random.mtrand._rand.get_state()[1], random.getstate()
-    regressor = DropoutRegressor(**QUICK, early_stopping=True).fit(X, y)
+    regressor = DropoutRegressor(**QUICK).fit(X, y)
     regressor.predict(X)
     regressor.sample_y(X, random_state=1)
     with pytest.raises(pd.errors.RangeError, match="level"):
