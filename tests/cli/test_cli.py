@@ -181,13 +181,6 @@ def test_a_mean_that_is_absurd_is_pointed_out(tmp_path: Path, fitted: Path) -> N
     assert "the mean is infinite or outside its own interval in row 4" in done.stdout
 
 
-def test_flags_take_no_value_and_have_their_opposite() -> None:
-    assert run("--version").stdout == f"pyro-dropout {pd.__version__}\n"
-    options = re.findall(r"--no-([a-z]+)", run("fit", "--help").stdout)
-    assert set(options) == {"compile"}
-    assert all(f"--{name} " in run("fit", "--help").stdout for name in options)
-
-
 def test_the_help_names_every_column_that_is_written(fitted: Path, tmp_path: Path) -> None:
     said = " ".join(run("predict", "--help").stdout.split())
     for name, more in (("houses", ["--quantiles", 0.1, "--threshold", 100]), ("trees", [])):

@@ -2,9 +2,6 @@
 
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +11,7 @@ import pytest
 import xarray
 
 import pyro_dropout as pd
-from pyro_dropout.comparison import compare as comparison
-from pyro_dropout.comparison import folder as folder_module
-from pyro_dropout.comparison.comparison import Comparison
-from pyro_dropout.comparison.findings import Row, Score
 from pyro_dropout.tabular import choice
-from pyro_dropout.tabular import compare_table as table_module
 from pyro_dropout.training.checkpoints.folder_claim import claimed
 from tests.cli.command import FEW, contents, houses, run, table_of, trees, written
 
@@ -114,45 +106,6 @@ def test_where_nothing_can_be_computed_the_code_is_one(tmp_path: Path, monkeypat
     assert "the loss is nan at step 1" in (tmp_path / "out" / "report.html").read_text("utf-8")
 
 
-def test_an_interrupted_comparison_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(*args: Any, **more: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(comparison, "compare", stop)
-    done = run("compare", "--out", tmp_path / "a" / "out", *FEW)
-    assert done.exit_code == 130
-    assert done.stderr == "pyro-dropout: interrupted; nothing was written.\n"
-    assert contents(tmp_path) == {}
-
-
-def test_a_comparison_is_killed_while_it_replaces_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a kill between two moves the record says that the folder is unfinished, and the next one replaces it."""
-    listed = ["comparison.json", "posteriors/a.nc", "posteriors/b.nc", "report.html"]
-    for stop in range(2, 5):  # whole_file, which writes the record, renames as well
-        out = tmp_path / str(stop)
-        for name in ("posteriors/old.nc", *(f".unfinished/{name}" for name in listed[1:])):
-            (out / name).parent.mkdir(parents=True, exist_ok=True)
-            (out / name).write_text("x")
-        (out / "comparison.json").write_text(json.dumps({"files": ["posteriors/old.nc"]}))
-        left = iter(range(stop))
-        rename, replace = Path.replace, os.replace
-
-        def killed(call: Any, *paths: Any, left: Any = left) -> Any:
-            if next(left, None) is None:
-                raise SystemExit
-            return call(*paths)
-
-        monkeypatch.setattr(Path, "replace", lambda self, to, rename=rename: killed(rename, self, to))
-        monkeypatch.setattr(os, "replace", lambda self, to, replace=replace: killed(replace, self, to))
-        with pytest.raises(SystemExit):
-            folder_module._put(out, listed, {})
-        monkeypatch.undo()
-        assert json.loads((out / "comparison.json").read_text())["unfinished"]
-        with folder_module.claimed_folder(out):
-            assert not (out / ".unfinished").exists()
-            assert set(folder_module._older(out)) <= set(listed)
-
-
 def test_one_comparison_at_a_time_and_no_links(tmp_path: Path) -> None:
     data = written(tmp_path, houses())
     with claimed(tmp_path / "out", make=True):
@@ -193,27 +146,6 @@ def test_a_row_has_the_score_that_fit_prints_with_the_same_options(
         assert len(scores[row]["log_lik"]["values"]) == 2
 
 
-def test_what_scored_best_is_recommended_and_ties_are_named(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.chdir(tmp_path)
-    data = written(tmp_path, houses())
-    scores = {"what fit would do": [-3.0, -3.0], "dropout": [-2.0, -2.2], "mean-field": [-2.0, -2.4]}
-
-    def made(found: Any, *args: Any, **options: Any) -> Comparison:
-        rows = [Row(name, {"log_lik": Score(values)}) for name, values in scores.items()]
-        return Comparison(rows, found.train, found.test, {"seeds": 2}, 1.0)
-
-    monkeypatch.setattr(table_module, "compare_table", made)
-    done = run("compare", data, "--target", "price", "--scale", "plain")
-    assert done.exit_code == 0, done.stderr
-    assert "dropout scored best on the held-back rows; within error of it: mean-field." in done.stdout
-    assert "To predict with it: pyro-dropout fit --guide dropout, with the options" in done.stdout
-    scores["what fit would do"] = [-1.0, -1.0]
-    done = run("compare", data, "--target", "price")
-    assert "what fit would do scored best on the held-back rows." in done.stdout
-    assert "To predict with it: pyro-dropout fit, with the options" in done.stdout
-    assert "--guide" not in done.stdout
-
-
 def test_classes_and_series_have_no_scale_to_choose(tmp_path: Path) -> None:
     data = written(tmp_path, trees())
     for options, complaint in {
@@ -223,17 +155,3 @@ def test_classes_and_series_have_no_scale_to_choose(tmp_path: Path) -> None:
     }.items():
         done = run("compare", *options, "--guides", "dropout", *FEW, "--out", tmp_path / "out")
         assert (done.exit_code, complaint in done.stderr) == (2, True), done.stderr
-
-
-@pytest.mark.deep
-def test_the_same_seed_gives_the_same_table_in_two_processes(tmp_path: Path) -> None:
-    data, times = written(tmp_path, houses()), {"us", "us_error", "seconds", "seconds_error"}
-    how = ["--target", "price", "--guides", "dropout", "--seeds", 2, "--steps", 20, "--samples", 30, "--quiet"]
-    assert run("compare", data, *how, "--out", tmp_path / "one").exit_code == 0
-    words = ["compare", data, *how, "--out", tmp_path / "two"]
-    subprocess.run([sys.executable, "-m", "pyro_dropout", *map(str, words)], check=True, capture_output=True)
-    one, two = (
-        [{k: v for k, v in row.items() if k not in times} for row in table_of(tmp_path / name / "table.csv")]
-        for name in ("one", "two")
-    )
-    assert one == two != []

@@ -1,6 +1,5 @@
 """Mistakes on the command line: each is one line that names the thing, and nothing is written."""
 
-import errno
 import json
 import os
 import shutil
@@ -159,23 +158,6 @@ def test_a_mistake_is_one_line(name: str, fitted: Path, tmp_path: Path, monkeypa
     assert message in said
     assert done.stdout == ""
     assert (contents(tmp_path), contents(fitted)) == before
-
-
-@pytest.mark.parametrize("code", [errno.EACCES, errno.ENOSPC], ids=["no right", "full"])
-def test_a_disk_that_takes_nothing(code: int, fitted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Root may write anywhere, so the refusal of the disk is made here, where files come into being."""
-    written(tmp_path, houses(), "new.csv")
-
-    def refuse(*arguments: object, **more: object) -> None:
-        raise OSError(code, os.strerror(code), str(tmp_path))
-
-    before = contents(tmp_path)
-    monkeypatch.setattr("tempfile.mkstemp", refuse)
-    data = [tmp_path / "new.csv", "--out", tmp_path / "p.csv"]
-    done = run("predict", fitted / "houses", *data, "--samples", 3, "--quiet")
-    assert done.exit_code == 2
-    assert os.strerror(code) in done.stderr
-    assert contents(tmp_path) == before
 
 
 def test_a_mistake_in_a_process_of_its_own(tmp_path: Path) -> None:

@@ -1,11 +1,7 @@
 """A run folder under hostile use: its files belong together, are its own, and are used by one process at a time."""
 
-import errno
 import json
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -103,44 +99,6 @@ def test_two_processes_do_not_write_into_one_folder(twins: Path, tmp_path: Path)
             done = run(*command)
         assert (done.exit_code, "is in use: another process is writing to it" in done.stderr) == (2, True)
     assert contents(tmp_path) == {"run": None} | {f"run/{name}": what for name, what in before.items()}
-
-
-def test_a_killed_process_holds_nothing(twins: Path, tmp_path: Path) -> None:
-    script = (
-        "import sys, pathlib; from pyro_dropout.training.checkpoints.folder_claim import claimed\n"
-        "with claimed(pathlib.Path(sys.argv[1]), make=True): print('held', flush=True); sys.stdin.read()"
-    )
-    out = tmp_path / "run"
-    command = [sys.executable, "-c", script, str(out)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "held\n"
-        assert "is in use" in run("fit", twins / "one.csv", "--out", out, *PLAIN).stderr
-        other.send_signal(signal.SIGKILL)
-        other.wait()
-    assert (out / LOCK).exists()
-    (out / ".abcd_123-run.json").write_text("{")  # as if it had been writing
-    done = run("fit", twins / "one.csv", "--out", out, *PLAIN)
-    assert done.exit_code == 0, done.stderr
-    assert sorted(path.name for path in out.iterdir()) == ["checkpoints", "posterior.safetensors", "run.json"]
-
-
-@pytest.mark.parametrize("command", ["resume", "compare"])
-def test_a_file_system_without_locks_is_a_note(
-    twins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
-    def unknown(handle: int) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr("pyro_dropout.training.checkpoints.folder_claim._try", unknown)
-    out = tmp_path / "run"
-    if command == "resume":
-        shutil.copytree(twins / "one", out)
-    # the comparison stops at its table
-    table = tmp_path / "none.csv" if command == "compare" else twins / "one.csv"
-    done = run(*(["resume", out, "-q"] if command == "resume" else [command, table, "--out", out, *FEW]))
-    assert done.exit_code == (2 if command == "compare" else 0)
-    assert f"pyro-dropout: note: {out} is on a file system without locks: make sure" in " ".join(done.stderr.split())
 
 
 # --- what is not ours -------------------------------------------------------------------------------------------------

@@ -6,8 +6,6 @@ import resource
 import signal
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -36,11 +34,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def answers(whole: Path) -> bytes:
     return (whole / "predictions.csv").read_bytes()
-
-
-@pytest.mark.deep
-def test_two_kills_of_fit(tmp_path: Path) -> None:
-    assert fits(tmp_path, 2, random.Random(0)) >= 1
 
 
 @pytest.mark.deep
@@ -94,51 +87,7 @@ def test_files_that_grow_too_large(whole: Path, tmp_path: Path) -> None:
     assert predicted(out, data) == answers(whole)
 
 
-def test_a_folder_that_may_not_be_written(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data, out = whole / "table.csv", tmp_path / "run"
-
-    def refuse(*args: Any, **options: Any) -> Any:
-        raise PermissionError(13, "Permission denied", str(out))
-
-    with monkeypatch.context() as changed:
-        changed.setattr("pyro_dropout.training.checkpoints.folder_claim.os.open", refuse)
-        done = run("fit", data, "--out", out, *FIT)
-    assert (done.exit_code, "run' cannot be written: Permission denied" in done.stderr) == (2, True)
-    assert contents(tmp_path) == {}
-    choosing, record, first = 2, 1, 1  # files that can be written
-    make, made = tempfile.mkstemp, iter(range(choosing + record + first))
-
-    def later(*args: Any, **options: Any) -> Any:
-        return refuse() if next(made, None) is None else make(*args, **options)
-
-    with monkeypatch.context() as changed:
-        changed.setattr(tempfile, "mkstemp", later)
-        done = run("fit", data, "--out", out, *FIT)
-    said = " ".join(done.stderr.split())
-    assert done.exit_code == 2
-    assert "cannot be written: Permission denied. Training continues; the previous checkpoint is kept" in said
-    assert [path.name for path in (out / "checkpoints").iterdir()] == [f"step-{20:012d}.safetensors"]
-    assert "unfinished run" in run("predict", out, data, "--out", tmp_path / "no.csv").stderr
-    assert run("resume", out, "-q").exit_code == 0
-    assert predicted(out, data) == answers(whole)
-    with monkeypatch.context() as changed:
-        changed.setattr(Path, "read_text", refuse)
-        done = run("predict", out, data, "--out", tmp_path / "no.csv")
-    assert (done.exit_code, "Permission denied" in done.stderr, len(done.stderr.splitlines())) == (2, True, 1)
-
-
 # --- time, and a person -----------------------------------------------------------------------------------------------
-
-
-def test_a_clock_that_jumps(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, dice = time.time, random.Random(0)
-    monkeypatch.setattr(time, "time", lambda: real() + dice.uniform(-1e8, 1e8))
-    out = tmp_path / "run"
-    done = run("fit", whole / "table.csv", "--out", out, *FIT)
-    assert done.exit_code == 0, done.stderr
-    names = [sorted(path.name for path in (folder / "checkpoints").iterdir()) for folder in (out, whole / "run")]
-    assert names[0] == names[1]
-    assert predicted(out, whole / "table.csv") == answers(whole)
 
 
 def interrupts(count: int) -> Iterator[float]:

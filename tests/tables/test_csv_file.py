@@ -82,13 +82,6 @@ def test_separators_are_recognised_and_told(tmp_path: Path, mark: str, name: str
     assert "separated" not in plain.note
 
 
-def test_a_separator_inside_names_is_told_apart_by_the_rows(tmp_path: Path) -> None:
-    table = read_file(written(tmp_path, "size, in m;kind|of tree\n1,5;oak\n2;elm\n"))
-    assert cells_in(table) == {"size, in m": ["1,5", "2"], "kind|of tree": ["oak", "elm"]}
-    quoted = read_file(written(tmp_path, '"a;b",c\n1,2\n'))
-    assert list(quoted.columns) == ["a;b", "c"]
-
-
 @pytest.mark.parametrize("text", ["a,b;c\n1,2;3\n", "a,b;c\n1,2\n3;4\n"])
 def test_a_separator_that_is_not_clear_is_asked_for(tmp_path: Path, text: str) -> None:
     path = written(tmp_path, text)

@@ -186,8 +186,3 @@ def test_any_file_is_a_table_or_refused_with_its_place(content: bytes) -> None:
 @given(CONTENTS)
 def test_any_of_twenty_thousand_files(content: bytes) -> None:
     check(content)
-
-
-def test_good_tables_are_among_them() -> None:
-    check(VALID.encode())
-    assert expected(VALID.encode()) is not None

@@ -1,11 +1,7 @@
 """One table in all formats: the same cells, the same encoding, the same inputs, bit for bit."""
 
 import datetime
-import io
-import random
-import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +15,7 @@ from typer.testing import CliRunner
 
 import pyro_dropout as pd
 from pyro_dropout.cli.main import app
-from pyro_dropout.tables.files import read_file, read_pieces
+from pyro_dropout.tables.files import read_file
 from pyro_dropout.tables.notation import NUMBER, is_number
 from pyro_dropout.tables.reading import read_input_pieces, read_table
 from pyro_dropout.tables.table import Table, cells_of, table_of
@@ -110,24 +106,6 @@ def test_all_formats_say_the_same(tmp_path: Path, name: str) -> None:
     ((_, x),) = read_input_pieces(source, one.encoding, None)
     ((_, y),) = read_input_pieces(tmp_path / "houses.csv", one.encoding, None)
     assert torch.equal(x, y)
-
-
-def test_pieces_are_the_whole(tmp_path: Path) -> None:
-    path = as_parquet(houses(), tmp_path)
-    whole, pieces = read_file(path), list(read_pieces(path, 25))
-    assert [len(piece) for piece in pieces] == [25, 25, 10]
-    assert [row for piece in pieces for row in piece.rows.tolist()] == whole.rows.tolist()
-    for column, cells in cells_in(whole).items():
-        assert [cell for piece in pieces for cell in cells_in(piece)[column]] == cells
-
-
-def test_the_same_table_gets_the_same_predictions_as_a_frame_a_csv_and_a_parquet_file(tmp_path: Path) -> None:
-    frame = houses()
-    sources = [frame, as_csv(frame, tmp_path), as_parquet(frame, tmp_path)]
-    how: Any = {"guide": "mean-field", "steps": 20, "progress": False, "compile": False}
-    found = [pd.fit_table(each, target="price", **how).predict(each, samples=20) for each in sources]
-    for other in found[1:]:
-        pandas.testing.assert_frame_equal(other.reset_index(drop=True), found[0].reset_index(drop=True))
 
 
 # --- data frames ------------------------------------------------------------------------------------------------------
@@ -232,25 +210,7 @@ def test_excel_and_json_have_the_cells_of_a_csv_file(tmp_path: Path) -> None:
         read_file(tmp_path / "t.xlsx")
 
 
-def test_without_openpyxl_excel_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = as_excel(houses(), tmp_path)
-    monkeypatch.setitem(sys.modules, "openpyxl", None)
-    with pytest.raises(
-        pd.errors.PyroDropoutError, match=r'houses.xlsx: .*openpyxl; pip install "pyro-dropout\[excel\]"'
-    ):
-        read_file(path)
-
-
 # --- standard input ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["csv", "parquet", "excel"])
-def test_standard_input_is_a_table_of_any_format(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = (FORMATS | {"csv": as_csv})[name](houses(), tmp_path)
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(path.read_bytes())))
-    found = read_file("-")
-    assert found.file == "standard input"
-    assert cells_in(found) == cells_in(read_file(path))
 
 
 def test_the_commands_read_standard_input(tmp_path: Path) -> None:
@@ -269,73 +229,6 @@ def test_the_commands_read_standard_input(tmp_path: Path) -> None:
     assert "standard input is empty" in done.stderr
 
 
-# --- odd columns, in a file and in a frame ----------------------------------------------------------------------------
-
-# Each column is one of these, over and over.
-ODD = {
-    "plain": ["1", "-2.5", "3e2", ".5", "7.", "-0", "+4", "1E-3"],
-    "digits": ["0.30000000000000004", "123456789.123456789", "4503599627370497.5", "2.2250738585072014e-308", "1e-320"],
-    "gaps": ["1", "", "2", "NA", "n/a", "NaN", "<NA>", "null", "None", "?", "3"],
-    "blanks": ["1", "-", "2.5", "unknown", "--", "3"],
-    "spaces": [" 1", "2 ", "   3", "     4     ", "\u00a05", "6\u2003", "7"],
-    "commas": ["1,5", "2,25", "-0,5", "3"],
-    "two readings": ["1,200", "3,400", "12,000"],
-    "thousands": ["1,234,567", "12,000.5", "7"],
-    "points or thousands": ["1.200", "3.400", "12.000"],
-    "infinite": ["inf", "1", "-Infinity", "2"],
-    "wide digits": ["１２", "٣", "4"],
-    "long": ["9007199254740993", "9007199254740992", "1"],
-    "clock": ["1700000000", "1700000001", "1700000077"],
-    "padded": ["007", "012", "3"],
-    "dates": ["2024-01-31", "2023-12-01", "2022-07-15"],
-    "zones": ["2024-01-31T10:00Z", "2023-12-01T11:30+02:00"],
-    "other dates": ["31.01.2024", "1.2.2024", "15.07.2020"],
-    "booleans": ["true", "False", "TRUE", "0", "1.0"],
-    "binary": ["0", "1", "0.0"],
-    "prices": ["$1,200.50", "$3", "$12.5"],
-    "percents": ["12%", "7.5 %", "3 $"],
-    "categories": ["oak", "Elm", "größe", "élan ", "north", "nan", "new"],
-    "versions": ["1.1", "1.10", "1.2", "x"],
-    "codes": ["A/5 21171", "113803", "PC 17599", "17463"],
-    "one misfit": ["1", "2", "3", "4", "5", "6", "7", "8", "9", "l0"],
-    "constant": ["1", "1.0"],
-    "empty": ["", "NA"],
-}
-
-
-def outcome(table: Any, new: Any) -> list[Any]:
-    """What becomes of a table, and of new rows: all that a person can see, or the error."""
-    told: list[Any] = []
-    try:
-        data = read_table(table, target="y")
-        assert data.encoding is not None
-        told += [data.note, data.x_name, data.encoding.as_json(), *data.train, *data.test]
-        ((rows, x),) = read_input_pieces(new, data.encoding, None)
-        told += [rows.notes, x, data.encoding.beyond(x, rows)]
-        assert bool(x.isfinite().all())
-    except pd.errors.PyroDropoutError as refused:
-        told += [type(refused), str(refused)]
-    return told
-
-
-@pytest.mark.parametrize("kind", ODD)
-def test_odd_columns_are_the_same_in_a_file_and_in_a_frame(tmp_path: Path, kind: str) -> None:
-    cells = (ODD[kind] * 40)[:40]
-    y = [f"{random.Random(row).gauss(0, 1):.4f}" for row in range(40)]
-    columns = {"x": [str(row % 7 + 0.5) for row in range(40)], "odd": cells, "y": y}
-    other = columns | {"odd": [*cells[1:], random.Random(kind).choice(["oak", "1", "-", "2024-01-31"])]}
-    for one in (columns, {"odd": columns["x"], "y": cells}):
-        files, frames = [], []
-        for name, each in (("t.csv", one), ("new.csv", other)):
-            frame = pandas.DataFrame(each, dtype=object)
-            frame.to_csv(tmp_path / name, index=False)
-            files.append(tmp_path / name)
-            frames.append(replace(table_of(frame), file=name, rows=read_file(tmp_path / name).rows))
-        for mine, theirs in zip(outcome(*files), outcome(*frames), strict=True):
-            same = torch.equal(mine, theirs) if isinstance(mine, torch.Tensor) else repr(mine) == repr(theirs)
-            assert same, (mine, theirs)
-
-
 DECIMALS = st.from_regex(r"\A[-+]?[0-9]{0,21}\.?[0-9]{0,23}([eE][-+]?[0-9]{1,3})?\Z")
 
 
@@ -343,12 +236,3 @@ DECIMALS = st.from_regex(r"\A[-+]?[0-9]{0,21}\.?[0-9]{0,23}([eE][-+]?[0-9]{1,3})
 def test_plain_numbers_are_those_of_python_to_the_bit(cells: list[str]) -> None:
     found = NUMBER.values(cells_of(cells))
     assert found.tobytes() == np.array([float(cell) for cell in cells]).tobytes()
-
-
-def test_without_pyarrow_a_file_has_the_same_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = written(tmp_path, "a,b\n1.5, oak\n,NA\n-3e2,elm\n")
-    wanted = cells_in(read_file(path))
-    assert wanted == {"a": ["1.5", None, "-3e2"], "b": ["oak", None, "elm"]}
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pandas.option_context("mode.string_storage", "python"):
-        assert cells_in(read_file(path)) == wanted

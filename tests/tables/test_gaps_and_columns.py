@@ -139,26 +139,6 @@ def test_other_columns_tell_thousands_from_decimals() -> None:
         assert type(caught.value) is pd.errors.RangeError
 
 
-def test_rows_with_gaps_are_dropped_or_refused_when_asked() -> None:
-    more: dict[str, list[Any]] = {"town": [TOWNS[k % 3] for k in range(ROWS)]}
-    more["town"][5] = None
-    more["remark"] = [None if k % 2 else f"about {k}" for k in range(ROWS)]  # left out, so that its gaps do not count
-    data = read(more, missing="drop")
-    assert len(data.train[0]) == ROWS - 1
-    assert "(1 with missing values dropped)" in data.note
-    with pytest.raises(pd.errors.RangeError, match=r"row 7, column 'town': the value is missing.*--missing drop"):
-        read(more, missing="refuse")
-
-
-def test_the_split_is_the_same_every_time() -> None:
-    one, two, other = (read({}, held_back=0.25, seed=seed) for seed in (0, 0, 1))
-    assert torch.equal(one.test[0], two.test[0])
-    assert not torch.equal(one.test[0], other.test[0])
-    assert sorted(torch.cat([one.train[1], one.test[1]]).flatten().tolist()) == sorted(columns()["price"])
-    with pytest.raises(pd.errors.RangeError, match="held_back"):
-        read({}, held_back=1.0)
-
-
 CODES = {"ages": RNG.integers(18, 90, 300), "heights": RNG.normal(170, 9, 300), "incomes": RNG.lognormal(8, 1, 300)}
 
 
@@ -200,14 +180,6 @@ def test_rare_and_new_categories_become_other() -> None:
     new, x = inputs(data.encoding, columns(3, town=["village 1", "Atlantis", "east"]))
     assert x[:, :4].tolist() == [[0, 0, 0, 1], [0, 0, 0, 1], [1, 0, 0, 0]]
     assert "rare or not seen in training, read as (other): town (2)" in new.notes
-
-
-def test_a_category_only_in_the_new_table_is_filled_counted_and_named_in_its_row() -> None:
-    encoding = encoding_of({"town": [TOWNS[k % 2] for k in range(ROWS)]})
-    new, x = inputs(encoding, columns(2, town=["Atlantis", "south"]))
-    assert x[0, :2].tolist() == [0.5, 0.5]
-    assert "rare or not seen in training, read as missing: town (1)" in new.notes
-    assert encoding.beyond(x, new) == [["town"], []]
 
 
 def test_held_back_rows_do_not_decide_what_is_known() -> None:
@@ -283,23 +255,6 @@ def test_columns_that_are_asked_for_are_kept_or_refused() -> None:
         read(more, keep=["z"])
 
 
-def test_a_table_of_which_nothing_is_left_says_why() -> None:
-    found = {"owner": [f"owner {k}" for k in range(ROWS)], "price": [k % 7 for k in range(ROWS)]}
-    with pytest.raises(pd.errors.ShapeError, match=r"no column is left.*'owner' is left out \(text, all different\)"):
-        read_table(table(found), target="price")
-
-
-def test_other_columns_of_new_tables_are_ignored_and_named() -> None:
-    encoding = encoding_of({"town": [TOWNS[k % 2] for k in range(ROWS)]})
-    new, x = inputs(encoding, columns(1, town=["south"], colour=["red"]))
-    assert x.shape == (1, 3)
-    assert new.notes == ("columns that training did not have, ignored: colour",)
-    with pytest.raises(
-        pd.errors.PyroDropoutError, match=r"new.csv has no column 'town', which the run was trained with"
-    ):
-        inputs(encoding, columns(1))
-
-
 # --- dates ------------------------------------------------------------------------------------------------------------
 
 
@@ -361,3 +316,14 @@ def test_the_first_fit_succeeds_and_predicts_what_it_was_given(tmp_path: Path) -
     assert "rare or not seen in training, read as missing: town (1)" in said
     assert table_of(out)[0]["beyond"] == "town"
     assert run("resume", tmp_path / "run", "--quiet").exit_code == 0
+
+
+def test_rows_with_gaps_are_dropped_or_refused_when_asked() -> None:
+    more: dict[str, list[Any]] = {"town": [TOWNS[k % 3] for k in range(ROWS)]}
+    more["town"][5] = None
+    more["remark"] = [None if k % 2 else f"about {k}" for k in range(ROWS)]  # left out, so that its gaps do not count
+    data = read(more, missing="drop")
+    assert len(data.train[0]) == ROWS - 1
+    assert "(1 with missing values dropped)" in data.note
+    with pytest.raises(pd.errors.RangeError, match=r"row 7, column 'town': the value is missing.*--missing drop"):
+        read(more, missing="refuse")

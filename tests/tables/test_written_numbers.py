@@ -250,12 +250,16 @@ def test_truth_has_two_values(tmp_path: Path) -> None:
         assert torch.equal(inputs(other, encoding), inputs(path, encoding))
 
 
-def test_numbers_that_are_written_in_two_ways_are_one_target(tmp_path: Path) -> None:
-    data = read_table(as_csv(tmp_path, column([1, 2], z=["1.1", "1.10", "2.5"])), target="z", held_back=0.0)
-    assert sorted(set(data.train[1].flatten().tolist())) == pytest.approx([1.1, 2.5])
-    assert read_table(as_csv(tmp_path, column([1, 2], z=["00", "01"])), target="z").classes == ("00", "01")
-    with pytest.raises(pd.errors.RangeError, match=r"column 'z': the target has only one value, '5'"):
-        read_table(as_csv(tmp_path, column([1, 2], z=["5", "5.0"])), target="z")
+DAY = datetime.date(2024, 1, 31)
+
+
+def test_a_zone_is_part_of_a_date(tmp_path: Path) -> None:
+    encoding = learned(as_csv(tmp_path, column(["2024-01-31T00:00Z", "2024-02-01T00:00Z"])), target="y")
+    moment = datetime.datetime(2024, 1, 31, tzinfo=datetime.UTC)
+    zoned = as_parquet(tmp_path, {"x": pyarrow.array([moment], pyarrow.timestamp("us", "Europe/Berlin")), "y": [1]})
+    assert inputs(zoned, encoding).item() == 19753 - float(encoding.inputs[0].centre)
+    with pytest.raises(pd.errors.RangeError, match=r"'2024-01-31' is not a date such as 2024-01-31T12:00Z"):
+        inputs(as_parquet(tmp_path, {"x": [DAY], "y": [1]}), encoding)
 
 
 def test_whole_numbers_are_one_category(tmp_path: Path) -> None:
@@ -266,33 +270,3 @@ def test_whole_numbers_are_one_category(tmp_path: Path) -> None:
     assert inputs(other, encoding).tolist() == [[0, 1, 0], [0, 0, 1]]
     versions = learned(as_csv(tmp_path, column(["1.1", "1.10"])), target="y", categorical=["x"])
     assert versions.inputs[0].categories == ("1.1", "1.10")
-
-
-DAY = datetime.date(2024, 1, 31)
-
-
-@pytest.mark.parametrize(
-    "cells",
-    [
-        pyarrow.array([DAY]),
-        pyarrow.array([DAY], pyarrow.date64()),
-        *(pyarrow.array([DAY]).cast(pyarrow.timestamp(unit)) for unit in ("s", "ms", "us", "ns")),
-        pyarrow.array(["2024-01-31"]),
-    ],
-    ids=str,
-)
-def test_dates_of_parquet_are_dates(tmp_path: Path, cells: Any) -> None:
-    text = as_csv(tmp_path, column(["2024-01-31", "2024-02-01"]))
-    encoding, coded = (learned(text, target="y", categorical=names) for names in ([], ["x"]))
-    path = as_parquet(tmp_path, {"x": cells, "y": [1]})
-    assert inputs(path, encoding).item() == inputs(text, encoding)[0].item()
-    assert inputs(path, coded).tolist() == [[1.0, 0.0]]
-
-
-def test_a_zone_is_part_of_a_date(tmp_path: Path) -> None:
-    encoding = learned(as_csv(tmp_path, column(["2024-01-31T00:00Z", "2024-02-01T00:00Z"])), target="y")
-    moment = datetime.datetime(2024, 1, 31, tzinfo=datetime.UTC)
-    zoned = as_parquet(tmp_path, {"x": pyarrow.array([moment], pyarrow.timestamp("us", "Europe/Berlin")), "y": [1]})
-    assert inputs(zoned, encoding).item() == 19753 - float(encoding.inputs[0].centre)
-    with pytest.raises(pd.errors.RangeError, match=r"'2024-01-31' is not a date such as 2024-01-31T12:00Z"):
-        inputs(as_parquet(tmp_path, {"x": [DAY], "y": [1]}), encoding)

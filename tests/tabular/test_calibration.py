@@ -75,9 +75,3 @@ def test_whole_numbers() -> None:
     assert (torch.equal(known.quantile(found, 0.1), low), torch.equal(known.quantile(found, 0.9), high)) == (True, True)
     for t in (-1.0, 0.0, 0.5, 1.0, 3.0):  # intervals of whole numbers hold more than their level, and say too little
         assert torch.equal(known.probability_above(found, t), found.probability_above(t))
-
-
-def test_without_calibration_they_are_the_posteriors_own(normal: Any) -> None:
-    known, found = Calibration(), normal[1]
-    assert torch.equal(known.quantile(found, 0.1), found.quantile(0.1))
-    assert torch.equal(known.probability_above(found, 0.1), found.probability_above(0.1))

@@ -135,24 +135,6 @@ def test_classes_have_neither_scale_nor_noise(monkeypatch: pytest.MonkeyPatch) -
             choose_recipe(*halves(labels), ("no", "yes"), Wanted(**wrong))
 
 
-def test_nothing_is_chosen_without_held_back_rows() -> None:
-    with pytest.raises(pd.errors.ShapeError, match="held has no rows"):
-        choose_recipe((X, ROUGH), (X[:0], ROUGH[:0]))
-    with pytest.raises(pd.errors.RangeError, match="guide must be"):
-        choose_recipe(*halves(ROUGH), (), Wanted("magic"))
-
-
-def test_a_choice_is_repeatable_and_leaves_the_random_state() -> None:
-    y = torch.exp(2 * X + 0.3 * ROUGH)
-    state = torch.get_rng_state()
-    wanted = Wanted("mean-field", "log", "constant", 5)
-    one, two = (choose_recipe(*halves(y), (), wanted, Training(4)) for _ in range(2))
-    assert one.scores == two.scores
-    assert torch.equal(one.prediction.mean, two.prediction.mean)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert one.recipe == two.recipe
-
-
 @pytest.mark.deep
 def test_noise_that_grows_is_found_by_training() -> None:
     y = 2 * X + torch.where(X > 0, 1.0, 0.02) * ROUGH

@@ -1,7 +1,6 @@
 """A table fitted in one call, its answers, its folder, and what it refuses."""
 
 import json
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +28,6 @@ def houses(rows: int = 120) -> pandas.DataFrame:
 @pytest.fixture(scope="module")
 def fitted() -> FittedTable:
     return pd.fit_table(houses(), target="price", **QUICK)
-
-
-def test_a_laplace_approximation_fits_counts() -> None:
-    """Its predictions are linearised, and intervals of counts are by draws from them."""
-    frame = houses(60)
-    frame["price"] = (frame["price"] / 10_000).round()
-    how: Any = {"guide": "laplace", "scale": "count", "steps": 20, "progress": False}
-    with warnings.catch_warnings(action="ignore"):  # of a point that is not trained
-        found = pd.fit_table(frame, target="price", **how).predict(frame.head(3))
-    assert (found["lower"] < found["upper"]).all()
 
 
 def test_a_raw_frame_is_fitted_and_predicted(fitted: FittedTable, tmp_path: Path) -> None:
@@ -91,14 +80,6 @@ def test_a_folder_answers_as_the_fit_did_in_python_and_on_the_command_line(fitte
         assert int(row["unfamiliar"]) == own["unfamiliar"]
     with pytest.raises(pd.errors.PyroDropoutError, match="not empty"):
         fitted.save(tmp_path / "run")
-
-
-def test_an_unfamiliar_row_says_what_sets_it_apart(fitted: FittedTable) -> None:
-    new = houses(4)
-    new.loc[1001, "area"] = 1e6
-    found = fitted.predict(new)
-    assert (found["unfamiliar"][1001], found["unfamiliar_in"][1001]) == (True, "area")
-    assert ((found["unfamiliar_in"] != "") == found["unfamiliar"]).all()
 
 
 def test_predictions_of_rows_with_the_target_are_compared_with_it(fitted: FittedTable, tmp_path: Path) -> None:
@@ -157,3 +138,11 @@ def test_a_centred_target_is_not_taken_on_another_scale() -> None:
     frame = houses(60).assign(price=1e9 + np.arange(60) % 7)
     with pytest.raises(pd.errors.PyroDropoutError, match="counted from"):
         pd.fit_table(frame, target="price", scale="log", **QUICK)
+
+
+def test_an_unfamiliar_row_says_what_sets_it_apart(fitted: FittedTable) -> None:
+    new = houses(4)
+    new.loc[1001, "area"] = 1e6
+    found = fitted.predict(new)
+    assert (found["unfamiliar"][1001], found["unfamiliar_in"][1001]) == (True, "area")
+    assert ((found["unfamiliar_in"] != "") == found["unfamiliar"]).all()

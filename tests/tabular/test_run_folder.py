@@ -85,21 +85,6 @@ def test_a_posterior_of_another_run_is_refused(tmp_path: Path) -> None:
         run.loaded(tmp_path)
 
 
-def test_a_record_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, _ = planned(tmp_path)
-    run.write(tmp_path)
-    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-
-    def full(self: Path, *args: Any, **more: Any) -> int:
-        self.write_bytes(b'{"format"')
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(OSError, match="No space"):
-        run.write(tmp_path)
-    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
-
-
 @pytest.mark.parametrize(
     ("where", "value", "message"),
     [
@@ -160,10 +145,3 @@ def test_a_table_that_is_read_differently_now_is_not_resumed(tmp_path: Path) -> 
         pd.errors.PyroDropoutError, match=r"table.csv is read differently by this version.*Fit a new run"
     ):
         Run.read(tmp_path).data()
-
-
-@pytest.mark.parametrize("content", [b"\xff\xfe", b"[" * 100_000, b"9" * 5000])
-def test_what_is_no_json_is_named(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / RECORD).write_bytes(content)
-    with pytest.raises(pd.errors.PyroDropoutError, match=r"run.json is damaged: it is not JSON"):
-        Run.read(tmp_path)
