@@ -86,17 +86,14 @@ class AutoDropout(SiteGuide):
             return gaussian(state.loc, scale.log().expand(state.loc.shape))
         return BernoulliMixture(state.loc, state.keep, scale, site.row_dim, validate_args=False)
 
-    def _is_dropped(self, site: GuideSite) -> bool:
-        """Whether a bias is dropped; one that is constrained or in a plate is not a row of a weight layer."""
-        return self.bias.startswith("dropout") and site.plain
-
     def bias_parameters(self, site: GuideSite) -> dict[str, Tensor]:
         """As in every guide; a dropped bias has the tensors of a weight."""
-        return self.parameters_of(site) if self._is_dropped(site) else super().bias_parameters(site)
+        dropped = self.bias.startswith("dropout") and site.plain  # else it is not a row of a weight layer
+        return self.parameters_of(site) if dropped else super().bias_parameters(site)
 
     def bias_distribution(self, site: GuideSite, state: State) -> SiteDistribution:
         """As in every guide; a dropped bias is one row, or as many rows as it has weights."""
-        if not self._is_dropped(site):
+        if not hasattr(state, "keep"):
             return super().bias_distribution(site, state)
         rows: RowDim = "all" if self.bias == "dropout" else None
         return BernoulliMixture(state.loc, state.keep, getattr(state, "scale", 0.0), rows, validate_args=False)

@@ -14,7 +14,7 @@ from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.guides.base import SiteGuide, State, trained
 from pyro_dropout.guides.sites import GuideSite, Options
 from pyro_dropout.mathematics.checks import check_choice
-from pyro_dropout.mathematics.full_rank_normal import FullRankBlock, FullRankNormal, SharedNoise
+from pyro_dropout.mathematics.full_rank_normal import FullRankNormal, SharedNoise
 from pyro_dropout.protocols import Distribution, PyroModel, SiteDistribution
 from pyro_dropout.registry import guide
 
@@ -86,8 +86,6 @@ class AutoFullRank(SiteGuide):
         below = F.pad(state.lower * scale.unsqueeze(-1), (0, 1)).tril(before - 1)
         return torch.diagonal_scatter(below, scale, before)
 
-    # --- blocks -------------------------------------------------------------------------------------------------------
-
     def _block(self, name: str) -> str:
         """Return the name of the block that a site belongs to."""
         return "" if self.per == "net" else name.rpartition(".")[0]
@@ -125,7 +123,7 @@ class AutoFullRank(SiteGuide):
     def _made(self, site: GuideSite, state: State) -> Distribution:
         if not self._joint(site):
             return super()._made(site, state)
-        return FullRankBlock(state.loc, self._root(state), self._noise[self._block(site.name)])
+        return FullRankNormal(state.loc, self._root(state), self._noise[self._block(site.name)])
 
     def _joint_root(self, rows: Mapping[str, Tensor]) -> Tensor:
         """Return the root of all blocks, R L: every site has columns for the noise of those before it and its own."""

@@ -17,9 +17,7 @@ from pyro_dropout.guides.sites import GuideSite, Init, InitLoc
 from pyro_dropout.mathematics.checks import check_choice, check_positive
 from pyro_dropout.mathematics.curvature import Block, Curvature, Dense, Diagonal, Kronecker, log_evidence
 from pyro_dropout.mathematics.full_rank_normal import (
-    FullRankBlock,
     FullRankNormal,
-    KroneckerBlock,
     KroneckerNormal,
     Rotated,
     SharedNoise,
@@ -242,15 +240,12 @@ class AutoLaplace(SiteGuide):
         root, names = self._root(block, loc), list(block.shapes)
         if isinstance(block, Diagonal):
             return gaussian(loc, root[site.name].log())
+        noise = self._noise[site.name] if drawn else None
         if isinstance(block, Kronecker):
-            is_bias = names.index(site.name) > 0
-            if drawn:
-                return KroneckerBlock(loc, root, is_bias, self._noise[site.name])
-            return KroneckerNormal(loc, root, is_bias)
+            return KroneckerNormal(loc, root, names.index(site.name) > 0, noise)
         start = sum(block.shapes[name].numel() for name in names[: names.index(site.name)])
         end = start + loc.numel()
-        rows = root[start:end, :end]  # up to the diagonal of its last row
-        return FullRankBlock(loc, rows, self._noise[site.name]) if drawn else FullRankNormal(loc, rows)
+        return FullRankNormal(loc, root[start:end, :end], noise)  # up to the diagonal of its last row
 
     def random_sites(self) -> list[str]:
         """Return the names of the sites that are not points."""

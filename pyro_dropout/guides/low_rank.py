@@ -31,12 +31,11 @@ class SharedFactor(SharedNoise):
         super().__init__(directions[0].shape[-1] if directions else 0)
         self._directions = directions
         self.noise: dict[int, Tensor] = {}
-        self.total = sum(len(a) for a in directions)
 
     @cached_property
     def log_det(self) -> Tensor:
-        """The joint log det(I + AAᵀ), computed on first use."""
-        return joint_log_det(self._directions)
+        """The joint log det(I + AAᵀ) for each number of a site, computed on first use."""
+        return joint_log_det(self._directions) / sum(len(a) for a in self._directions)
 
     def draw(self, shape: Sequence[int], like: Tensor) -> Tensor:
         """Return η for ``shape`` draws, (*shape, R); with a new one, what sites have noted of the last is forgotten."""
@@ -71,7 +70,7 @@ class NetBlock(LowRankNormal):
 
     def low_rank_log_det(self) -> Tensor:
         """Return this site's share of the joint log det(I + AAᵀ), (1, 1)."""
-        return (self.shared.log_det * (self.rest / self.shared.total)).reshape(1, 1)
+        return (self.shared.log_det * self.rest).reshape(1, 1)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return this site's share of the joint log density of the last draw; the shares add up."""
@@ -182,8 +181,6 @@ class AutoLowRank(SiteGuide):
             if name.endswith(".factor"):
                 value.data = _laid_out(value.data)
         return cast(Self, moved)
-
-    # --- one A for all sites ------------------------------------------------------------------------------------------
 
     def _joint(self, site: GuideSite) -> bool:
         """Whether a site has a block of the shared A; the elements of a subsampled plate are never seen together."""

@@ -99,9 +99,6 @@ def _refusal(dropout: str, what: str) -> PyroDropoutError:
     )
 
 
-# --- what the graph says ----------------------------------------------------------------------------------------------
-
-
 def _row_mask(node: fx.Node, modules: dict[str, nn.Module], uses: Counter[int]) -> RowMask | None:
     """Return what a call of a dropout layer drops, if that is the rows of one weight; otherwise None."""
     layers, dropout = list(_behind(node, modules)), modules[str(node.target)]
@@ -151,9 +148,6 @@ def _weights(node: fx.Node, net: nn.Module, modules: dict[str, nn.Module]) -> li
         owner, _, name = str(node.target).rpartition(".")
         return [getattr(net.get_submodule(owner), name)]
     return []
-
-
-# --- what data say ----------------------------------------------------------------------------------------------------
 
 
 def _not_on_rows(net: nn.Module, masks: Sequence[RowMask], x: AnyInputs) -> set[str]:

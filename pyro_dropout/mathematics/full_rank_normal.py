@@ -20,22 +20,43 @@ from torch.distributions import Distribution, Independent, Normal, register_kl
 
 from pyro_dropout.errors import PyroDropoutError, ShapeError
 from pyro_dropout.mathematics.curvature import Kronecker
-from pyro_dropout.mathematics.row_mixture_distribution import LOG_2PI, WeightDistribution
+from pyro_dropout.mathematics.row_mixture_distribution import LOG_2PI, WeightDistribution, drawn
 from pyro_dropout.mathematics.shapes import Float, base_distribution, broadcast_shape
+
+
+class SharedNoise:
+    """The ε of one draw of a block of ``size`` numbers: each tensor of the block takes the part that it needs."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.drawn: Tensor | None = None
+
+    def draw(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Return ε for ``shape`` draws, (*shape, size): the same for every tensor that asks."""
+        wanted = (*shape, self.size)
+        if self.drawn is None or self.drawn.shape != wanted:
+            self.drawn = drawn(torch.randn, wanted, like)
+        return self.drawn
 
 
 class FullRankNormal(WeightDistribution):
     """One Gaussian over all numbers of a tensor, w = m + Rε: its covariance is R Rᵀ.
 
+    With ``shared`` noise it is one of several tensors that are drawn together, given those before it, and has its share
+    of the density of whole draws only. Its root is then its rows of L, up to the diagonal of the last one.
+
     Args:
         loc: the mean, (*shape).
         root: R, (K, columns) for K numbers in the tensor, laid out in its order; of rank K.
+        shared: the noise of the block, if it is in one.
     """
 
     has_rsample = True
 
-    def __init__(self, loc: Float[Tensor, "*shape"], root: Float[Tensor, "K columns"]) -> None:
-        self.loc, self.root = loc, root
+    def __init__(
+        self, loc: Float[Tensor, "*shape"], root: Float[Tensor, "K columns"], shared: SharedNoise | None = None
+    ) -> None:
+        self.loc, self.root, self.shared, self.joint = loc, root, shared, shared is not None
         super().__init__(Size(), loc.shape, validate_args=False)
 
     @cached_property
@@ -45,7 +66,9 @@ class FullRankNormal(WeightDistribution):
         return triangle.mT
 
     def half_log_det(self) -> Tensor:
-        """Return half the log-determinant of the covariance."""
+        """Return half the log-determinant of the covariance, or this tensor's share of it: its part of log diag L."""
+        if self.joint:
+            return self.root.diagonal(self.root.shape[1] - len(self.root)).log().sum()
         return self._cholesky.diagonal().abs().log().sum()
 
     @property
@@ -70,88 +93,43 @@ class FullRankNormal(WeightDistribution):
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Draw with gradients, (*sample_shape, *batch_shape, *shape)."""
-        lead = (*sample_shape, *self.batch_shape)
-        noise = torch.randn((*lead, self.root.shape[-1]), dtype=self.loc.dtype, device=self.loc.device)
-        return self.loc + (noise @ self.root.mT).reshape((*lead, *self.loc.shape))
+        lead, (size, columns) = (*sample_shape, *self.batch_shape), self.root.shape
+        noise = self._noise(lead, columns)
+        value = self.loc + (noise @ self.root.mT).reshape((*lead, *self.loc.shape))
+        return self._noted(value, noise[..., columns - size :])
+
+    def _noise(self, lead: Sequence[int], size: int) -> Tensor:
+        if self.shared is None:
+            return drawn(torch.randn, (*lead, size), self.loc)
+        return self.shared.draw(lead, self.loc)[..., :size]
+
+    def _noted(self, value: Tensor, noise: Tensor) -> Tensor:
+        """Return a draw, and keep the part of its noise, (..., n), that the density of a whole draw needs."""
+        self._draw = (weakref.ref(value), noise) if self.joint else None
+        return value
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log density of ``value``, (*sample_shape, *batch_shape)."""
+        """Return the log density of ``value``, (*sample_shape, *batch_shape), or of the last draw a share of it."""
         lead = value.dim() - self.loc.dim()
         if lead < 0 or value.shape[lead:] != self.event_shape:
             raise ShapeError(
                 f"value must end in the event's shape {tuple(self.event_shape)}; got {tuple(value.shape)}."
             )
-        off = (value - self.loc).reshape((*value.shape[:lead], -1, 1))
-        return self._log_density(torch.linalg.solve_triangular(self._cholesky, off, upper=False).squeeze(-1))
-
-    def _log_density(self, noise: Tensor) -> Tensor:
-        """Return log q of draws made from independent noise, (..., K)."""
+        if self.joint and (self._draw is None or self._draw[0]() is not value):
+            raise PyroDropoutError(
+                "tensors that are drawn together have a density for whole draws only; guide.posterior(name) has one for"
+                " each site."
+            )
+        if self.joint:
+            noise = self._draw[1]
+        else:
+            off = (value - self.loc).reshape((*value.shape[:lead], -1, 1))
+            noise = torch.linalg.solve_triangular(self._cholesky, off, upper=False).squeeze(-1)
         found = -0.5 * (noise.square().sum(-1) + len(self.root) * LOG_2PI) - self.half_log_det()
         return found.expand(broadcast_shape(found.shape, self.batch_shape))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(event_shape={tuple(self.event_shape)}, columns={self.root.shape[-1]})"
-
-
-class SharedNoise:
-    """The ε of one draw of a block of ``size`` numbers: each tensor of the block takes the part that it needs."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.drawn: Tensor | None = None
-
-    def draw(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        """Return ε for ``shape`` draws, (*shape, size): the same for every tensor that asks."""
-        wanted = (*shape, self.size)
-        if self.drawn is None or self.drawn.shape != wanted:
-            self.drawn = torch.randn(wanted, dtype=like.dtype, device=like.device)
-        return self.drawn
-
-
-class OfWholeDraws(FullRankNormal):
-    """One of several tensors that are drawn together: it has its share of the density of whole draws only."""
-
-    joint = True
-    shared: SharedNoise  # of all of them
-
-    def _noted(self, value: Tensor, noise: Tensor) -> Tensor:
-        """Return a draw, and keep the part of its noise, (..., n), that its density needs."""
-        self._draw = weakref.ref(value), noise
-        return value
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Return this tensor's share of log q of the last draw; the sum over all tensors is the joint density."""
-        if self._draw is None or self._draw[0]() is not value:
-            raise PyroDropoutError(
-                "tensors that are drawn together have a density for whole draws only; guide.posterior(name) has one for"
-                " each site."
-            )
-        return self._log_density(self._draw[1])
-
-
-class FullRankBlock(OfWholeDraws):
-    """One tensor of a block, drawn given the tensors before it.
-
-    Args:
-        loc: the mean, (*shape).
-        root: its rows of L, (K, end), up to the diagonal of its last row, so that end - K numbers come before it.
-        shared: the noise of the block.
-    """
-
-    def __init__(self, loc: Float[Tensor, "*shape"], root: Float[Tensor, "K end"], shared: SharedNoise) -> None:
-        super().__init__(loc, root)
-        self.shared = shared
-
-    def half_log_det(self) -> Tensor:
-        """Return this tensor's share of half the log-determinant: the sum of its part of log diag L."""
-        return self.root.diagonal(self.root.shape[1] - len(self.root)).log().sum()
-
-    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Draw this tensor's part of the block."""
-        lead, (size, end) = (*sample_shape, *self.batch_shape), self.root.shape
-        noise = self.shared.draw(lead, self.loc)[..., :end]
-        value = self.loc + (noise @ self.root.mT).reshape((*lead, *self.loc.shape))
-        return self._noted(value, noise[..., end - size :])
 
 
 def _to_gaussian(q: FullRankNormal, p: Distribution) -> Tensor:
@@ -199,11 +177,14 @@ class Rotated:
 
 
 class KroneckerNormal(FullRankNormal):
-    """The weight of a layer, (outputs, ...), or its bias, the last column of (W, b), whatever the other is."""
+    """The weight of a layer, (outputs, ...), or its bias, the last column of (W, b).
 
-    def __init__(self, loc: Tensor, layer: Rotated, is_bias: bool = False) -> None:
+    With ``shared`` noise both are drawn together, and the density of both is counted at the weight.
+    """
+
+    def __init__(self, loc: Tensor, layer: Rotated, is_bias: bool = False, shared: SharedNoise | None = None) -> None:
         self.layer, self.is_bias = layer, is_bias
-        super().__init__(loc, layer.left.new_empty(loc.numel(), 0))
+        super().__init__(loc, layer.left.new_empty(loc.numel(), 0), shared)
         columns = slice(-1, None) if is_bias else slice(0, loc.numel() // len(loc))
         self._rows = layer.right[columns]  # T of the columns of (W, b) that are this tensor, (columns, K)
 
@@ -213,6 +194,12 @@ class KroneckerNormal(FullRankNormal):
         root = torch.einsum("ok,ij,kj->oikj", self.layer.left, self._rows, self.layer.widths).flatten(2).flatten(0, 1)
         triangle: Tensor = torch.linalg.qr(root.mT, mode="r").R
         return triangle.mT
+
+    def half_log_det(self) -> Tensor:
+        """Return half the log-determinant of the covariance of this tensor, or of both at the weight."""
+        if self.joint:
+            return self.layer.half_log_det * (not self.is_bias)
+        return super().half_log_det()
 
     @property
     def covariance_matrix(self) -> Tensor:
@@ -226,32 +213,8 @@ class KroneckerNormal(FullRankNormal):
         return squares.reshape(self.loc.shape).expand(self._extended_shape())
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Draw, (*sample_shape, *batch_shape, *shape)."""
-        shape = (*sample_shape, *self.batch_shape, *self.layer.widths.shape)
-        return self._from_noise(torch.randn(shape, dtype=self.loc.dtype, device=self.loc.device))
-
-    def _from_noise(self, noise: Tensor) -> Tensor:
-        """Return m + U (s ∘ ε) Tᵀ of these columns, for ε (..., outputs, K)."""
-        apart = self.layer.left @ (self.layer.widths * noise) @ self._rows.mT
-        return self.loc + apart.reshape(*noise.shape[:-2], *self.loc.shape)
-
-
-class KroneckerBlock(KroneckerNormal, OfWholeDraws):
-    """The weight of a layer or its bias, drawn together; the density of both is counted at the weight."""
-
-    log_prob = OfWholeDraws.log_prob
-
-    def __init__(self, loc: Tensor, layer: Rotated, is_bias: bool, shared: SharedNoise) -> None:
-        super().__init__(loc, layer, is_bias)
-        self.shared = shared
-
-    def half_log_det(self) -> Tensor:
-        """Return this tensor's share of half the log-determinant."""
-        whole = self.layer.half_log_det
-        return torch.zeros_like(whole) if self.is_bias else whole
-
-    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Draw this tensor's part of the layer."""
-        noise = self.shared.draw((*sample_shape, *self.batch_shape), self.loc)
-        value = self._from_noise(noise.unflatten(-1, self.layer.widths.shape))
-        return self._noted(value, noise[..., :0] if self.is_bias else noise)
+        """Draw m + U (s ∘ ε) Tᵀ of these columns, (*sample_shape, *batch_shape, *shape)."""
+        lead, shape = (*sample_shape, *self.batch_shape), self.layer.widths.shape
+        noise = self._noise(lead, shape.numel())
+        apart = self.layer.left @ (self.layer.widths * noise.unflatten(-1, shape)) @ self._rows.mT
+        return self._noted(self.loc + apart.reshape(*lead, *self.loc.shape), noise[..., :0] if self.is_bias else noise)
