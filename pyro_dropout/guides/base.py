@@ -163,7 +163,7 @@ class SiteGuide(Marginals):
 
     @abstractmethod
     def weight_distribution(self, site: GuideSite, state: State) -> SiteDistribution:
-        """Return q(w) of a weight site, made from its tensors: a distribution of Pyro, of torch or of this package."""
+        """Return q(w) of a weight site, made from its tensors: a distribution of Pyro or of this package."""
 
     def bias_parameters(self, site: GuideSite) -> dict[str, Tensor]:
         """Return the tensors of a bias site's distribution."""

@@ -78,7 +78,10 @@ def from_dropout(
     names = {id(parameter): name for name, parameter in net.named_parameters()}
     for mask in masks:
         keep[names[id(net.get_submodule(mask.layer)._parameters["weight"])]] = 1 - mask.p
-        _replace(clean, clean.get_submodule(mask.dropout))
+        dropout, nothing = clean.get_submodule(mask.dropout), nn.Identity()
+        for path in [path for path, found in clean.named_modules(remove_duplicate=False) if found is dropout]:
+            parent, _, name = path.rpartition(".")
+            setattr(clean.get_submodule(parent), name, nothing)
         clean.get_submodule(mask.layer).register_forward_pre_hook(partial(points.check, mask))
     if masks:
         clean.register_forward_pre_hook(points.note, with_kwargs=True)
@@ -102,15 +105,6 @@ def from_dropout(
         value.requires_grad_(False)
         guide._state(guide._sites[name]).requires_grad_(False)
     return model, guide
-
-
-def _replace(net: nn.Module, module: nn.Module) -> None:
-    """Put one nn.Identity in all places of a module."""
-    nothing = nn.Identity()
-    for path, found in list(net.named_modules(remove_duplicate=False)):
-        if found is module:
-            parent, _, name = path.rpartition(".")
-            setattr(net.get_submodule(parent), name, nothing)
 
 
 def _search(masks: list[RowMask], net: nn.Module, x: AnyInputs, whole: bool) -> list[str] | None:

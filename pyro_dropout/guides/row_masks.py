@@ -69,8 +69,9 @@ def on_rows(net: nn.Module, x: AnyInputs | None) -> list[RowMask]:
 
 def check_masks(masks: Sequence[RowMask], net: nn.Module, x: AnyInputs) -> None:
     """Raise if masks that have moved into a guide, without data, were not on rows."""
+    wrong = _not_on_rows(net, masks, x)
     for mask in masks:
-        if mask.dropout in _not_on_rows(net, masks, x):
+        if mask.dropout in wrong:
             raise _refusal(mask.dropout, f"does not only change the input of {mask.layer!r}")
 
 

@@ -127,9 +127,9 @@ class PerDataPoint:
 
     def _low_rank(self, x: Tensor, layer: "Layer", eta: Tensor) -> list[Tensor]:
         """Return the products with V_r∘η_r: R of them, or L·R where each component has its own factor."""
-        matrices, scales = [], []
-        assert self.q.cov_factor is not None
-        for r, column in enumerate(self.q.cov_factor.unbind(-1)):
+        matrices, scales, factors = [], [], self.q.cov_factor
+        assert factors is not None
+        for r, column in enumerate(factors.unbind(-1)):
             for label, factor in enumerate(apart(column)):
                 rows = eta[..., r] * self.masks[label] if len(column) > 1 else eta[..., r]
                 matrices.append(self.q.from_rows(factor).to(self.dtype))

@@ -20,7 +20,6 @@ import torch
 from pyro import poutine
 from pyro.infer import SVI, JitTrace_ELBO, RenyiELBO, Trace_ELBO, TraceEnum_ELBO, TraceGraph_ELBO
 from pyro.infer.autoguide import (
-    AutoDiscreteParallel,
     AutoGuideList,
     init_to_feasible,
     init_to_mean,
@@ -284,24 +283,6 @@ def a_guide_that_subsamples(make: Make, init: Any) -> None:
 
 
 # --- guides in lists --------------------------------------------------------------------------------------------------
-
-
-@scenario()
-def an_enumerated_mixture(make: Make) -> None:
-    data = torch.tensor([0.0, 1.0, 10.0, 11.0, 12.0])
-
-    def model(data: Tensor) -> None:
-        weights = pyro.sample("weights", dist.Dirichlet(0.5 * torch.ones(2)))
-        locs = pyro.sample("locs", dist.Normal(0, 10).expand_by([2]).to_event(1))
-        scale = pyro.sample("scale", dist.LogNormal(0, 1))
-        with pyro.plate("data", len(data)):
-            assignment = pyro.sample("assignment", dist.Categorical(weights.expand(len(data), 2)))
-            pyro.sample("obs", dist.Normal(locs[assignment], scale), obs=data)
-
-    guide = AutoGuideList(model)
-    guide.append(make(poutine.block(model, hide=["assignment"])))
-    guide.append(AutoDiscreteParallel(poutine.block(model, expose=["assignment"])))
-    assert abs(TraceEnum_ELBO(max_plate_nesting=1).loss_and_grads(model, guide, data)) < 1e6
 
 
 def two_sites() -> None:

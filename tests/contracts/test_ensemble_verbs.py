@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 import pyro_dropout as pd
 from pyro_dropout.judging.diagnostics.arviz_export import arviz
-from pyro_dropout.mathematics.mixtures import MemberMixture
 
 F64 = torch.float64
 TAU = 4.0
@@ -104,20 +103,6 @@ def test_thompson_acts_on_one_member_at_a_time() -> None:
 
 
 # --- the posterior of one site ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("lead", [(), (5,), (2, 3)])
-def test_the_density_of_a_mixture_at_any_number_of_values(lead: tuple[int, ...]) -> None:
-    locs = torch.randn(3, 2, 4, dtype=F64)
-    for parts in (
-        [dist.Normal(loc, 0.5).to_event(2) for loc in locs],
-        [dist.Normal(loc, 0.5).to_event(1) for loc in locs],
-        [pd.paper.RowMixture(loc.unsqueeze(0), 0.5, torch.ones(1, dtype=F64), row_dim=None) for loc in locs],
-    ):
-        value = torch.randn(*lead, 2, 4, dtype=F64)
-        each = torch.stack([dist.Normal(loc, 0.5).log_prob(value).sum((-1, -2)) for loc in locs])
-        found = MemberMixture(parts).log_prob(value)
-        torch.testing.assert_close(found, torch.logsumexp(each, 0) - math.log(3))
 
 
 def test_the_posterior_of_a_site_in_every_kind_of_ensemble(points: Any, spread: Any, dropout: Any) -> None:
