@@ -69,7 +69,7 @@ def pyro_ensemble() -> pd.Ensemble:
 
 def test_mean_weights_of_different_networks_are_refused(points: Any, dropout: Any, pyro_ensemble: pd.Ensemble) -> None:
     for model, ensemble, x in ((*points, X), (*dropout, X), (plain, pyro_ensemble, X[:, 0])):
-        with pytest.raises(pd.errors.PyroDropoutError, match="mean of their weights is none of them; use method='mc'"):
+        with pytest.raises(pd.errors.PyroDropoutError, match="does not take method='standard' with an ensemble"):
             pd.predict(model, ensemble, x, method="standard")
     model = network()
     alone = pd.Ensemble(model, members=1)

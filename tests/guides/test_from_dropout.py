@@ -278,7 +278,7 @@ def test_a_sequence_before_a_dropped_layer_is_told() -> None:
 @pytest.mark.parametrize(
     ("outputs", "y", "said"),
     [
-        (3, torch.arange(30) % 3, "as class indices are.*likelihood=Categorical"),
+        (3, torch.arange(30) % 3, "likelihood=Categorical"),
         (3, torch.eye(3)[torch.arange(30) % 3], "nothing but 0 and 1.*Categorical.*argmax"),
         (1, torch.arange(30).unsqueeze(1) % 2, "nothing but 0 and 1.*Bernoulli"),
     ],
