@@ -125,7 +125,7 @@ class FullRankNormal(WeightDistribution):
         else:
             off = (value - self.loc).reshape((*value.shape[:lead], -1, 1))
             noise = torch.linalg.solve_triangular(self._cholesky, off, upper=False).squeeze(-1)
-        found = -0.5 * (noise.square().sum(-1) + len(self.root) * LOG_2PI) - self.half_log_det()
+        found: Tensor = -0.5 * (noise.square().sum(-1) + len(self.root) * LOG_2PI) - self.half_log_det()
         return found.expand(broadcast_shape(found.shape, self.batch_shape))
 
     def __repr__(self) -> str:
