@@ -50,21 +50,10 @@ _COLUMNS: Any = {"metavar": "COLUMNS"}
 
 @dataclass(frozen=True)
 class Reading(Settings):
-    """How a table is read.
+    """How a table is read; ``seed`` is that of the choice of held-back rows.
 
-    Attributes:
-        target: the name of the column to predict; None for the last one.
-        task: "regression", "classification", or "auto": a class if the target is text or 0 and 1.
-        missing: "auto" fills in the mean of the training rows, for categories the share of each, with a feature that
-            says where; "refuse" missing values, or "drop" their rows. Rows without a target are left out, or refused.
-        categorical: numeric columns to treat as categories.
-        drop: columns to leave out.
-        held_back: the share of rows, chosen at random, that is kept for testing; 0 for none.
-        seed: of that choice.
-        decimal: the decimal mark, "point" or "comma", of columns that may be read in two ways, such as 1,200.
-        encoding: of a CSV file, if it is neither UTF-8 nor declared by the file's first bytes.
-        separator: of a CSV file, "comma", "semicolon", "tab" or "pipe"; by default the one that splits the header.
-        keep: columns to use although they look like identifiers, free text or constants.
+    Missing values among inputs are filled in with the mean of the training rows, for categories the share of each, with
+    a feature that says where. Rows without a target are left out, or refused.
     """
 
     target: str | None = field(

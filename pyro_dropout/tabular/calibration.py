@@ -106,15 +106,7 @@ def calibrate(
     *,
     intervals: bool = True,
 ) -> Calibration:
-    """Return what held-back rows say about a posterior that was trained without them.
-
-    Args:
-        answer: its prediction of the held-back rows, samples kept.
-        held: their inputs and targets.
-        train: those of the other rows.
-        classes: names of the classes; () for numbers.
-        intervals: whether to calibrate intervals or sets.
-    """
+    """Return what held-back rows say about a posterior that was trained without them and gives this answer."""
     x, y = held
     y = y.to(answer.mean.device)
     scores = {"log_lik": float(answer.log_prob(y).mean())}
@@ -126,24 +118,14 @@ def calibrate(
         plainly = float((train[1].mean().to(y) - y).double().square().mean().sqrt())
         own = _scored(answer.interval(_LEVEL), y)
         scores |= {"rmse": rmse(answer, y), "rmse_of_mean": plainly, "coverage_95": own[0], "interval_score_95": own[1]}
-    whole = conformal(answer, y) if intervals and len(x) <= _MOST else None
-    found = Calibration(len(x), scores, whole)
-    if whole is not None and _supports(whole, _LEVEL):
-        scores |= _after(found, answer, y, bool(classes))
+    found = Calibration(len(x), scores, conformal(answer, y) if intervals and len(x) <= _MOST else None)
+    if classes and (sets := found.sets(answer, _LEVEL)) is not None:
+        right = sets.gather(-1, y.long().unsqueeze(-1)).double().mean()
+        scores |= {"set_coverage_95": float(right), "set_size_95": float(sets.sum(-1).double().mean())}
+    elif not classes and (ends := found.interval(answer, _LEVEL)) is not None:
+        covered, score = _scored(ends, y)
+        scores |= {"calibrated_coverage_95": covered, "calibrated_interval_score_95": score}
     return found
-
-
-def _after(found: Calibration, answer: Prediction, y: Tensor, classes: bool) -> dict[str, float]:
-    """Return the scores of calibrated intervals or sets, on the rows that they are calibrated on."""
-    if classes:
-        sets = found.sets(answer, _LEVEL)
-        assert sets is not None
-        held = sets.gather(-1, y.long().unsqueeze(-1)).double().mean()
-        return {"set_coverage_95": float(held), "set_size_95": float(sets.sum(-1).double().mean())}
-    ends = found.interval(answer, _LEVEL)
-    assert ends is not None
-    covered, score = _scored(ends, y)
-    return {"calibrated_coverage_95": covered, "calibrated_interval_score_95": score}
 
 
 def _scored(ends: Ends, y: Tensor) -> tuple[float, float]:

@@ -85,7 +85,7 @@ def choose_recipe(
         wanted: what is given, and what is to be chosen.
         training: the final one; candidates take a quarter of its steps.
         device: where to compute.
-        progress: whether to show a bar for all candidates.
+        progress: whether to show a bar.
         checkpoint: a folder for the checkpoints of all trainings, so that the same call continues after an
             interruption. It belongs to these arguments alone.
     """

@@ -90,15 +90,7 @@ def plan_table(
 ) -> tuple[Run, str, Prediction | None]:
     """Return an untrained run on all rows of a table, how it was chosen, and its prediction of the held-back rows.
 
-    Args:
-        data: the table.
-        file: its path.
-        digest: its SHA-256.
-        reading: how it was read.
-        training: how to train.
-        wanted: what to train.
-        checkpoint: a folder in which the trainings that choose are kept, so that the same call continues.
-        how: the device, and whether to show bars.
+    ``checkpoint`` is a folder in which the trainings that choose are kept, so that the same call continues.
     """
     wanted, training = suited(data, wanted, training)
     assert data.encoding is not None

@@ -35,16 +35,7 @@ _TYPES = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of every row.
-
-    Attributes:
-        level: the probability of the interval, or of the set of classes.
-        quantiles: levels whose quantiles are asked for. They are ends of calibrated central intervals: a single side is
-            not calibrated, and is off where errors are skewed or the mean is biased.
-        above: numbers of which it is asked how probably the target exceeds them; in the same way.
-        samples: weight draws.
-        seed: of the draws.
-    """
+    """What is asked of every row: the arguments of ``FittedTable.predict``."""
 
     level: float = 0.95
     quantiles: tuple[float, ...] = ()

@@ -19,15 +19,7 @@ _COUNT: Any = {"metavar": "N", "limits": (1, LARGEST)}
 
 @dataclass(frozen=True)
 class Wanted(Settings):
-    """What is to be trained on a table; "auto" is chosen on the held-back rows.
-
-    Attributes:
-        guide: by its name; "auto" is mean field with a learned prior, or an ensemble.
-        scale: of a numeric target.
-        noise: of a numeric target.
-        width: hidden units; None for 50, and fewer for more than 500 inputs.
-        members: of an ensemble; None for its default.
-    """
+    """What is to be trained on a table; "auto" is chosen on held-back rows, None is the default of the guide."""
 
     guide: str = field(
         default="auto", metadata=option("One of {guides}; auto chooses on the held-back rows.", metavar="NAME")
@@ -66,16 +58,7 @@ class Wanted(Settings):
 
 @dataclass(frozen=True)
 class Training(Settings):
-    """How long and how a guide is trained, and what is made of the held-back rows.
-
-    Attributes:
-        steps: an argument of ``fit``, as the next four are.
-        lr: learning rate.
-        batch_size: rows in a step; None for all, up to 2,048, and otherwise 1,024.
-        seed: of all random numbers.
-        compile: whether steps are compiled.
-        conformal: whether intervals are calibrated on the held-back rows.
-    """
+    """How long and how a guide is trained; ``conformal`` says whether held-back rows calibrate intervals."""
 
     steps: int = field(
         default=1200, metadata=option("Training steps; by default 1200, and 2000 for a given guide.", **_COUNT)
