@@ -72,6 +72,8 @@ def compare(
     for name in names:
         if name not in options.GUIDE_NAMES:
             raise options.refusal("--guides", f"unknown guide {name!r}; choose from {', '.join(options.GUIDE_NAMES)}.")
+    if settings["members"] is not None and not set(names) & options.HAS_MEMBERS:
+        raise options.refusal("--members", f"only an ensemble has members, not {', '.join(names)}.")
     where, reading = options.place(device), settings_of(settings)[0]
     from pyro_dropout.comparison.folder import claimed_folder, scores_of, write_folder
     from pyro_dropout.datasets.bundled import BUNDLED

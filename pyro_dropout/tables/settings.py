@@ -7,7 +7,7 @@ neither torch nor pandas, so that help texts come at once.
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from itertools import chain
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, Literal, get_args, get_origin
 
 from pyro_dropout.errors import RangeError
@@ -41,7 +41,8 @@ class Settings:
                 continue
             if known and not isinstance(value, bool) and value not in known:
                 raise RangeError(f"{each.name} must be one of {', '.join(map(str, known))}; got {value!r}.")
-            if limits and not (isinstance(value, Real) and limits[0] <= value <= limits[1]):
+            kind = Integral if limits and isinstance(limits[0], int) else Real
+            if limits and not (isinstance(value, kind) and limits[0] <= value <= limits[1]):
                 raise RangeError(f"{each.name} must lie in [{limits[0]:g}, {limits[1]:g}]; got {value!r}.")
 
 

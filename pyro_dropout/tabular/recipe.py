@@ -61,7 +61,7 @@ class Recipe(Settings):
     scale: Scale = "plain"
     activation: Activation = "relu"
     prior: Widths = "fixed"
-    temperature: float = field(default=1.0, metadata=option(limits=(0, 1e300)))
+    temperature: float = field(default=1.0, metadata=option(limits=(0.0, 1e300)))
     decay: bool = False
 
     def build(self, train: Data, classes: tuple[str, ...] = ()) -> tuple[Standardised, nn.Module]:
