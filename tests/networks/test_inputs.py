@@ -67,30 +67,6 @@ def test_several_inputs_train_and_predict_as_one_tensor_does(data: Any, form: st
     torch.testing.assert_close(answer.log_prob(y), expected.log_prob(y))
 
 
-@pytest.mark.deep
-def test_a_dict_goes_through_every_door(data: Any) -> None:
-    x, y = data
-    x = x | {"flip": True}
-    model = made()
-    guide = pd.AutoMeanField(model)
-    pd.fit(model, guide, x, y, steps=3, validation=(x, y), check_every=1, **QUIET)
-    draws = pd.to_arviz(model, guide, x, y, samples=20)
-    assert draws.log_likelihood["y"].shape == (1, 20, N)
-    with pytest.warns(UserWarning, match="above 0.7"):  # it is hardly trained
-        assert pd.loo(model, guide, x, y, samples=200).n_data_points == N
-    assert pd.judging.elbo_report(model, guide, x, y, samples=10).elbo < 0
-    ensemble = pd.Ensemble(model, members=2)
-    pd.fit(model, ensemble, x, y, steps=3, batch_size=4, validation=(x, y), check_every=2, **QUIET)
-    assert pd.predict(model, ensemble, x).mean.shape == (N, 1)
-    found = pd.compare(model, [pd.AutoDropout], (x, y), (x, y), steps=3, seeds=2, samples=20, **QUIET)
-    assert found.rows[0].note == ""
-    assert "rmse" in found.rows[0].scores
-    assert "between" not in found.rows[0].scores
-    fleet = pd.Fleet(lambda seed: (found_model := made(), pd.AutoDropout(found_model)), {"seed": [0, 1]})
-    fleet.fit(x, y, steps=2, batch_size=5, **QUIET)
-    assert pd.prediction.predict_fleet(fleet, x, y, samples=5).log_prob().shape == (2, N)
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [

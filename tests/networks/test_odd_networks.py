@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import pyro_dropout as pd
 from tests.networks.layers import Output
@@ -104,16 +104,9 @@ def test_a_lazy_network_is_run_first() -> None:
 
 
 def test_complex_weights_are_called_complex() -> None:
-    class Turned(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.w, self.o = nn.Parameter(torch.randn(3, 4, dtype=torch.complex64)), nn.Linear(4, 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.o((x.to(torch.complex64) @ self.w).abs())
-            return out
-
-    with pytest.raises(pd.errors.PyroDropoutError, match=r"'w' is complex, and weights are real"):
-        pd.BayesianNet(Turned())
-    model = pd.BayesianNet(Turned(), pd.Prior(hide=lambda name, module: name == "w"))
+    net = Output(nn.Linear(4, 1), lambda net, x: net((x.to(torch.complex64) @ net.w).abs()))
+    net.net.w = nn.Parameter(torch.randn(3, 4, dtype=torch.complex64))
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"'net.w' is complex, and weights are real"):
+        pd.BayesianNet(net)
+    model = pd.BayesianNet(net, pd.Prior(hide=lambda name, module: name == "net.w"))
     assert pd.fit(model, pd.AutoDropout(model), X, Y, steps=2, **QUIET).steps == 2

@@ -126,7 +126,7 @@ def test_wrong_targets_are_named(change: Any, says: str) -> None:
 
 @pytest.mark.parametrize(("dims", "dim"), [((2, H, W), 0), ((None, 4), -1)])
 @pytest.mark.deep
-def test_maps_of_numbers_have_noise_of_their_own(dims: Any, dim: int, tmp_path: Path) -> None:
+def test_maps_of_numbers_have_noise_of_their_own(dims: Any, dim: int) -> None:
     """Means first and log precisions after them, along one dimension; the rest are positions."""
     if dim == 0:
         net: nn.Module = nn.Conv2d(1, 2, 1)
@@ -144,15 +144,7 @@ def test_maps_of_numbers_have_noise_of_their_own(dims: Any, dim: int, tmp_path: 
     p = model.likelihood.distribution(model.evaluate({}, x))
     torch.testing.assert_close(p.log_prob(y), wanted)
     assert answer.mean.shape == answer.variance.shape == y.shape
-    assert answer.log_prob(y).shape == (N,)
-    low, high = answer.interval(0.9)
-    assert low.shape == y.shape
-    assert bool((low < high).all())
-    assert 0 <= pd.coverage(answer, y) <= 1
-    assert pd.crps(answer, y).shape == y.shape
     given = y.squeeze(1) if dim == 0 else y  # a map of one number may come without its dimension
     torch.testing.assert_close(torch.tensor(rmse(answer, given)), (answer.mean - y).square().mean().sqrt())
-    found = pd.compare(model, [pd.AutoDropout], (x, given), (x, given), steps=2, seeds=1, samples=5, **QUIET)
-    assert found.rows[0].note == ""
     with pytest.raises(pd.errors.PyroDropoutError, match="covariance is for points with targets in a row"):
         _ = answer.covariance
