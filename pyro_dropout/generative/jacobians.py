@@ -6,7 +6,6 @@ another. Where f = W φ(x) + b, the slope of f in W is φ(x), the same for every
 """
 
 import warnings
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,7 +21,7 @@ from pyro_dropout.generative.inputs import AnyInputs, copies, leaves_of, picked,
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.own_noise import check_no_noise, silent
 from pyro_dropout.generative.standardised import Standardised
-from pyro_dropout.generative.trial_run import aside, can_run, evaluating
+from pyro_dropout.generative.trial_run import aside, can_run, checked_with, evaluating
 from pyro_dropout.protocols import Model, Weights
 
 _ASKER = "predict(method='linearised')"
@@ -194,8 +193,6 @@ def _affine(f: Tensor, features: Tensor, weight: Tensor, bias: Tensor | None) ->
     return bool(((again - f).abs() <= 64 * size).all())
 
 
-# The shapes of inputs that a model has been checked with.
-_CHECKED: "weakref.WeakKeyDictionary[nn.Module, set[object]]" = weakref.WeakKeyDictionary()
 _BY_ROW: set[type[nn.Module]] = {nn.Sequential, nn.Linear, nn.Identity, nn.Dropout, nn.LayerNorm}
 _BY_ROW |= {nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SELU, nn.SiLU, nn.Softplus, nn.Tanh, nn.Sigmoid}
 _ADVICE = "If it needs all its points at once, as a graph network does, write BayesianNet(net, whole_batch=True)."
@@ -219,7 +216,7 @@ def check_single_points(model: object, x: AnyInputs) -> None:
     first = next((module for module in model.net.modules() if isinstance(module, nn.Linear)), None)
     if first is not None and runs_by_row(model.net) and isinstance(x, Tensor) and x.shape[1:] == (first.in_features,):
         return
-    known, key = _CHECKED.setdefault(model, set()), tuple(leaf.shape[1:] for leaf in leaves_of(x))
+    known, key = checked_with(model), ("single", *(leaf.shape[1:] for leaf in leaves_of(x)))
     if key in known:
         return
     with aside(model.net), evaluating(model.net), silent():

@@ -15,9 +15,8 @@ from pyro.nn import PyroModule
 from pyro.poutine.messenger import _bound_partial, _context_wrap
 from torch import Tensor, nn
 
-from pyro_dropout.engines.torch_internals import tree_leaves, tree_map
 from pyro_dropout.errors import PyroDropoutError, ShapeError
-from pyro_dropout.generative.inputs import inputs_of, takes_all
+from pyro_dropout.generative.inputs import Inputs, inputs_of, takes_all
 from pyro_dropout.generative.likelihoods.likelihood import is_likelihood
 from pyro_dropout.mathematics.checks import describe, did_you_mean
 from pyro_dropout.protocols import PyroModel, Trace, Tree
@@ -104,7 +103,7 @@ class ModelCall:
 
     def leaves(self) -> Iterator[Tensor]:
         """Yield all tensors in the arguments, in order."""
-        return (leaf for leaf in tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor))
+        return iter(Inputs(self.args, self.kwargs).leaves())
 
     @property
     def count(self) -> int | None:
@@ -118,10 +117,8 @@ class ModelCall:
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "ModelCall":
         """Return the same call with every tensor changed."""
-        args, kwargs = tree_map(
-            lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf, (self.args, self.kwargs)
-        )
-        return replace(self, args=args, kwargs=kwargs)
+        found = Inputs(self.args, self.kwargs).mapped(change)
+        return replace(self, args=found.args, kwargs=found.kwargs)
 
     def to(self, device: torch.device | str) -> "ModelCall":
         """Return the same call with every tensor on a device."""

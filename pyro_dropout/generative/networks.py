@@ -2,7 +2,6 @@
 
 import copy
 import warnings
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Self, TypeVar
 
@@ -48,14 +47,12 @@ from pyro_dropout.generative.own_noise import (
 from pyro_dropout.generative.precision import HALF, lowered
 from pyro_dropout.generative.priors import Prior, PriorWidths
 from pyro_dropout.generative.registration import tell_pyro
-from pyro_dropout.generative.trial_run import aside, can_run
+from pyro_dropout.generative.trial_run import aside, can_run, checked_with
 from pyro_dropout.mathematics.checks import check_choice, check_flag, describe
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
 from pyro_dropout.mathematics.shapes import broadcast_shape
 from pyro_dropout.protocols import Likelihood, Weights
 
-# The shapes of inputs that a model has been checked with. Not an attribute: it would be a part of the model.
-_CHECKED: "weakref.WeakKeyDictionary[nn.Module, set[object]]" = weakref.WeakKeyDictionary()
 # Finds the modules that draw noise, given whether inputs stay whole; None if the network does not run with them.
 Search = Callable[[nn.Module, AnyInputs, bool], list[str] | None]
 Part = TypeVar("Part")
@@ -135,8 +132,9 @@ class BayesianNet(PriorWidths):
             freeze_all_but(net, only)
         self.net, self.output, self.whole_batch = net, output, whole_batch
         self._still = still_layers(net, frozen_statistics)
-        self._dropped: list[str] = []
-        self._noise: list[str] = []
+        # The dropout layers that from_dropout has moved into the guide, and the modules that draw noise at every pass.
+        self.dropped: list[str] = []
+        self.noise: list[str] = []
         self._search: Search | None = None
         self.prior = Prior(width_scaled="all", tempered=True) if prior is None else prior
         if likelihood is None:
@@ -183,8 +181,8 @@ class BayesianNet(PriorWidths):
             "assumed to be (out, in, ...)": [name for name, site in self.sites.items() if site.assumed],
             "running statistics that move in train()": self._moving(),
             "running statistics that stay": self._still,
-            "dropout of rows, in the guide": self._dropped,
-            "noise of the network's own, at every pass": self._noise,
+            "dropout of rows, in the guide": self.dropped,
+            "noise of the network's own, at every pass": self.noise,
         }
         more = {kind: f", and {len(names) - _SHOWN} more" * (len(names) > _SHOWN) for kind, names in kinds.items()}
         return "\n".join(f"{kind}: {', '.join(names[:_SHOWN])}{more[kind]}" for kind, names in kinds.items() if names)
@@ -215,25 +213,15 @@ class BayesianNet(PriorWidths):
         batch = broadcast_shape(*samples.values())
         return self._vectorised(plain, x, batch) if batch else self._run(plain, x)
 
-    @property
-    def dropped(self) -> list[str]:
-        """The dropout layers of the network that ``from_dropout`` has moved into the guide."""
-        return list(self._dropped)
-
-    @property
-    def noise(self) -> list[str]:
-        """The modules that draw noise at every pass, whatever the mode; those that need data are found with it."""
-        return list(self._noise)
-
     def keep_noise(self, noise: list[str], dropped: list[str], search: Search) -> None:
-        """Keep noise of the network's own: what is known of it, and a search for more that needs data."""
-        self._noise, self._dropped, self._search = noise, dropped, search
+        """Keep noise of the network's own, as far as it is known, and a search for more that needs data."""
+        self.noise, self.dropped, self._search = noise, dropped, search
 
     def look_at(self, x: AnyInputs) -> None:
         """Find noise of the network's own, with the first data."""
         found = self._search(self.net, x, self.whole_batch) if self._search is not None and can_run(x) else None
         if found is not None:
-            self._noise, self._search = found, None
+            self.noise, self._search = found, None
 
     def forward(self, x: Any, y: Tensor | None = None, num_data: int | None = None) -> Tensor:
         """Draw the weights, run the network and observe ``y``; returns the network's output."""
@@ -254,13 +242,13 @@ class BayesianNet(PriorWidths):
     def _run(self, weights: Weights, x: AnyInputs) -> Tensor:
         """Run the network once, on x of shape (N, ...)."""
         try:
-            still, noisy = (map(self.net.get_submodule, paths) for paths in (self._still, self._noise))
+            still, noisy = (map(self.net.get_submodule, paths) for paths in (self._still, self.noise))
             written, recorded = written_out(self.net, weights), recordable(self.net.modules(), is_traced())
-            x = copies(x, 1) if may_write(self.net, self._noise) else x
+            x = copies(x, 1) if may_write(self.net, self.noise) else x
             with kept_random(noisy), written, recorded, held_still(still), lowered(leaves_of(x)[0].device):
                 given = _call(self.net, weights, x)
         except (RuntimeError, TypeError, ValueError) as cause:
-            wrong = drawn_in_place(self._noise, cause) or wrong_with(x, self.net, cause)
+            wrong = drawn_in_place(self.noise, cause) or wrong_with(x, self.net, cause)
             if wrong is None:
                 raise
             raise wrong from cause
@@ -288,7 +276,7 @@ class BayesianNet(PriorWidths):
         """Raise if a draw for each data point met another dimension of the same size; once for inputs of a shape."""
         shapes = tuple(leaf.shape[1:] for leaf in leaves_of(x))
         key = (shapes, self.net.training, *(drawn_per_data_point(value) is None for value in weights.values()))
-        known = _CHECKED.setdefault(self, set())
+        known = checked_with(self)
         if key in known or not can_run(x):
             return
         with aside(self.net):
@@ -318,10 +306,10 @@ class BayesianNet(PriorWidths):
     def _needs_a_loop(self) -> bool:
         """Whether a module of the network cannot run under vmap, or updates its statistics or draws noise in place."""
         moving = self._moving()
-        return may_write(self.net, self._noise) or any(
+        return may_write(self.net, self.noise) or any(
             isinstance(module, _LOOPED)
             or (path in moving and module.training)
-            or (path in self._noise and not isinstance(module, nn.modules.dropout._DropoutNd))
+            or (path in self.noise and not isinstance(module, nn.modules.dropout._DropoutNd))
             for path, module in self.net.named_modules()
         )
 

@@ -160,15 +160,11 @@ class Prior:
 
         It turns the penalty of N(0, 1/fan_in) into that of N(0, l⁻²), but into no larger one.
         """
-        if not self.tempered:
-            return {}
-        sites = list(self.sites(net))
+        sites = list(self.sites(net)) if self.tempered else []
         plain, scaled = (self._lengths("length_scale", sites, "weight", scaled=how) for how in (False, True))
         ratios = {name: torch.as_tensor(plain[name]).double() / torch.as_tensor(scaled[name]) for name in plain}
-        return {
-            site.name: min(1.0, float(ratios[site.name].square().mean())) if site.kind == "weight" else 1.0
-            for site in sites
-        }
+        factors = {name: min(1.0, float(ratio.square().mean())) for name, ratio in ratios.items()}
+        return {site.name: factors.get(site.name, 1.0) for site in sites}
 
     def learned(self, net: nn.Module) -> list[str]:
         """Return the sites of ``net`` whose width is learned."""

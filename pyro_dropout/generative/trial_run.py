@@ -35,6 +35,12 @@ _WITHOUT_VALUES = (
 )
 # The modules that a program has called that is no module itself, in order.
 _CALLED = WeakIdKeyDictionary()
+_CHECKED: "weakref.WeakKeyDictionary[nn.Module, set[object]]" = weakref.WeakKeyDictionary()
+
+
+def checked_with(model: nn.Module) -> set[object]:
+    """Return what a model has been checked with; not an attribute, which would be a part of the model."""
+    return _CHECKED.setdefault(model, set())
 
 
 @contextlib.contextmanager

@@ -111,7 +111,7 @@ class Likelihood(nn.Module):
         if y.shape != f.shape[-2:]:
             advice = " Write y.unsqueeze(-1)." if y.shape == f.shape[-2:-1] and f.shape[-1] == 1 else ""
             if f.shape[-1] > 1 and y.shape == f.shape[-2:-1] and not y.is_floating_point():
-                advice = " For classes give the model likelihood=Categorical()."
+                advice = " For whole numbers, as class indices are, write likelihood=Categorical()."
             raise ShapeError(
                 f"y must have shape (N, D) = {tuple(f.shape[-2:])}, as the model's outputs have for the likelihood"
                 f" {type(self).__name__}; got {tuple(y.shape)}.{advice}"
