@@ -53,7 +53,15 @@ class NotRecordedError(RuntimeError):
     """An operation needs more than a record of what has run."""
 
 
-class Recorder(TorchDispatchMode):
+class Mode(TorchDispatchMode):
+    """A mode for which torch does not load its compiler, in two seconds, to keep it away."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class Recorder(Mode):
     """A graph of the operations that run in this context."""
 
     def __init__(self) -> None:
@@ -62,11 +70,6 @@ class Recorder(TorchDispatchMode):
         self._known: dict[int, tuple[weakref.ref[Tensor], fx.Node]] = {}
         self._held: dict[int, tuple[Tensor, str]] = {}
         self._failed = False
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Whether torch is to keep its compiler away from this mode, for which it would load it: two seconds."""
-        return False
 
     def add_input(self, value: object) -> bool:
         """Make a tensor the next input of the graph; return whether it can be."""
@@ -167,16 +170,11 @@ def _shape_of(value: Tensor) -> Tensor:
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
 
 
-class RecordedMasks(TorchDispatchMode):
+class RecordedMasks(Mode):
     """Where operations are recorded, draws masks into new tensors, with the same random numbers.
 
     torch's dropout fills an empty tensor in place. On a CPU, inductor may move what reads it before what fills it.
     """
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Whether torch is to keep its compiler away from this mode, for which it would load it: two seconds."""
-        return False
 
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         if func is not torch.ops.aten.bernoulli_.float or args[0].is_cuda or kwargs:

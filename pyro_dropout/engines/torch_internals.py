@@ -58,31 +58,6 @@ from torch.utils._pytree import (
     tree_unflatten,
 )
 
-__all__ = [
-    "DataDependentOutputException",
-    "DynamicOutputShapeException",
-    "FakeTensorMode",
-    "LazyGraphModule",
-    "OpOverload",
-    "TorchDispatchMode",
-    "TracingContext",
-    "TreeSpec",
-    "UnsupportedFakeTensorException",
-    "UnsupportedOperatorException",
-    "disable_current_modes",
-    "function_modes",
-    "keystr",
-    "pop_mode_for_a_moment",
-    "register_pytree_node",
-    "reparametrize_module",
-    "tracing",
-    "tree_flatten",
-    "tree_flatten_with_path",
-    "tree_leaves",
-    "tree_map",
-    "tree_unflatten",
-]
-
 Compiled = Callable[..., Any]
 
 

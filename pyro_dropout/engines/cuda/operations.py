@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, fx
 
-from pyro_dropout.engines.cuda import by_number
 from pyro_dropout.engines.cuda.calls import Call, Constants, Draws
 from pyro_dropout.engines.cuda.loops import Loops
 from pyro_dropout.engines.cuda.values import (
@@ -20,12 +19,17 @@ from pyro_dropout.engines.cuda.values import (
     Value,
     broadcast,
     c_type,
+    gathered,
     joined,
     number,
     permuted,
+    placed,
     reshaped,
+    rows,
+    scattered,
     selected,
     shifted,
+    summed_up,
     within,
 )
 from pyro_dropout.engines.generated.formulas import DRAWS, PRODUCTS, filled_with, formula_of, name_of
@@ -268,27 +272,27 @@ class Lowering:
         return product
 
     def _gathered(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
-        return by_number.gathered(self._value(node.args[0]), node.args[1], self._value(node.args[2]), shape)
+        return gathered(self._value(node.args[0]), node.args[1], self._value(node.args[2]), shape)
 
     def _rows(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
         value, index = self._value(node.args[0]), node.args[1]
         if len(index) != 1 or index[0] is not self._last or len(index[0].meta["val"].shape) != 1:
             raise UnsupportedError("a kernel has no indices but those of a batch")
-        return by_number.rows(value, self._value(index[0]), shape)
+        return rows(value, self._value(index[0]), shape)
 
     def _scattered(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
         other, index, source = self._value(node.args[0]), self._value(node.args[2]), self._value(node.args[3])
-        terms = by_number.scattered(node.args[1] % len(shape), index, source, shape, dtype)
+        terms = scattered(node.args[1] % len(shape), index, source, shape, dtype)
         return self._pair("({0} + {1})", other, self._total(terms, terms.shape[-1:]), shape, dtype)
 
     def _placed(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
         other, index, source = self._value(node.args[0]), self._value(node.args[2]), self._value(node.args[3], dtype)
         if node.kwargs:
             raise UnsupportedError(f"a kernel has no {node.name} with {sorted(node.kwargs)}")
-        return by_number.placed(other, node.args[1] % len(shape), index, source)
+        return placed(other, node.args[1] % len(shape), index, source)
 
     def _summed_up(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
-        terms = by_number.summed_up(self._value(node.args[0]), node.args[1] % max(len(shape), 1), dtype)
+        terms = summed_up(self._value(node.args[0]), node.args[1] % max(len(shape), 1), dtype)
         return self._total(terms, terms.shape[-1:])
 
     _special: ClassVar[dict[str, Callable[["Lowering", Call, Shape, torch.dtype], Value]]] = {

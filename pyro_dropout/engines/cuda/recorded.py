@@ -12,12 +12,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from pyro_dropout.engines.cuda.calls import Constants
 from pyro_dropout.engines.cuda.loops import Loops
 from pyro_dropout.engines.cuda.operations import Lowering
-from pyro_dropout.engines.cuda.values import UnsupportedError, Value, c_type, flat_index
+from pyro_dropout.engines.cuda.values import WORD, UnsupportedError, Value, c_type, flat_index
 from pyro_dropout.engines.program import traced
 from pyro_dropout.engines.torch_internals import compile_cuda, decompositions
 
 LANES = 32  # threads that can exchange numbers
-WORD = 8  # bytes
 # What torch's own table of simpler operations leaves as it is.
 _MORE = [
     *(torch.ops.aten.elu, torch.ops.aten.gelu, torch.ops.aten.leaky_relu, torch.ops.aten.hardtanh),

@@ -15,14 +15,13 @@ from torch import Tensor, fx
 from pyro_dropout.engines.cuda.calls import Draws
 from pyro_dropout.engines.cuda.recorded import (
     LANES,
-    WORD,
     compiled_kernel,
     processor,
     shaped,
     simpler,
 )
 from pyro_dropout.engines.cuda.source import Recorded, Source, TooLargeError, steps_source
-from pyro_dropout.engines.cuda.values import UnsupportedError
+from pyro_dropout.engines.cuda.values import WORD, UnsupportedError
 from pyro_dropout.engines.engine import exact_products
 from pyro_dropout.engines.torch_internals import launched_together
 

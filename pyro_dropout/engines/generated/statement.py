@@ -121,18 +121,6 @@ class Call:
         return written(self.operation, args, named, [None if each is None else tensor(each) for each in places])
 
 
-def expanded(total: Tensor, kept: Sequence[int], size: Sequence[int]) -> Tensor:
-    """Return a view of sums with a stride of zero along what is summed."""
-    return total.view(list(kept)).expand(list(size))
-
-
-def together(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of what two shapes give element by element; torch's own function loads its symbolic algebra."""
-    wide = max(len(left), len(right))
-    pairs = zip((1,) * (wide - len(left)) + left, (1,) * (wide - len(right)) + right, strict=True)
-    return tuple(b if a == 1 else a for a, b in pairs)
-
-
 def number(value: object, c_type: str) -> str:
     """Return a number as it is written in C, in a type."""
     if c_type in ("float", "double") and isinstance(value, int | float) and not isinstance(value, bool):

@@ -29,9 +29,7 @@ from pyro_dropout.engines.generated.statement import (
     Memory,
     Place,
     Statement,
-    expanded,
     number,
-    together,
 )
 from pyro_dropout.engines.torch_internals import OpOverload
 
@@ -115,14 +113,9 @@ class Translation:
     def _result(self, node: fx.Node) -> Tensor:
         """Return new memory for the result of an operation."""
         val = node.meta.get("val")
-        if isinstance(val, Tensor):
-            size, dtype = tuple(val.shape), val.dtype
-        elif node.target in (aten.mul.Tensor, aten.add.Tensor):  # written into the graph after recording
-            views = [self._view(each) for each in node.args]
-            size, dtype = together(*(tuple(each.shape) for each in views)), torch.result_type(*views)
-        else:
+        if not isinstance(val, Tensor):
             raise CannotError(f"{node} without a shape")
-        self._views[node] = made = self._new(size, None, dtype)
+        self._views[node] = made = self._new(tuple(val.shape), None, val.dtype)
         return made
 
     def _add(self, node: fx.Node) -> None:
@@ -241,7 +234,7 @@ class Translation:
             raise CannotError("a sum of so many terms")
         mean = node.target in (aten.mean.default, aten.mean.dim)
         total = self._new(result.shape, None, result.dtype) if mean else result
-        self._state("{0}", [source], expanded(total, kept, view.shape), adds=True)
+        self._state("{0}", [source], total.view(kept).expand(view.shape), adds=True)
         if mean:
             self._state("{0} / {1}", [self._whole(total), typed(terms, C_TYPES[result.dtype])], result)
 

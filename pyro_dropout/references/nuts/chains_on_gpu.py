@@ -20,14 +20,13 @@ from pyro_dropout.engines.cuda.loops import Loops
 from pyro_dropout.engines.cuda.recorded import (
     LANES,
     PREAMBLE,
-    WORD,
     compiled_kernel,
     lowered,
     outside,
     packed,
     processor,
 )
-from pyro_dropout.engines.cuda.values import UnsupportedError, Value, c_type
+from pyro_dropout.engines.cuda.values import WORD, UnsupportedError, Value, c_type
 from pyro_dropout.references.nuts.adaptation import Plan, Tuning
 from pyro_dropout.references.nuts.no_u_turn import HALF, LEAF, Array, Randoms, Tree
 from pyro_dropout.references.nuts.stepping import Stepping
