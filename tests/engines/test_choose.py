@@ -118,20 +118,6 @@ def test_convolutions_are_calls_of_torch_in_plain_c(biased: bool, batch_size: in
     torch.testing.assert_close(found[1].losses, found[2].losses, rtol=1e-6, atol=1e-6)
 
 
-def test_without_a_compiler_long_trainings_are_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def no_compiler(*_: object) -> None:
-        raise RuntimeError("No working C++ compiler found")
-
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(program, "_compile", no_compiler)
-    monkeypatch.setattr(library, "compiler", lambda: ())
-    monkeypatch.setattr("pyro_dropout.training.fit.decided", lambda *_: "auto")
-    with pytest.warns(UserWarning, match="cannot be compiled, and replays its recorded operations.*No working C"):
-        found = trained(pd.AutoDropout, "auto")
-    assert found.engine == "recorded"
-    assert found.why == "C: there is no C compiler; inductor: No working C++ compiler found"
-
-
 @pytest.mark.usefixtures("by_c_or_recorded")
 def test_a_step_that_cannot_be_recorded_warns_as_ever_and_runs_eagerly() -> None:
     class Reads(nn.Module):

@@ -10,10 +10,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import pyro_dropout as pd
-from pyro_dropout.engines import program
 from pyro_dropout.engines.recorder import record
-from pyro_dropout.registry import guide_names
-from pyro_dropout.tabular.recipe import Recipe
 from pyro_dropout.training.fit import fit
 
 Function = Callable[..., list[Tensor]]
@@ -129,31 +126,3 @@ UNRECORDED: dict[str, Function] = {
 def test_what_a_record_cannot_hold_is_left_to_make_fx(name: str) -> None:
     with torch.no_grad():
         assert record(UNRECORDED[name], [torch.randn(3)]) is None
-
-
-@pytest.mark.thinned(24)
-@pytest.mark.filterwarnings("ignore:the point of this Laplace")
-@pytest.mark.parametrize("guide", guide_names())
-def test_steps_of_every_guide_are_recorded(guide: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """None of them needs ``make_fx``, and each record is that of ``make_fx``."""
-    codes = []
-
-    def both(function: Function, inputs: list[Tensor]) -> Any:
-        before = torch.get_rng_state()
-        theirs = _made(function, *inputs)
-        torch.set_rng_state(before)
-        mine = record(function, inputs)
-        assert mine is not None
-        mine.graph.eliminate_dead_code()
-        mine.recompile()
-        theirs.graph.eliminate_dead_code()
-        theirs.recompile()
-        codes.append((_plain(mine.code), _plain(theirs.code)))
-        return mine
-
-    monkeypatch.setattr(program, "record", both)
-    x = torch.randn(20, 2)
-    model, posterior = Recipe(guide, width=3).build((x, x[:, :1]))
-    fit(model, posterior, x, x[:, :1], steps=2, compile="traced", progress=False)  # type: ignore[arg-type]
-    assert codes
-    assert all(mine == theirs for mine, theirs in codes)

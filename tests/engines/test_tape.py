@@ -98,19 +98,6 @@ def test_it_gives_what_the_function_gives(function: Function, changing: tuple[in
         torch.set_default_dtype(before)
 
 
-def test_it_runs_only_what_changes() -> None:
-    x, y = torch.randn(4, 4), torch.randn(4, 4)
-
-    def function(x: Tensor, y: Tensor) -> list[Tensor]:
-        return [(x.view(2, 8).t().exp() + y.exp().sum() + torch.ones(8, 2).log()).unsqueeze(0).expand(2, 8, 2)]
-
-    graph = record(function, [x, y])
-    assert graph is not None
-    tape = Tape(graph, [x, y], [0])
-    assert tape.calls == 3  # exp, and two sums
-    assert Tape(graph, [x, y], [0, 1]).calls == 5
-
-
 def test_what_is_not_for_a_tape_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(4, 4)
     functions: list[Callable[[Tensor], list[Tensor]]] = [

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import pyro_dropout as pd
-from pyro_dropout.engines import threads
-from pyro_dropout.engines.threads import Work, enough_threads, threads_for
+from pyro_dropout.engines.threads import Work
 
 X = torch.linspace(-1, 1, 30).unsqueeze(-1)
 
@@ -50,26 +49,10 @@ def test_a_small_network_has_one_thread_and_torch_its_own_again(two: None) -> No
     assert torch.get_num_threads() == 2
 
 
-def test_a_large_one_has_all(two: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "_SHARE", 1)
-    assert set(fitted(steps=5)) == {2}
-
-
 def test_an_error_leaves_torchs_number(two: None) -> None:
     with pytest.raises(RuntimeError, match="enough"):
         fitted(steps=40)
     assert torch.get_num_threads() == 2
-
-
-def test_the_number_is_never_raised() -> None:
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        with enough_threads(lambda: torch.ones(1000, 1000) @ torch.ones(1000, 1000)):
-            assert torch.get_num_threads() == 1
-    finally:
-        torch.set_num_threads(before)
-    assert threads_for(2**40, 1) == 1
 
 
 def test_the_same_seed_gives_the_same_losses_with_one_thread_and_with_two(two: None) -> None:

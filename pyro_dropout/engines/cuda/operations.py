@@ -19,17 +19,12 @@ from pyro_dropout.engines.cuda.values import (
     Value,
     broadcast,
     c_type,
-    gathered,
     joined,
     number,
     permuted,
-    placed,
     reshaped,
-    rows,
-    scattered,
     selected,
     shifted,
-    summed_up,
     within,
 )
 from pyro_dropout.engines.generated.formulas import DRAWS, PRODUCTS, filled_with, formula_of, name_of
@@ -271,28 +266,63 @@ class Lowering:
             product = self._pair("({0} + {1})", product, bias, shape, dtype)
         return product
 
+    # --- elements that are chosen by numbers which a kernel reads -----------------------------------------------------
+
     def _gathered(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
-        return gathered(self._value(node.args[0]), node.args[1], self._value(node.args[2]), shape)
+        value, dim, index = self._value(node.args[0]), node.args[1] % max(len(shape), 1), self._value(node.args[2])
+
+        def at(indices: Indices) -> str:
+            return value.at((*indices[:dim], f"(int)({index.at(indices)})", *indices[dim + 1 :]))
+
+        return Value(shape, value.dtype, at, value.cost + index.cost + 2)
 
     def _rows(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
         value, index = self._value(node.args[0]), node.args[1]
         if len(index) != 1 or index[0] is not self._last or len(index[0].meta["val"].shape) != 1:
             raise UnsupportedError("a kernel has no indices but those of a batch")
-        return rows(value, self._value(index[0]), shape)
+        numbers = self._value(index[0])
+
+        def at(indices: Indices) -> str:
+            return value.at((f"row({numbers.at(indices[:1])}, {value.shape[0]})", *indices[1:]))
+
+        return Value(shape, value.dtype, at, value.cost + 2)
 
     def _scattered(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
         other, index, source = self._value(node.args[0]), self._value(node.args[2]), self._value(node.args[3])
-        terms = scattered(node.args[1] % len(shape), index, source, shape, dtype)
+        dim, kind = node.args[1] % len(shape), c_type(dtype)
+        if any(index.shape[k] != shape[k] for k in range(len(shape)) if k != dim):
+            raise UnsupportedError("a kernel has no scatter_add of a part")
+
+        def at(indices: Indices) -> str:  # the terms that are added to each element come last
+            *own, term = indices
+            there = (*own[:dim], term, *own[dim + 1 :])
+            return f"(({kind})({index.at(there)} == {own[dim]} ? {source.at(there)} : 0))"
+
+        terms = Value((*shape, index.shape[dim]), dtype, at, 2 + index.cost + source.cost)
         return self._pair("({0} + {1})", other, self._total(terms, terms.shape[-1:]), shape, dtype)
 
     def _placed(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
         other, index, source = self._value(node.args[0]), self._value(node.args[2]), self._value(node.args[3], dtype)
-        if node.kwargs:
-            raise UnsupportedError(f"a kernel has no {node.name} with {sorted(node.kwargs)}")
-        return placed(other, node.args[1] % len(shape), index, source)
+        dim = node.args[1] % len(shape)
+        own = tuple(1 if k == dim else size for k, size in enumerate(other.shape))
+        if node.kwargs or index.shape != own:
+            raise UnsupportedError(f"a kernel has no {node.name} of several elements, or with {sorted(node.kwargs)}")
+        source = broadcast(source, own)
+
+        def at(indices: Indices) -> str:
+            there = (*indices[:dim], "0", *indices[dim + 1 :])
+            return f"({index.at(there)} == {indices[dim]} ? {source.at(there)} : {other.at(indices)})"
+
+        return Value(other.shape, other.dtype, at, 2 + index.cost + source.cost + other.cost)
 
     def _summed_up(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
-        terms = summed_up(self._value(node.args[0]), node.args[1] % max(len(shape), 1), dtype)
+        value, dim = self._value(node.args[0]), node.args[1] % max(len(shape), 1)
+
+        def at(indices: Indices) -> str:
+            *own, term = indices
+            return f"({term} <= {own[dim]} ? {value.at((*own[:dim], term, *own[dim + 1 :]))} : 0)"
+
+        terms = Value((*value.shape, value.shape[dim]), dtype, at, 1 + value.cost)
         return self._total(terms, terms.shape[-1:])
 
     _special: ClassVar[dict[str, Callable[["Lowering", Call, Shape, torch.dtype], Value]]] = {

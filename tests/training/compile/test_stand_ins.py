@@ -136,16 +136,6 @@ def test_they_train_as_with_pyro(name: str) -> None:
         torch.testing.assert_close(other, results[0], rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.deep  # a compiler runs
-def test_svi_compiles_them() -> None:
-    """``SVI(compile=True)`` takes compiled steps that train the network, and keep its running means."""
-    model, guide, data, owner = _built("function")
-    svi = pd.SVI(model, guide, Adam({"lr": 0.02}), compile=True)
-    losses = _ends(torch.tensor([svi.step(*data) for _ in range(80)]))
-    assert losses[1] < losses[0] / 4
-    assert owner[2].num_batches_tracked == 80  # type: ignore[index]
-
-
 def test_members_of_an_ensemble_share_them() -> None:
     """An ensemble trains the network that its members share."""
     model, _, data, net = _function(nn.Sequential(nn.Flatten(), nn.Linear(10, 1)))
