@@ -5,7 +5,6 @@ or put another in its place; /tmp is such a folder, because its sticky bit lets 
 """
 
 import contextlib
-import errno
 import os
 import stat
 import tempfile
@@ -17,30 +16,16 @@ from pyro_dropout.errors import PyroDropoutError
 
 _OPEN = stat.S_IWGRP | stat.S_IWOTH
 _DEFAULT = "torchinductor_"  # starts the name of torch's own folder, unless another one is chosen
-_FULL = os.strerror(errno.ENOSPC)
 
 
-@contextlib.contextmanager
-def compiler_folder() -> Iterator[None]:
-    """Within this context torch's compiler uses its folder; raise if that is full, or another user has put it there."""
+def check_compiler_folder() -> None:
+    """Raise if another user has made the folder that torch's compiler reads code from."""
     folder = Path(cache_folder())
     if folder.name.startswith(_DEFAULT) and hasattr(os, "geteuid") and folder.stat().st_uid not in (0, os.geteuid()):
         raise PyroDropoutError(
             f"{folder}, where torch keeps compiled code, belongs to another user, who could run code as you. Set"
             " TORCHINDUCTOR_CACHE_DIR to a folder of your own."
         )
-    try:
-        yield
-    except Exception as cause:
-        inner = getattr(cause, "inner_exception", cause)
-        full = _FULL if _FULL in str(cause) else ""  # as the C++ compiler says it
-        said = inner.strerror if isinstance(inner, OSError) else full
-        if not said:
-            raise
-        raise PyroDropoutError(
-            f"torch's compiler cannot write to {folder} or {tempfile.gettempdir()}: {said}. Free some space, or set"
-            " TORCHINDUCTOR_CACHE_DIR and TMPDIR to folders on another disk; or leave compile at 'auto'."
-        ) from cause
 
 
 def trusted(path: Path) -> bool:

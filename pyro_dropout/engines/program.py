@@ -6,9 +6,7 @@ plain tensor operations; inductor fuses that graph.
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -18,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from pyro_dropout.engines.aliasing import owner
 from pyro_dropout.engines.constants import Found, alike, lift_constants
 from pyro_dropout.engines.fused_kernels import by_shape, updates_apart
-from pyro_dropout.engines.kernel_folder import compiler_folder
+from pyro_dropout.engines.kernel_folder import check_compiler_folder
 from pyro_dropout.engines.recorder import RecordedMasks, reads_values, record
 from pyro_dropout.engines.thin_products import rewrite_skinny_products, sum_products_with_vectors
 from pyro_dropout.engines.torch_internals import (
@@ -147,21 +145,12 @@ def counting(step: Function) -> Callable[..., Tree]:
     return counted
 
 
-_once: ContextVar[bool] = ContextVar("whether to record once", default=False)
-
-
-@contextmanager
-def recording(*, once: bool) -> Iterator[None]:
-    """Within this context steps are recorded once: they run no code of a user, so they do the same every time."""
-    before = _once.set(once)
-    try:
-        yield
-    finally:
-        _once.reset(before)
-
-
 def traced(function: Callable[..., list[Tensor]], inputs: list[Tensor], *, fake: bool = False) -> torch.fx.GraphModule:
-    """Return a function of tensors as a graph of tensor operations; tracing it twice must give the same graph."""
+    """Return a function of tensors as a graph of tensor operations.
+
+    It is traced twice, which must give the same graph: a user's model may draw from Python's or numpy's generators,
+    count its calls or read a clock.
+    """
     try:
         return _traced(function, inputs, fake)
     except Exception as cause:
@@ -182,7 +171,7 @@ def _traced(function: Callable[..., list[Tensor]], inputs: list[Tensor], fake: b
             fake, graph = False, _trace(function, inputs)
     else:
         graph = _trace(function, inputs)
-    if not _once.get() and not _same(graph, _trace(function, inputs, "fake" if fake else "real")):
+    if not _same(graph, _trace(function, inputs, "fake" if fake else "real")):
         raise PyroDropoutError(
             "it was traced twice and gave two different programs, so something outside torch changes between calls"
             " (Python's or numpy's random numbers, a counter), which a compiled step would hold fixed"
@@ -256,7 +245,8 @@ def _write_over(graph: torch.fx.Graph, count: int) -> None:
 def _compile(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Sequence[Tensor]]:
     # Straight to inductor: Dynamo has nothing to find in a finished graph, and its guards cost time at every call. The
     # warnings are about torch's own internals.
-    with torch.no_grad(), warnings.catch_warnings(), compiler_folder():
+    check_compiler_folder()
+    with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         on_gpu = any(tensor.is_cuda for tensor in inputs)
         settings = _settings(on_gpu)

@@ -12,7 +12,6 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from pyro_dropout.engines.choose import HowCompiled, check_how_compiled, decided, step_size
-from pyro_dropout.engines.program import recording
 from pyro_dropout.engines.threads import enough_threads
 from pyro_dropout.errors import IgnoredInputsWarning, PyroDropoutError, UnfinishedTrainingWarning
 from pyro_dropout.generative.inputs import takes_all
@@ -30,7 +29,6 @@ from pyro_dropout.protocols import PyroModel, Record
 from pyro_dropout.training.checkpoints.fingerprint import told_update
 from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint, Keeper
 from pyro_dropout.training.collapse import note_learned
-from pyro_dropout.training.compile.captured_state import is_known
 from pyro_dropout.training.compile.functional import Loss
 from pyro_dropout.training.ensemble.ensemble_training import check_members, train_ensemble
 from pyro_dropout.training.history import History
@@ -195,8 +193,7 @@ def fit(
     where = Checkpoint(checkpoint) if isinstance(checkpoint, str | Path) else checkpoint
 
     def train(task: TrainingTask) -> History:
-        with recording(once=is_known(model, guide, loss, update)):
-            run = task.start(update, batch, how)
+        run = task.start(update, batch, how)
         watch = keeper = None
         if held_out is not None:
             every = check_every or max(1, total // 50)

@@ -6,8 +6,8 @@ of a launch to the last.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -158,21 +158,13 @@ class StepsOnGpu:
                 raise WrongKernelError("the kernel does not compute what the step does")
 
 
-@dataclass(frozen=True)
-class _Bound:
-    """What a kernel is called with.
-
-    Attributes:
-        addresses: of all tensors.
-        each: those that differ from step to step.
-        results: where results go.
-        whole: all tensors, which must live as long as their addresses.
-    """
+class _Bound(NamedTuple):
+    """What a kernel is called with: addresses of all tensors, what differs from step to step, results, and all."""
 
     addresses: Tensor
     each: list[Tensor]
     results: list[Tensor]
-    whole: list[Tensor]
+    whole: list[Tensor]  # they must live as long as their addresses
 
 
 class WrongKernelError(RuntimeError):

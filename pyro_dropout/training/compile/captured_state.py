@@ -3,22 +3,17 @@
 A compiled step holds fixed what it read while it was traced. Tensors that can be found again are passed to it at every
 step; numbers, flags and the rest are compared with what they were, and a step whose surroundings have changed is
 recompiled. What is out of reach here (the body of an imported package, a file) is not watched.
-
-A step is recorded twice and compared, because a user's model may draw from Python's or numpy's generators, count its
-calls or read a clock. Where no code of a user runs (``is_known``), once is enough.
 """
 
 import functools
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from pyro.poutine.runtime import _PYRO_STACK
 from torch import Tensor, nn
-from torch.nn.modules import module as hooks_of_all
 
 _DEPTH = 12  # how far from the model to search
 _MOST = 50_000  # at most so many places are watched
@@ -202,41 +197,3 @@ def _names(code: types.CodeType) -> Iterator[str]:
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
             yield from _names(inner)
-
-
-# --- code that does the same every time -------------------------------------------------------------------------------
-
-_KNOWN = ("torch", "pyro", "pyro_dropout", "builtins", "collections")
-_PLAIN = (Tensor, *_PRIMITIVES, torch.dtype, torch.device, torch.Size)
-_NAMED = (type, types.FunctionType, types.MethodType, types.BuiltinFunctionType)
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-
-def is_known(*parts: object) -> bool:
-    """Return whether models, guides, losses and optimisers run no code of a user."""
-    for_all = (hooks_of_all._global_forward_hooks, hooks_of_all._global_forward_pre_hooks)
-    return not _PYRO_STACK and not any(for_all) and _walk(parts, set())
-
-
-def _walk(part: object, seen: set[int]) -> bool:
-    if isinstance(part, _PLAIN) or id(part) in seen:
-        return True
-    seen.add(id(part))
-    inside: Iterable[object] = ()
-    written: object = part if isinstance(part, _NAMED) else type(part)
-    if isinstance(part, Mapping):
-        inside = part.values()
-    elif isinstance(part, list | tuple | set | frozenset):
-        inside = part
-    elif isinstance(part, functools.partial):
-        return _walk((part.func, part.args, part.keywords), seen)
-    elif isinstance(part, types.FunctionType):
-        inside = (*(cell.cell_contents for cell in part.__closure__ or ()), part.__defaults__, part.__kwdefaults__)
-    elif isinstance(part, types.MethodType):
-        inside = (part.__func__, part.__self__)
-    elif isinstance(part, nn.Module) and any(part.__dict__.get(name) for name in _HOOKS):
-        return False
-    elif not isinstance(part, _NAMED):
-        inside = getattr(part, "__dict__", {}).values()
-    ours = (getattr(written, "__module__", None) or "builtins").split(".")[0] in _KNOWN
-    return ours and all(_walk(each, seen) for each in inside)

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 import pyro_dropout as pd
 from pyro_dropout.engines import program as compiled
-from pyro_dropout.training.compile.captured_state import is_known
 
 TARGET = torch.zeros(1)
 SETTINGS = {"sharpness": 1.0, "layers": [1.0]}
@@ -217,42 +216,6 @@ def test_a_parameter_store_that_is_loaded_between_compiled_steps() -> None:
     pyro.get_param_store().set_state({**state, "params": loaded})
     svi.step(x, x[:, :1])
     assert torch.equal(guide.mean()["weight"], torch.full((1, 2), -3.0))
-
-
-# --- code of a user is told from that of torch, Pyro and this package -------------------------------------------------
-
-
-class Own(nn.Linear):
-    pass
-
-
-def hooked() -> nn.Module:
-    layer = nn.Linear(1, 1)
-    layer.register_forward_hook(lambda *args: None)
-    return layer
-
-
-def patched() -> nn.Module:
-    layer = nn.Linear(1, 1)
-    layer.forward = lambda x: x * random.random()  # type: ignore[method-assign]
-    return layer
-
-
-@pytest.mark.parametrize(
-    "part",
-    [
-        nn.Sequential(nn.Linear(1, 1), Own(1, 1)),
-        nn.Sequential(hooked()),
-        patched(),
-        pd.ELBO(temperature=lambda done: random.random()),
-        {"schedule": lambda t: random.random()},
-    ],
-)
-def test_what_a_user_wrote_is_not_known(part: object) -> None:
-    assert not is_known(part)
-    with pyro.poutine.trace():
-        assert not is_known(nn.Linear(1, 1))
-    assert is_known(nn.Linear(1, 1))
 
 
 def test_a_schedule_that_draws_is_found_out() -> None:
