@@ -21,13 +21,7 @@ NOISE = "tau"  # the name of the noise among what is found, beside the sites
 
 
 class Block(nn.Module):
-    """The curvature of some sites, and the prior's precisions of their numbers.
-
-    Args:
-        shapes: the sites of the block, in order, with their shapes.
-        prior: the prior's precisions by site, each broadcast to its shape.
-        factors: the tensors of the curvature.
-    """
+    """The curvature of some sites, and the prior's precisions of their numbers."""
 
     factors: ClassVar[tuple[str, ...]]
     order: ClassVar[int] = 2  # how many dimensions each of them has
@@ -218,14 +212,6 @@ class Curvature(nn.Module):
         num_data: how many data these are.
         noise: of Gaussian noise, its precision ``tau``, how many ``numbers`` the targets have, and Σ τ(y - f)², their
             ``squares``.
-
-    Example:
-        >>> import torch
-        >>> shapes, prior = {"w": torch.Size([2])}, {"w": torch.tensor(1.0)}
-        >>> block = Dense(shapes, prior, hessian=torch.tensor([[2.0, 0.0], [0.0, 3.0]]))
-        >>> curvature = Curvature([block], torch.tensor(-7.0), 10)
-        >>> torch.allclose(curvature.log_det(), torch.tensor(12.0, dtype=torch.float64).log())
-        True
     """
 
     log_likelihood: Tensor

@@ -116,19 +116,6 @@ def test_a_prediction_without_curvature_says_so(method: Any) -> None:
     assert pd.predict(model, guide, x, method=method).epistemic.all()
 
 
-@pytest.mark.parametrize("kind", [pd.AutoMeanField, pd.AutoDropout, pd.guides.AutoLaplace])
-@pytest.mark.parametrize("method", ["mc", "standard", "linearised"])
-def test_a_guide_of_a_network_of_other_widths_is_refused(kind: Any, method: Any) -> None:
-    models = [
-        pd.BayesianNet(torch.nn.Sequential(torch.nn.Linear(3, w), torch.nn.Tanh(), torch.nn.Linear(w, 1)))
-        for w in (4, 5)
-    ]
-    with pytest.raises(
-        pd.errors.PyroDropoutError, match=r"'0.weight' of shape \(4, 3\), and the model of shape \(5, 3\)"
-    ):
-        pd.predict(models[1], kind(models[0]), torch.zeros(2, 3), method=method)
-
-
 @pytest.mark.parametrize("standardised", [False, True])
 def test_a_noise_that_was_trained_since_is_noticed(standardised: bool) -> None:
     x = torch.randn(40, 3)

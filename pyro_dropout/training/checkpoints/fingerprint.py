@@ -73,12 +73,6 @@ def told_layers(model: object) -> dict[str, dict[str, object]]:
     """Return the classes of all modules of a model by name, with the settings of torch's modules and ours.
 
     A third-party module may keep anything in its attributes, such as a count of its calls, so these are not settings.
-
-    Example:
-        >>> import torch, pyro_dropout as pdrop
-        >>> from pyro_dropout.training.checkpoints.fingerprint import told_layers
-        >>> told_layers(pdrop.BayesianNet(torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.ELU(2.0))))["model.net.1"]
-        {'kind': 'ELU', 'alpha': 2.0}
     """
     found: dict[str, dict[str, object]] = {}
     for path, module in model.named_modules() if isinstance(model, nn.Module) else ():

@@ -24,18 +24,6 @@ def claimed(folder: Path, *, make: bool = False) -> Iterator[None]:
     """Hold a folder exclusively; raise if another process holds it.
 
     With ``make`` it is created with its parents, and those that are empty at the end are removed again.
-
-    Example:
-        >>> import pathlib, tempfile
-        >>> from pyro_dropout.training.checkpoints.folder_claim import claimed
-        >>> folder = pathlib.Path(tempfile.mkdtemp())
-        >>> with claimed(folder):
-        ...     try:
-        ...         with claimed(folder):
-        ...             pass
-        ...     except ValueError as refused:
-        ...         print(str(refused).split(": ")[1])
-        another process is writing to it. Wait until it ends, or use another folder.
     """
     check_name(folder)
     if folder.exists() and not folder.is_dir():

@@ -14,16 +14,7 @@ _KINDS |= dict.fromkeys((stat.S_IFCHR, stat.S_IFBLK), "a device")
 
 
 def check_regular(path: str | Path, advice: str, missing: str = "") -> None:
-    """Raise unless a path leads to a regular file, with advice, or with what to say if there is none.
-
-    Example:
-        >>> from pyro_dropout.training.checkpoints.regular_file import check_regular
-        >>> try:
-        ...     check_regular("/", "give a CSV file.")
-        ... except ValueError as refused:
-        ...     print(refused)
-        '/' is a folder; give a CSV file.
-    """
+    """Raise unless a path leads to a regular file, with advice, or with what to say if there is none."""
     check_name(path)
     try:
         mode = os.stat(path).st_mode

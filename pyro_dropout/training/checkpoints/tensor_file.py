@@ -27,17 +27,7 @@ _KEY = "pyro_dropout"
 
 
 def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], facts: Mapping[str, object]) -> None:
-    """Write tensors, by name, and facts that JSON can hold to ``path``: all of it or nothing.
-
-    Example:
-        >>> import pathlib, tempfile, torch
-        >>> from pyro_dropout.training.checkpoints.tensor_file import read_tensors, write_tensors
-        >>> path = pathlib.Path(tempfile.mkdtemp()) / "numbers.safetensors"
-        >>> write_tensors(path, {"x": torch.arange(3)}, {"step": 7})
-        >>> tensors, facts = read_tensors(path)
-        >>> tensors["x"].tolist(), facts["step"]
-        ([0, 1, 2], 7)
-    """
+    """Write tensors, by name, and facts that JSON can hold to ``path``: all of it or nothing."""
     path = _as_path(path)
     ready = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     told = {"format": FORMAT, "facts": facts, "tensors": {name: digest(tensor) for name, tensor in ready.items()}}

@@ -90,16 +90,7 @@ def _files(folder: Path) -> list[tuple[int, Path]]:
 
 
 class Keeper:
-    """Writes a training run's checkpoints, and resumes it from the last one.
-
-    Args:
-        checkpoint: where, and how often.
-        run: the training.
-        model: the model, whose buffers (running means) belong to the state.
-        guide: its guide.
-        facts: what must be the same when the training is resumed; must be JSON.
-        watch: early stopping, whose state is saved too.
-    """
+    """Writes a training run's checkpoints, and resumes it from the last one."""
 
     def __init__(
         self,

@@ -50,17 +50,8 @@ Problem = dict[str, dict[str, Tensor]]
 class Anchoring(Messenger):
     """Moves each prior to an anchor, adds noise to Gaussian targets, and weights all other data.
 
-    The numbers are those of one member in a ``Problem``.
-
-    Args:
-        anchors: by site.
-        noise: by site.
-        weights: by plate or site.
-        widths: by site.
-        rows: which of all data the mini-batch holds; None for all.
-        free: constrained sites that the guide has as points: their density is that of unconstrained space, where
-            their anchors are.
-        heat: T of points whose prior is tempered.
+    The numbers are those of one member in a ``Problem``; a mini-batch has ``rows`` of all data. The density of ``free``
+    sites, which are constrained and points, is that of unconstrained space, where their anchors are.
     """
 
     def __init__(
@@ -241,13 +232,6 @@ def perturbation(
 
     A posterior at the temperature T is that of data with a noise of √T times the width: what is drawn around the data
     has that width, and what is drawn from the prior is as wide as ever.
-
-    Args:
-        template: the guide of one member; it has read the model.
-        seeds: of the members.
-        call: the model with all data.
-        batch: points in a mini-batch.
-        heat: T.
     """
     count = call.count or 1
     some = call.at(slice(0, batch)) if batch < count else call

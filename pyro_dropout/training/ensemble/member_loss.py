@@ -62,12 +62,6 @@ class EnsembleLoss:
     """The mean loss of all members; each member's parameters have the gradient of its own loss.
 
     What members share has the mean gradient of those whose loss is finite: one that diverges does not harm the others.
-
-    Args:
-        inner: the loss of a member.
-        extras: the members' anchors and perturbed data; None if they are not anchored.
-        clip_norm: the largest norm of a member's gradient.
-        heat: T of anchored points.
     """
 
     def __init__(

@@ -72,14 +72,7 @@ def over_replicas(
     in_dims: tuple[int | Sequence[int | None] | None, ...],
     pair: Replica,
 ) -> Callable[..., Tree]:
-    """Return a computation of one replica as one of all: traced for the first, and mapped over what differs.
-
-    Args:
-        solo: the computation, a function of trees of tensors.
-        example: the first replica's inputs.
-        in_dims: for each input, or each tensor in it, 0, or None if all replicas share it.
-        pair: the first replica, (model, guide).
-    """
+    """Return a computation of one replica as one of all: traced for the first, and mapped over what differs."""
     leaves, shape = tree_flatten(example)
     outputs: list[TreeSpec] = []
 

@@ -76,8 +76,9 @@ def laplace(
         validation: (x, y) that the point was not trained on, or a ``DataLoader`` of them. The prior's precisions in the
             covariance are then multiplied by the factor under which these data are most probable in linearised
             predictions, whatever the structure; ``guide.prior_factor`` is that factor. Without it the default prior of
-            a classifier is narrowed until it takes at most 0.01 of the point's mean confidence on training data. One
-            that you have written out stays as it is, and may be far too wide for a point that was trained elsewhere.
+            a classifier with hidden layers is narrowed until it takes at most 0.01 of the point's mean confidence on
+            training data. One that you have written out stays, and may be far too wide for a point that was trained
+            elsewhere.
 
     Returns:
         The guide. ``guide.curvature`` holds the curvature, the log-likelihood at the point and the number of data.
@@ -222,7 +223,8 @@ def finish(
     if validation is not None:
         guide.prior_factor = tune_prior(guide, model, validation)
     elif judged:
-        by_default = any(how is not None for how in tempered.values())  # its width is no claim of the user's
+        # The width of a default prior is no claim of the user's; that of a single layer is at full weight.
+        by_default = network_in(model)._hidden > 0 and any(how is not None for how in tempered.values())
         guide.prior_factor = judge_on_training_data(guide, model, seen, narrows=by_default)
 
 

@@ -39,13 +39,6 @@ def most_probable(model: Any, x: object, y: Tensor, weights: Weights, steps: int
     """Return weights where log p(y, w) of all data has a maximum, uphill from given ones, in so many steps at most.
 
     The model is a ``BayesianNet``, or one inside ``Standardised``.
-
-    Example:
-        >>> import torch, pyro_dropout as pdrop
-        >>> model = pdrop.BayesianNet(torch.nn.Linear(1, 1, bias=False), likelihood=pdrop.Gaussian(tau=3.0))
-        >>> x = torch.ones(5, 1)
-        >>> most_probable(model, x, 2 * x, {"weight": torch.zeros(1, 1)}, 100)["weight"].item()  # 15·2/16
-        1.875
     """
     inputs, targets = checked_batch(model, weights, x, y)
     net, inputs, targets = inside(model, inputs, targets)

@@ -116,28 +116,20 @@ def _header(told: Any, **more: Any) -> bytes:
 FLOAT = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
 HOSTILE = {
     "empty": b"",
-    "seven bytes": b"1234567",
     "a pickle": pickle.dumps({"a": 1}),
     "a header as long as memory": struct.pack("<Q", 2**40) + b"{}",
-    "a header of nothing": struct.pack("<Q", 0),
-    "not JSON": struct.pack("<Q", 4) + b"{{{{",
     "deep JSON": struct.pack("<Q", 200_000) + b"[" * 200_000,
     "no facts": _header({"format": 1, "tensors": {}}),
-    "facts that are a list": _header({"format": 1, "facts": [], "tensors": {}}),
     "our text that is deep": _header("[" * 100_000),
     "our text that is no JSON": _header("{'a': 1}"),
-    "our text that is a number": _header("1"),
     "a future format": _header({"format": 2, "facts": {}, "tensors": {}}),
     "a tensor too few": _header({"format": 1, "facts": {}, "tensors": {"a": "0"}}),
     "a tensor too many": _header({"format": 1, "facts": {}, "tensors": {}}, a=FLOAT) + b"\0" * 4,
     "a wrong digest": _header({"format": 1, "facts": {}, "tensors": {"a": "0"}}, a=FLOAT) + b"\0" * 4,
     "a digest that is a list": _header({"format": 1, "facts": {}, "tensors": {"a": []}}, a=FLOAT) + b"\0" * 4,
-    "data beyond the end": _header({"format": 1, "facts": {}, "tensors": {"a": "0"}}, a=FLOAT),
     "a huge shape": _header(
         {"format": 1, "facts": {}, "tensors": {"a": "0"}}, a={**FLOAT, "shape": [2**40, 2**40]}
     ) + b"\0" * 4,
-    "a negative shape": _header({"format": 1, "facts": {}, "tensors": {"a": "0"}}, a={**FLOAT, "shape": [-1]}),
-    "an unknown type": _header({"format": 1, "facts": {}, "tensors": {"a": "0"}}, a={**FLOAT, "dtype": "X7"}),
     "overlapping tensors": _header({"format": 1, "facts": {}, "tensors": {"a": "0", "b": "0"}}, a=FLOAT, b=FLOAT)
     + b"\0" * 4,
 }  # fmt: skip
@@ -224,12 +216,3 @@ def test_a_fault_on_the_way_leaves_the_old_file(tmp_path: Path, call: str) -> No
         write_tensors(path, {"other": torch.ones(2)}, {})
     assert path.read_bytes() == old
     assert [found.name for found in tmp_path.iterdir()] == ["x"]
-
-
-def test_a_file_has_the_permissions_of_any_other(tmp_path: Path) -> None:
-    (tmp_path / "plain").write_text("")
-    made(tmp_path / "x")
-    assert (tmp_path / "x").stat().st_mode == (tmp_path / "plain").stat().st_mode
-    (tmp_path / "x").chmod(0o640)
-    made(tmp_path / "x")
-    assert (tmp_path / "x").stat().st_mode & 0o777 == 0o640

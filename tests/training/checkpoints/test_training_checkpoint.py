@@ -191,24 +191,6 @@ def test_another_training_is_refused(tmp_path: Path, done: Any, name: str) -> No
     assert sorted(path.read_bytes() for path in tmp_path.iterdir()) == before
 
 
-def test_an_optimiser_whose_state_is_no_tensors_is_refused(tmp_path: Path) -> None:
-    model = pd.BayesianNet(torch.nn.Linear(1, 1))
-    guide = pd.AutoDropout(model)
-    optim = torch.optim.NAdam(guide.parameters(), lr=0.1)
-    real = torch.optim.NAdam.step
-
-    def step(self: Any, *args: Any) -> Any:
-        found = real(self, *args)
-        self.state[next(guide.parameters())]["memory"] = [1, 2]
-        return found
-
-    with (
-        mock.patch.object(torch.optim.NAdam, "step", step),
-        pytest.raises(pd.errors.PyroDropoutError, match=r"state of NAdam \('memory' is a list\) cannot be written"),
-    ):
-        pd.fit(model, guide, X, X, steps=3, optim=optim, compile=False, progress=False, checkpoint=tmp_path)
-
-
 # --- what is on the disk, and what is said of it --------------------------------------------------------------------
 
 
@@ -253,40 +235,7 @@ def test_a_longer_training_with_validation_goes_on_from_a_shorter_one(
     assert torch.equal(again, whole)
 
 
-@pytest.mark.deep
-def test_training_does_not_depend_on_how_often_it_is_checked(tmp_path: Path) -> None:
-    checked = [short(None, validation=(X, X), patience=99, check_every=every)[1].losses for every in (7, 20)]
-    assert torch.equal(*checked)
-    assert torch.equal(checked[0], short(None)[1].losses)
-
-
 # --- torch's own optimisers -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("first", [0, 20])
-def test_a_stop_says_what_is_on_the_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str], first: int) -> None:
-    if first:
-        short(tmp_path, steps=first)
-    real = resumption.TrainingRun.advance
-
-    def advance(self: Any, steps: int) -> Any:
-        signal.raise_signal(signal.SIGTERM)
-        return real(self, steps)
-
-    full = mock.patch.object(resumption, "write_tensors", side_effect=OSError(errno.ENOSPC, "No space left on device"))
-    with (
-        full,
-        mock.patch.object(resumption.TrainingRun, "advance", advance),
-        pytest.warns(UserWarning, match="cannot be written"),
-        pytest.raises(SystemExit),
-    ):
-        short(tmp_path)
-    said = capsys.readouterr().err
-    assert "resume from there" not in said
-    if first:
-        assert f"stopped at step 40; its checkpoint could not be written; training can resume from step {first}" in said
-    else:
-        assert f"stopped at step 20; no checkpoint could be written to {tmp_path}, so nothing of this" in said
 
 
 def test_checkpoints_by_time(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import pyro
 import pyro.distributions as dist
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -49,10 +48,3 @@ def test_priors_of_any_kind_have_the_same_anchors_each_time() -> None:
     many.meet(ModelCall(scaled, (x, x[:, 0])))
     scales = many.stacked()["states.scale.loc"].exp()
     assert abs(scales.mean() - 2 / 3) < 4 * (2**0.5 / 3) / 1000**0.5
-
-
-def test_only_anchored_points_start_at_anchors() -> None:
-    model = pd.BayesianNet(nn.Linear(1, 1))
-    for wrong in ({"anchored": False}, {"guide": pd.AutoMeanField, "anchored": True}):
-        with pytest.raises(pd.errors.PyroDropoutError, match="only anchored points"):
-            pd.Ensemble(model, start="anchor", **wrong)

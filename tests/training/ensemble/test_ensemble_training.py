@@ -1,6 +1,5 @@
 """Checkpoints, interruptions and members that diverge: all others are what they would have been."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 import pyro_dropout as pd
-from pyro_dropout.training.optimisers import sgd
 from tests.training.ensemble.test_training import QUIET, data
 
 X, Y = data()
@@ -109,20 +107,6 @@ def test_an_interruption_leaves_what_new_members_have_learned() -> None:
         assert not torch.equal(values(ensemble)[name][2:], value[2:])
 
 
-def test_a_divergence_leaves_new_members_where_they_were() -> None:
-    model = line()
-    ensemble = pd.Ensemble(model, members=2)
-    trained(model, ensemble, steps=4)
-    before = values(ensemble.more(1))
-    broken = Y.clone()
-    broken[3] = torch.nan
-    with pytest.raises(pd.errors.DivergedError) as stop:
-        pd.fit(model, ensemble, X, broken, steps=2, **QUIET)
-    assert "member 2 so far" in stop.value.__notes__[0]
-    assert all(torch.equal(value, before[name]) for name, value in values(ensemble).items())
-    assert ensemble.members == 3
-
-
 # --- members that diverge ---------------------------------------------------------------------------------------------
 
 
@@ -184,14 +168,3 @@ def test_members_share_a_parameter_of_a_pyro_model() -> None:
     y = x.sum(1) + 0.5 * torch.randn(300, dtype=torch.float64)
     pd.fit(model, pd.Ensemble(model, members=3), x, y, steps=300, lr=0.03, **QUIET)
     assert pyro.param("width").item() == pytest.approx(0.5, rel=0.15)
-
-
-def test_an_update_clips_each_member() -> None:
-    """By the norm of all members, as an update clips other guides, each would depend on the others."""
-    update, found = sgd(0.01, momentum=0.9), []
-    for options in ({"clip_norm": 1.0, "optim": "sgd", "lr": 0.01}, {"optim": replace(update, clip_norm=1.0)}):
-        model = line()
-        ensemble = pd.Ensemble(model, members=3, seed=2)
-        trained(model, ensemble, **options)
-        found.append(values(ensemble))
-    torch.testing.assert_close(found[0], found[1])

@@ -70,18 +70,6 @@ def test_any_pyro_model_with_gaussian_priors() -> None:
     assert distance(ensemble.draws_at(torch.arange(1000))["w"], mean, covariance) < 4
 
 
-@pytest.mark.deep
-def test_bootstrapped_coin_flips_are_beta() -> None:
-    """With a flat prior the Bayesian bootstrap of k heads in n flips is Beta(k, n - k), as Rubin shows."""
-    y = (torch.arange(20) < 6).double().unsqueeze(-1)
-    wide = nn.Linear(1, 1, bias=False).double()
-    model = pd.BayesianNet(wide, pd.Prior(length_scale=1e-3), pd.Bernoulli())
-    ensemble = pd.Ensemble(model, members=2000, start="module")
-    pd.fit(model, ensemble, torch.ones(20, 1, dtype=torch.float64), y, steps=600, **QUIET)
-    heads = ensemble.draws_at(torch.arange(2000))["weight"][:, 0].sigmoid()
-    assert stats.kstest(heads[:, 0].numpy(), stats.beta(6, 14).cdf).pvalue > 1e-3
-
-
 def flips(x: Tensor, y: Tensor | None = None) -> None:
     """Several outputs in a plate outside the data's: the data points are still those of the data's plate."""
     w = pyro.sample("w", dist.Normal(torch.zeros(3, 1, dtype=x.dtype), 1000.0).to_event(2))
@@ -116,8 +104,3 @@ def test_a_lognormal_prior_is_exact_in_unconstrained_space() -> None:
     mean = covariance[0] * (3 + 0.5 / 4)
     # The median of the prior, which the anchors are centred at, is estimated.
     assert distance(log_z, mean, covariance) < 5
-
-
-@pytest.mark.deep
-def test_members_of_a_linear_model_are_draws_of_its_posterior() -> None:
-    assert line(tau=2.5, scale=0.7, points=12, inputs=3, members=1000, seed=0) < 4

@@ -150,14 +150,6 @@ def test_whether_noise_depends_on_weights_is_asked_before_statistics_are_restore
     assert history.losses.isfinite().all()
 
 
-def test_layers_that_change_while_they_train_are_refused() -> None:
-    x, y = data()
-    layers = nn.Sequential(nn.Linear(2, 6), nn.BatchNorm1d(6), nn.Linear(6, 1)).double()
-    model = pd.BayesianNet(layers, pd.Prior(), pd.Gaussian(4.0))
-    with pytest.raises(pd.errors.PyroDropoutError, match="BatchNorm"):
-        pd.fit(model, pd.Ensemble(model, members=2), x, y, steps=2, **QUIET)
-
-
 def test_plates_of_the_size_of_a_batch_are_refused() -> None:
     """One of them is the data's, and a mini-batch must not shuffle the noise of the other."""
 

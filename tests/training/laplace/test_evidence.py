@@ -10,7 +10,6 @@ from scipy import optimize, stats
 from torch import Tensor, nn
 
 import pyro_dropout as pd
-from pyro_dropout.training.laplace import evidence
 from pyro_dropout.training.laplace.evidence import evidence_slope
 from pyro_dropout.training.laplace.most_probable import most_probable
 
@@ -182,24 +181,6 @@ def test_what_is_meant_to_be_learned_stays_so() -> None:
     assert model.learned == list(model.sites)
     assert {name: model.prior_scale(name).item() for name in model.sites} == before
     assert model.likelihood.tau.item() == pytest.approx(found.tau, rel=1e-5) != 1.0
-
-
-def test_an_error_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, y = waves(20)
-    model = waves_net()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    real, calls = evidence.measured, []
-
-    def interrupted(*args: Any, **kwargs: Any) -> Any:
-        calls.append(model.likelihood.tau.item())
-        if calls[-1] != 1.0:  # the settings have changed
-            raise KeyboardInterrupt
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(evidence, "measured", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        pd.training.maximise_evidence(model, x, y, **QUIET)
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 def test_classes_have_no_noise_to_find() -> None:

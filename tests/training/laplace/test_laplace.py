@@ -259,6 +259,8 @@ def test_a_default_prior_is_narrowed_by_training_data(structure: Any) -> None:
     assert guide.prior_factor == 1 or taken() > 0.009
     ours = untrained(pd.BayesianNet(net, pd.Prior(), pd.Categorical()), net, x, y, structure)
     assert ours.prior_factor == 1, "a prior that was written out stays"
+    alone = pd.BayesianNet(nn.Linear(8, 3), likelihood=pd.Categorical())
+    assert untrained(alone, alone, x, y, structure).prior_factor == 1, "that of a single layer is at full weight"
 
 
 @pytest.mark.deep
@@ -303,49 +305,27 @@ def test_fitting_trains_the_point_and_adds_the_curvature() -> None:
     assert guide.curvature.num_data == 12
 
 
-class Shared(nn.Module):
-    """One layer that runs twice."""
+class Layers(nn.Module):
+    """Two layers, and what is made of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, forward: Any, tied: bool = False) -> None:
         super().__init__()
-        self.layer, self.out = nn.Linear(2, 2), nn.Linear(2, 2)
+        self.layer, self.out, self.run = nn.Linear(2, 2), nn.Linear(2, 2), forward
+        if tied:
+            self.out.weight = self.layer.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.out(torch.tanh(self.layer(torch.tanh(self.layer(x)))))
+        found: Tensor = self.run(self, x)
+        return found
 
 
-class Borrowed(nn.Module):
-    """A layer whose weight is used once more, behind its back."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.out = nn.Linear(2, 2), nn.Linear(2, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(torch.tanh(self.layer(x))) + x @ self.layer.weight
+def tied() -> Layers:
+    return Layers(lambda net, x: net.out(torch.tanh(net.layer(x))), tied=True)
 
 
-class Tied(nn.Module):
-    """Two layers with one weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.out = nn.Linear(2, 2), nn.Linear(2, 2)
-        self.out.weight = self.first.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(torch.tanh(self.first(x)))
-
-
-class Together(nn.Module):
+def together() -> Layers:
     """The output at a point depends on the others."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(2, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x - x.mean(0))
+    return Layers(lambda net, x: net.out(net.layer(x - x.mean(0))))
 
 
 class Attended(nn.Module):
@@ -369,9 +349,9 @@ X, Y = torch.randn(6, 2), torch.arange(6) % 2
 @pytest.mark.parametrize(
     ("net", "match"),
     [
-        (Shared(), "'layer' runs 2 times"),
-        (Borrowed(), "'layer' is not one"),
-        (Tied(), "weight is shared"),
+        (Layers(lambda net, x: net.out(net.layer(torch.tanh(net.layer(x))))), "'layer' runs 2 times"),
+        (Layers(lambda net, x: net.out(net.layer(x)) + x @ net.layer.weight), "'layer' is not one"),
+        (tied(), "weight is shared"),
         (nn.Sequential(nn.Unflatten(1, (2, 1)), nn.Conv1d(2, 2, 1, groups=2), nn.Flatten()), "groups=2"),
         (Attended(), "MultiheadAttention"),
         (nn.Embedding(2, 2), "Embedding"),
@@ -386,13 +366,13 @@ def test_kron_refuses_layers_that_it_does_not_describe(net: nn.Module, match: st
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_a_network_that_mixes_its_points_is_refused(structure: Any) -> None:
     with pytest.raises(pd.errors.PyroDropoutError, match="does not depend on the others"):
-        pd.laplace(classifier(Together()), Together(), X, Y, structure=structure)
+        pd.laplace(classifier(together()), together(), X, Y, structure=structure)
 
 
 def test_a_network_that_takes_all_points_at_once() -> None:
     """The Jacobian of all outputs in the weights, row by row, is that of an equal network of centred inputs."""
-    net, plain = Together().to(F64), nn.Linear(2, 2).to(F64)
-    plain.load_state_dict(net.layer.state_dict())
+    net, plain = together().to(F64), Layers(lambda net, x: net.out(net.layer(x))).to(F64)
+    plain.load_state_dict(net.state_dict())
     x = X.to(F64)
     whole = untrained(classifier(net, whole_batch=True), net, x, Y, structure="full")
     apart = untrained(classifier(plain), plain, x - x.mean(0), Y, structure="full")
@@ -403,7 +383,7 @@ def test_a_network_that_takes_all_points_at_once() -> None:
 
 def test_shared_weights_have_the_slopes_of_all_their_uses() -> None:
     """A tied weight is one site: the oracle is the Jacobian by autograd of the whole network."""
-    net = Tied().to(F64)
+    net = tied().to(F64)
     x = X.to(F64)
     guide = untrained(classifier(net), net, x, Y, structure="full")
     parameters = [net.get_parameter(name) for name in guide.mean()]
@@ -415,7 +395,7 @@ def test_shared_weights_have_the_slopes_of_all_their_uses() -> None:
     expected = torch.einsum("ndp,nde,neq->pq", rows, bend, rows)
     torch.testing.assert_close(next(iter(guide.curvature)).hessian, expected, rtol=1e-9, atol=1e-12)
     (last,) = untrained(classifier(net), net, x, Y, structure="last").curvature  # not W φ + b: W is in φ too
-    assert list(last.shapes) == ["first.weight", "out.bias"]
+    assert list(last.shapes) == ["layer.weight", "out.bias"]
     own = [0, 1, 2, 3, 6, 7]
     torch.testing.assert_close(last.hessian, expected[own][:, own], rtol=1e-9, atol=1e-12)
 
@@ -438,21 +418,15 @@ def test_running_statistics_and_dropout_are_those_of_evaluation() -> None:
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
-class Shaken(nn.Module):
+def shaken() -> Layers:
     """Random, and nobody can know."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(2, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(input=nn.functional.dropout(x, 0.5, training=True))
+    return Layers(lambda net, x: net.out(net.layer(input=nn.functional.dropout(x, 0.5, training=True))))
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_a_network_that_draws_random_numbers_is_refused(structure: Any) -> None:
     with pytest.raises(pd.errors.PyroDropoutError, match="draws random numbers"):
-        pd.laplace(classifier(Shaken()), Shaken(), X, Y, structure=structure)
+        pd.laplace(classifier(shaken()), shaken(), X, Y, structure=structure)
 
 
 def test_an_ill_conditioned_precision_is_factorised_in_float64() -> None:
@@ -473,15 +447,3 @@ def test_large_layers_need_another_structure(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(module, "MOST", 5)
     (block,) = untrained(classifier(net := nn.Linear(2, 2)), net, X, Y, structure="last").curvature
     assert hasattr(block, "outputs"), "a large last layer has Kronecker factors"
-
-
-def test_noise_of_the_networks_own_is_refused() -> None:
-    net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Dropout(0.5), nn.Tanh(), nn.Linear(3, 2))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model, _ = pd.from_dropout(net, likelihood=pd.Categorical())
-    if not model.noise:
-        model.look_at(X)
-    assert model.noise
-    with pytest.raises(pd.errors.PyroDropoutError, match="noise of its own"):
-        pd.laplace(model, model, X, Y)
