@@ -71,7 +71,6 @@ def chosen(
     compile: HowCompiled,
     step: Step,
     *,
-    fatal: type[Exception] | tuple[type[Exception], ...] = (),
     around: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
     warn: Callable[[Exception, str], None],
 ) -> tuple[Loop, list[str]]:
@@ -85,8 +84,6 @@ def chosen(
         except CannotError as reason:
             why.append(f"{engine.name}: {reason}")
         except WrongStepError:
-            raise
-        except fatal:
             raise
         except Exception as cause:
             why.append(f"{engine.name}: {cause}")

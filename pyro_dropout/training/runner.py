@@ -48,7 +48,6 @@ class TrainingRun:
         write: puts parameters into their owners; None if the step changes the owners' own tensors.
         batches: where mini-batches come from; None for all data at every step.
         compile: "auto", "traced", "plain", True or False, as ``decided`` returns it.
-        fatal: errors that are raised, and not a reason for another engine.
         beside: an optimiser of torch's that runs beside the step.
 
     Attributes:
@@ -65,7 +64,6 @@ class TrainingRun:
         write: Callable[[list[Tensor]], None] | None = None,
         batches: Source | None = None,
         compile: HowCompiled = "auto",
-        fatal: tuple[type[Exception], ...] = (),
         beside: TorchOptimiser | None = None,
     ) -> None:
         self._step, self._write, self._batches, self._beside = step, write, batches, beside
@@ -74,8 +72,7 @@ class TrainingRun:
         self.failed: Exception | None = None
         self.break_off: Callable[[], bool] = lambda: False
         start = time.perf_counter()
-        how: Any = {"fatal": fatal, "around": forked, "warn": warn_uncompiled}
-        self._loop, self.why = chosen(compile, step, **how)
+        self._loop, self.why = chosen(compile, step, around=forked, warn=warn_uncompiled)
         if self.engine != Eager.name:
             self.compile_seconds = time.perf_counter() - start
 
@@ -192,7 +189,7 @@ def make_run(
         inputs: the other inputs of every step: trees of tensors.
         guarded: whether steps of a large network are left out if their loss or gradient is not finite; others are taken
             back, by a copy of the parameters.
-        how: batches, compile and fatal, as in ``TrainingRun``.
+        how: batches and compile, as in ``TrainingRun``.
     """
     gradient_of, values, write = numbered(gradients_of), parameters.values, None
     beside = None if update.optimiser is None else TorchOptimiser(update, list(parameters.by_name.values()))

@@ -41,7 +41,6 @@ class TrainingTask:
 
     less: ClassVar[str] = "a smaller batch_size"  # what to do if a step does not fit into memory
     guarded: ClassVar[bool] = True  # whether steps that are not finite may be left out
-    fatal: ClassVar[tuple[type[Exception], ...]] = ()  # errors that are no reason for another engine
     watched_by: ClassVar[type[Watch]] = Watch  # what stops the training early
 
     @property
@@ -57,7 +56,7 @@ class TrainingTask:
         if source is None and batch < count:
             device = next(leaf for leaf in self.call.leaves() if leaf.dim()).device
             batches = Batches(batch, torch.arange(count, device=device))
-        how: Any = {"batches": batches, "compile": compile, "fatal": self.fatal, "guarded": self.guarded}
+        how: Any = {"batches": batches, "compile": compile, "guarded": self.guarded}
         gradients, inputs = self._gradients(parameters), (Buffers(self.call.model, self.guide).values,)
         with quietly(self.call.model, self.guide):  # compiling runs the model, whose buffers must not change
             return make_run(gradients, parameters, update, inputs=inputs, **how)
