@@ -154,6 +154,8 @@ def last_layer(model: Any, weights: Weights, x: AnyInputs, *, sure: bool = False
 
     handles = [model.net.get_submodule(path).register_forward_hook(note(path)) for path in layers]
     handles.append(model.net.register_forward_hook(note_end))
+    # The first call may run the network several times, to look for noise of its own: only the last run counts.
+    handles.append(model.net.register_forward_pre_hook(lambda module, args: runs.clear()))
     try:
         f = model.evaluate(weights, x)
     finally:

@@ -125,30 +125,18 @@ class Support:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Tensor]) -> "Support":
-        """Return what ``state`` was made from; raise ``KeyError`` or ``TypeError`` if it is invalid.
-
-        Example:
-            >>> import torch, pyro_dropout as pdrop
-            >>> support = pdrop.judging.Support.of(torch.rand(100, 3))
-            >>> x = 2 * torch.rand(10, 3)
-            >>> torch.equal(pdrop.judging.Support.from_state(support.state()).score(x), support.score(x))
-            True
-        """
+        """Return what ``state`` was made from; raise ``KeyError`` or ``TypeError`` if it is invalid."""
         rows, along, among, paired, limits = (state[name] for name in ("rows", "along", "among", "paired", "limits"))
-        fits = [
-            rows.dim() == 2 and len(rows) >= _FEWEST and along.shape == rows.shape[1:],
-            paired.dim() == 1 and paired.dtype == torch.int64 and among.shape == (len(paired), len(paired)),
-            limits.shape == (3,),
-        ]
-        if not all(fits) or not bool(((paired >= 0) & (paired < rows.shape[1])).all()):
-            raise TypeError("what training rows are like")
-        finite = all(each.is_floating_point() and bool(each.isfinite().all()) for each in (rows, along, among, limits))
-        if not finite or not all(bool((each > 0).all()) for each in (along, among, limits)):
+        if not (
+            (rows.dim() == 2 and len(rows) >= _FEWEST and along.shape == rows.shape[1:] and limits.shape == (3,))
+            and (paired.dim() == 1 and paired.dtype == torch.int64 and among.shape == (len(paired), len(paired)))
+            and bool(((paired >= 0) & (paired < rows.shape[1])).all())
+            and all(each.is_floating_point() and bool(each.isfinite().all()) for each in (rows, along, among, limits))
+            and all(bool((each > 0).all()) for each in (along, among, limits))
+        ):
             raise TypeError("what training rows are like")
         one, two, three = limits.tolist()
         return cls(rows, along, among, tuple(paired.tolist()), (one, two, three))
-
-    # --- figures ------------------------------------------------------------------------------------------------------
 
     def _quotients(self, x: Tensor) -> Tensor:
         """Return every figure in units of its limit, (N, Q + P² + 1)."""
@@ -213,9 +201,7 @@ class _Neighbourhoods:
     def figures(self, x: Tensor, own: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return E along each input, (N, Q), and among neighbours, (N, P, P), and the distance, (N,).
 
-        Args:
-            x: the rows.
-            own: their places among the training rows, if they are left out of these in turn.
+        ``own`` are the places of x among the training rows, if they are left out of these in turn.
         """
         size = max(1, _PIECE // max(self.window * len(self.paired), len(self.rows)))
         pieces = []

@@ -131,7 +131,7 @@ def predict_fleet(
     check_seed(seed)
     if not isinstance(fleet, Fleet):
         raise PyroDropoutError(
-            f"fleet must be a pyro_dropout.Fleet; got {type(fleet).__name__}. For one model and guide use predict."
+            f"fleet must be a pyro_dropout.Fleet; got {type(fleet).__name__}. Otherwise use predict."
         )
     check_precision(precision, fleet[0][0])
     given, device = y, fleet.place()

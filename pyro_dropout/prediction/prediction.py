@@ -11,7 +11,6 @@ from typing import cast
 
 import torch
 from torch import Tensor
-from torch.distributions import constraints
 
 from pyro_dropout.errors import NotAvailableError, PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.generative.likelihoods.likelihood import OutputShape
@@ -24,11 +23,10 @@ from pyro_dropout.generative.likelihoods.moments import (
     block_outer,
     indicator_covariance,
     is_class,
-    normal_parts,
 )
 from pyro_dropout.mathematics.checks import check_dense, check_finite, check_level, check_number
 from pyro_dropout.prediction.blocks import Walk
-from pyro_dropout.prediction.tails import Normals, Tails, behind, is_whole, log_tails, mixed, mixture_ends
+from pyro_dropout.prediction.tails import Tails, is_whole, log_tails, mixed, mixture_ends
 from pyro_dropout.protocols import Distribution, Likelihood
 
 _Compute = Callable[..., Tensor]
@@ -336,8 +334,8 @@ class Prediction:
 
         def ends(points: Points, log_tail: Tensor) -> Tails:
             near = self._sums["mean"][points], self._variance[points].sqrt()
-            kind, tails = self.target_distribution, functools.partial(self.tails_at, points)
-            return mixture_ends(kind, tails, self.normals_at(points), self.counts_at(points), near, log_tail)
+            tails = functools.partial(self.tails_at, points)
+            return mixture_ends(self.target_distribution, self.distribution_at(points), tails, near, log_tail)
 
         return self._by_piece(ends, log_tail)
 
@@ -353,16 +351,6 @@ class Prediction:
         """Return log P(Y ≤ y) and log P(Y ≥ y) under the mixture of the draws at some points, (points, D)."""
         below, above = log_tails(self.distribution_at(points), y)
         return mixed(below), mixed(above)
-
-    def normals_at(self, points: Points) -> Normals | None:
-        """Return the means and standard deviations of normals, (T, points, D), and the function of them that y is."""
-        found = behind(self.distribution_at(points))
-        return None if found is None else (*normal_parts(found[0]), found[1])
-
-    def counts_at(self, points: Points) -> Distribution | None:
-        """Return p(y | f) of single targets with every draw at some points, if y counts from 0."""
-        counts = self.target_distribution.support is constraints.nonnegative_integer
-        return base_of(self.distribution_at(points)) if counts else None
 
     def draw_targets(self, points: Points) -> Tensor:
         """Return a y drawn with each draw at some points, (T, points, D)."""

@@ -32,7 +32,7 @@ from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.mathematics.checks import check_dense, check_level, describe
 from pyro_dropout.prediction.predict_network import Request
 from pyro_dropout.prediction.prediction import Prediction
-from pyro_dropout.prediction.tails import Normals, Tails, log_tails, mixed
+from pyro_dropout.prediction.tails import Tails, log_tails, mixed
 from pyro_dropout.prediction.weight_draws import MOST_NUMBERS, KeptDraws, MeanWeights, WeightDraws, WholeFunctions
 from pyro_dropout.protocols import Distribution, HasDraws, Message, Weights
 from pyro_dropout.training.fit import place_of
@@ -155,8 +155,10 @@ class SitePrediction(Prediction):
 
     # --- the draws, all points in one piece ---------------------------------------------------------------------------
 
-    def distribution_at(self, points: Points) -> Distribution:
-        """Return the normal distributions of all draws as one distribution, (T, ...)."""
+    def distribution_at(self, points: Points) -> Distribution | None:
+        """Return the distributions of all draws as one, (T, ...), if they are normal; others are not stacked."""
+        if not is_normal(self.target_distribution):
+            return None
         bases = [base_of(p) for p in self.parts]
         loc, scale = (torch.stack([getattr(p, name) for p in bases]) for name in ("loc", "scale"))
         return torch.distributions.Normal(loc, scale, validate_args=False)
@@ -165,13 +167,6 @@ class SitePrediction(Prediction):
         """Return log P(Y ≤ y) and log P(Y ≥ y) under the mixture of the draws."""
         below, above = zip(*(log_tails(p, y) for p in self.parts), strict=True)
         return mixed(torch.stack(below)), mixed(torch.stack(above))
-
-    def normals_at(self, points: Points) -> Normals | None:
-        """Return the means and standard deviations of all draws if the site is normal."""
-        return super().normals_at(points) if is_normal(self.target_distribution) else None
-
-    def counts_at(self, points: Points) -> None:
-        """Return None: a site's counts are not stacked."""
 
     def draw_targets(self, points: Points) -> Tensor:
         """Return a y drawn with each draw; all points are one piece."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.distributions import Bernoulli, Normal, Poisson, TransformedDistribution
+from torch.distributions import Bernoulli, Normal, Poisson, TransformedDistribution, constraints
 from torch.distributions.transforms import ComposeTransform, Transform
 
 from pyro_dropout.errors import PyroDropoutError
@@ -18,7 +18,6 @@ from pyro_dropout.mathematics.mixtures import mixture_tail_quantile
 from pyro_dropout.protocols import Distribution
 
 Tails = tuple[Tensor, Tensor]
-Normals = tuple[Tensor, Tensor, Transform]
 
 _SUMMED = 1000  # counts up to here are added up, many times as fast as a search
 _SMALL = math.log(1e-9)
@@ -108,31 +107,27 @@ def mixed(each: Tensor) -> Tensor:
 
 
 def mixture_ends(
-    kind: Distribution,
-    tails: Callable[[Tensor], Tails],
-    normals: Normals | None,
-    counts: Distribution | None,
-    near: Tails,
-    log_tail: Tensor,
+    kind: Distribution, p: Distribution | None, tails: Callable[[Tensor], Tails], near: Tails, log_tail: Tensor
 ) -> Tails:
     """Return the least y with log P(Y ≤ y) ≥ log_tail, and the greatest with log P(Y ≥ y) ≥ log_tail, in float64.
 
     Args:
         kind: p(y | f) at some output, for its support.
+        p: p(y | f) with every draw, (T, ...), if they are in one distribution.
         tails: the log tails of the mixture at y.
-        normals: means and standard deviations, (T, ...), and the function of such normals that y is, if it is one.
-        counts: p(y | f) with every draw, if y counts from 0.
         near: the mean and the standard deviation of y.
         log_tail: at most log ½. At -inf the ends are those of all possible targets.
     """
     endless = log_tail.isneginf()
     log_tail = torch.where(endless, math.log(0.5), log_tail)
     (at, step), whole, common = near, is_whole(kind), bool((log_tail > _SMALL).all())
-    if normals is not None:
-        loc, scale, function = normals
+    normal = None if p is None else behind(p)
+    if normal is not None:
+        (loc, scale), function = normal_parts(normal[0]), normal[1]
         low, high = (mixture_tail_quantile(side * loc, scale, log_tail) for side in (1, -1))
         return function(torch.where(endless, -math.inf, low)), function(torch.where(endless, math.inf, -high))
-    summed = _summed(counts, log_tail) if counts is not None and common and bool((at < _SUMMED / 4).all()) else None
+    counts = p is not None and kind.support is constraints.nonnegative_integer
+    summed = _summed(base_of(p), log_tail) if counts and common and bool((at < _SUMMED / 4).all()) else None
     if summed is not None:
         low, high = summed
     else:

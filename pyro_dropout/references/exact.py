@@ -161,10 +161,8 @@ def _check(model: BayesianNet | Standardised, x: Tensor, y: Tensor) -> None:
     if not has_gaussian_prior(model):
         raise PyroDropoutError(f"model must be a BayesianNet; got {type(model).__name__}. For other models use nuts().")
     if not isinstance(model.likelihood, Gaussian):
-        raise PyroDropoutError(
-            f"the posterior is Gaussian only if the noise is, and model.likelihood is"
-            f" {type(model.likelihood).__name__}. Use nuts(), or the likelihood Gaussian(tau)."
-        )
+        kind = type(model.likelihood).__name__
+        raise PyroDropoutError(f"model.likelihood must be Gaussian(tau); got {kind}. For other noise use nuts().")
     check_finite("x", x)
     check_finite("y", y)
     if x.dim() == 0 or len(x) == 0:
@@ -180,8 +178,8 @@ def _check_linear(outputs: Callable[[Tensor], Tensor], f0: Tensor, jacobian: Ten
         gap = (outputs(far * probe).detach().reshape(-1) - straight).abs().max()
         if not gap <= 1e-9 * torch.maximum(straight.abs().max(), f0.abs().max()):  # relative: y may be in any unit
             raise PyroDropoutError(
-                "net is not linear in its random weights. The exact posterior is known for nn.Linear, or if"
-                " Prior(hide=...) leaves one linear layer random; otherwise use nuts()."
+                "net is not linear in its random weights, as nn.Linear is, or what Prior(hide=...) leaves random of a"
+                " network; otherwise use nuts()."
             )
 
 
@@ -252,7 +250,4 @@ def _root(covariance: Tensor) -> Tensor:
         root, failed = torch.linalg.cholesky_ex(covariance + jitter * largest * identity)
         if not int(failed):
             return root
-    raise SingularError(
-        "the covariance of f at x is singular in float64, even with 1e-6 of its largest variance added. Use points"
-        " farther apart, or a smaller tau."
-    )
+    raise SingularError("the covariance of f at x is singular in float64. Use points farther apart, or a smaller tau.")

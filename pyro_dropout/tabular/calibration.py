@@ -53,8 +53,7 @@ class Calibration:
         own, central = prediction.quantile(level), round(abs(1 - 2 * level), 12)
         if self.intervals is None or central == 0:
             return own
-        rows = sum(self.intervals.counts.values())
-        ends = self.interval(prediction, min(central, rows / (rows + 1)))
+        ends = self.interval(prediction, min(central, self.intervals.highest_level))
         assert ends is not None
         if _supports(self.intervals, central):
             return ends[level > 0.5]
@@ -70,7 +69,7 @@ class Calibration:
             return own
         below, above = prediction.log_tails(torch.full_like(own, threshold, dtype=_F64))
         outer = torch.minimum(below, above)
-        found = _calibrated(outer, next(iter(self.intervals.scores.values())))
+        found = _calibrated(outer, self.intervals.scores)
         return torch.where(above > below, 1 - found, found).to(own)
 
     def sets(self, prediction: Prediction, level: float) -> Tensor | None:
@@ -159,5 +158,4 @@ def _calibrated(log_tail: Tensor, scores: Tensor) -> Tensor:
 def _supports(found: Conformal, level: float) -> bool:
     if not 0 < level < 1:
         raise RangeError(f"level must lie strictly between 0 and 1; got {level!r}.")
-    rows = sum(found.counts.values())
-    return level <= rows / (rows + 1)
+    return level <= found.highest_level

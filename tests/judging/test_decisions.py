@@ -3,7 +3,6 @@
 import itertools
 from typing import Any
 
-import matplotlib.pyplot as plt
 import pytest
 import torch
 from hypothesis import given
@@ -27,14 +26,6 @@ def test_a_budget_is_met_exactly_by_the_most_uncertain(values: list[int], budget
     assert found.sum() == round(budget * len(values))
     ranked = sorted(range(len(values)), key=lambda i: (-values[i], i))[: int(found.sum())]
     assert sorted(ranked) == found.nonzero().reshape(-1).tolist()
-
-
-def test_a_threshold_is_not_exceeded_by_what_is_kept(dtype: torch.dtype) -> None:
-    uncertainty = torch.tensor([0.5, 1.0, 2.0], dtype=dtype)
-    assert pd.defer(uncertainty, threshold=1.0).tolist() == [False, False, True]
-    assert pd.defer(uncertainty, threshold=-1).all()
-    assert pd.defer(uncertainty, budget=1).all()
-    assert not pd.defer(uncertainty, budget=0).any()
 
 
 def test_the_curve_is_a_mean_over_random_orders_of_ties() -> None:
@@ -66,18 +57,6 @@ def test_the_oracle_is_the_best_order(seed: int, points: int, higher: bool, dtyp
     assert curve.ratio <= 1 + 1e-9
     same = pd.judging.rejection_curve(torch.zeros(points), score, higher_is_better=higher)
     assert same.ratio == pytest.approx(0.0, abs=1e-9)
-
-
-def test_right_and_wrong_are_scores_and_the_figure_is_labelled() -> None:
-    right = torch.tensor([True, False, True])
-    curve = pd.judging.rejection_curve(torch.tensor([0.1, 0.5, 0.2]), right)
-    assert curve.score.tolist() == pytest.approx([1.0, 1.0, 2 / 3])
-    ax = curve.plot(ylabel="accuracy of those kept")
-    assert ax.get_ylabel() == "accuracy of those kept"
-    assert ax.get_xlabel() == "fraction of inputs kept"
-    assert len(ax.get_legend().get_texts()) == 4
-    assert curve.plot(ax) is ax
-    plt.close("all")
 
 
 class Asked:
@@ -133,34 +112,6 @@ def test_the_strong_model_mends_what_the_weak_one_does_not_know() -> None:
         result.rmse(y)
 
 
-def test_a_strong_model_that_is_not_needed_is_not_called() -> None:
-    def never(x: Tensor) -> pd.prediction.Prediction:
-        raise AssertionError
-
-    result = pd.judging.cascade(Asked(pd.Gaussian(1.0), 0.1), never, torch.ones(3, 1), budget=0.0)
-    assert result.strong is None
-    assert result.cost == 3.0
-
-
-def test_uncertainties() -> None:
-    x = torch.tensor([[1.0], [3.0]])
-    numbers = Asked(pd.Gaussian(1.0), 1.0, outputs=2)
-    answer = numbers(x)
-    options = {"std": answer.variance.sum(-1).sqrt(), "epistemic": answer.epistemic.sum(-1).sqrt()}
-    for kind, exact in options.items():
-        torch.testing.assert_close(
-            pd.judging.cascade(numbers, numbers, x, budget=0, uncertainty=kind).uncertainty, exact
-        )
-    own = pd.judging.cascade(numbers, numbers, x, budget=0, uncertainty=lambda p: p.epistemic[:, 1])
-    assert torch.equal(own.uncertainty, answer.epistemic[:, 1])
-    coins = Asked(pd.Bernoulli(), 1.0, outputs=2)
-    for kind in ("entropy", "mutual_information", "variation_ratio"):
-        exact = getattr(coins(x), kind).sum(-1)
-        assert torch.equal(pd.judging.cascade(coins, coins, x, budget=0, uncertainty=kind).uncertainty, exact)
-    both = pd.judging.cascade(coins, coins, x, budget=0.5)
-    assert both.accuracy(torch.tensor([[1, 0], [1, 1]])) == 0.75  # a logit of 0 is a no
-
-
 def linear(loc: list[float], scale: float, likelihood: Any = None, dtype: torch.dtype = torch.float32) -> Any:
     """The reward of a context is wᵀx, with w ~ N(loc, scale²) in the posterior."""
     model = pd.BayesianNet(nn.Linear(len(loc), 1, bias=False).to(dtype), likelihood=likelihood or pd.Gaussian(1.0))
@@ -191,16 +142,3 @@ def test_all_contexts_share_one_draw() -> None:
         assert torch.equal(chosen, pd.judging.thompson(model, guide, contexts, seed=seed))
         seen.add(chosen[0].item())
     assert seen == {0, 1}
-
-
-def test_each_context_gets_its_own_best_action() -> None:
-    model, guide = linear([1.0, -1.0], 1e-6)
-    contexts = torch.randn(30, 4, 2)
-    exact = (contexts[..., 0] - contexts[..., 1]).argmax(-1)
-    state = torch.get_rng_state()
-    assert torch.equal(pd.judging.thompson(model, guide, contexts, seed=1), exact)
-    assert torch.equal(torch.get_rng_state(), state)
-    coins = linear([1.0, -1.0], 1e-6, pd.Bernoulli())
-    assert torch.equal(pd.judging.thompson(*coins, contexts), exact)
-    images = pd.BayesianNet(nn.Sequential(nn.Flatten(), nn.Linear(6, 1)))
-    assert pd.judging.thompson(images, pd.AutoDropout(images), torch.randn(5, 3, 2, 3)).shape == (5,)

@@ -59,19 +59,6 @@ def test_the_temperature_is_the_most_probable_one(dtype: torch.dtype, scale: flo
     assert pd.judging.refit_temperature(answer, y) == pytest.approx(float(np.exp(best.x)), rel=1e-4)
 
 
-def test_tempered_probabilities_are_means_of_softmaxes(dtype: torch.dtype) -> None:
-    f = torch.randn(4, 6, 3, dtype=dtype)
-    answer = made(f, pd.Categorical())
-    before = answer.probs.clone()
-    found = pd.judging.tempered(answer, temperature=2.5)
-    torch.testing.assert_close(found.probs, (f / 2.5).softmax(-1).mean(0))
-    votes = torch.stack([(f.argmax(-1) == c).sum(0) for c in range(3)]).amax(0)
-    torch.testing.assert_close(found.variation_ratio, 1 - votes.to(dtype) / 4)
-    assert torch.equal(answer.probs, before)
-    assert torch.equal(answer.samples, f)
-    assert torch.equal(pd.judging.tempered(answer, 1.0).probs, answer.probs)
-
-
 def test_a_temperature_that_calibrates_nothing_is_told() -> None:
     # Logits 3 for the right class, with noise of 5 between draws: each draw is sure, and their mean is not.
     y = torch.arange(200) % 4

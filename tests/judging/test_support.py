@@ -73,34 +73,12 @@ def test_few_rows_flag_few_others() -> None:
     assert sum(shares) / len(shares) < 0.055  # three rows of sixty; 0.066 if the largest of the sixty were the limit
 
 
-def test_rows_beyond_the_training_rows_are_flagged() -> None:
-    x = table(800)
-    support = pd.judging.Support.of(x)
-    row = x[:1].clone()
-    for column, value in ((0, 3.0), (3, 1e6), (5, 100.0), (11, 4.0), (10, 0.5)):
-        other = row.index_fill(1, torch.tensor([column]), value)
-        assert support.flag(other).item(), column
-    far = pd.judging.Support.of(torch.rand(12, 2))  # even of twelve rows
-    assert far.flag(torch.full((1, 2), 30.0)).item()
-
-
-def test_units_do_not_matter() -> None:
-    x, new = table(300)[:, :7], table(100)[:, :7]
-    scale = 2.0 ** torch.tensor([20, -20, 3, 10, 0, -3, 7])  # powers of two leave ties as they are
-    torch.testing.assert_close(pd.judging.Support.of(x * scale).score(new * scale), pd.judging.Support.of(x).score(new))
-
-
 def test_rows_are_judged_one_by_one_and_the_same_way_twice() -> None:
     x = table(200)
     support, new = pd.judging.Support.of(x), table(20)
     assert torch.equal(torch.cat([support.score(row[None]) for row in new]), support.score(new))
     assert torch.equal(pd.judging.Support.of(x).score(new), support.score(new))
     assert support.flag(new[:0]).shape == (0,)
-
-
-def test_a_table_of_constants_knows_only_them() -> None:
-    support = pd.judging.Support.of(torch.ones(20, 2))
-    assert support.flag(torch.tensor([[1.0, 1.0], [1.0, 1.5]])).tolist() == [False, True]
 
 
 def test_a_damaged_state_is_refused() -> None:

@@ -111,13 +111,6 @@ def scaled(x: Tensor, y: Tensor | None = None) -> Tensor:
     return slope * x
 
 
-def robust(x: Tensor, y: Tensor | None = None) -> None:
-    slope, sigma = pyro.sample("slope", normal()), pyro.sample("sigma", half())
-    df = pyro.sample("df", dist.Gamma(torch.tensor(20.0, dtype=F64), 2.0))
-    with pyro.plate("data", len(x)):
-        pyro.sample("obs", dist.StudentT(df + 4, slope * x, sigma), obs=y)
-
-
 def unplated(y: Tensor | None = None) -> None:
     mu = pyro.sample("mu", normal())
     pyro.sample("obs", normal(mu.expand(12), 0.7), obs=y)
@@ -128,15 +121,6 @@ def walk(steps: Tensor | None = None) -> None:
     at = torch.zeros((), dtype=F64)
     for t in range(3):
         at = pyro.sample(f"step_{t}", normal(at + drift, 0.5), obs=None if steps is None else steps[t])
-
-
-def lumps(y: Tensor | None = None) -> None:
-    shares = pyro.sample("shares", dist.Dirichlet(torch.full((2,), 3.0, dtype=F64)))
-    with pyro.plate("lumps", 2):
-        centre = pyro.sample("centre", normal(0.0, 2.0))
-    with pyro.plate("data", 12):
-        parts = dist.Normal(centre, torch.tensor(0.5, dtype=F64))
-        pyro.sample("obs", dist.MixtureSameFamily(dist.Categorical(shares), parts), obs=y)
 
 
 def stretched(x: Tensor, y: Tensor | None = None) -> None:
@@ -232,10 +216,8 @@ CASES: dict[str, Case] = {
     "grouped": Case(lambda: grouped, (X, GROUPS, Y)),
     "masked": Case(lambda: masked, (X, NOISE > -0.7, Y)),
     "scaled": Case(lambda: scaled),
-    "robust": Case(lambda: robust),
     "unplated": Case(lambda: unplated, (Y,), unplated=True),
     "walk": Case(lambda: walk, (Y[:3],), observed=("step_0", "step_1", "step_2")),
-    "lumps": Case(lambda: lumps, (Y,)),
     "stretched": Case(lambda: stretched, (X, Y.exp())),
     "coins": Case(lambda: coins, (X, (NOISE > 0).to(F64))),
     "classes": Case(lambda: classes, (X, GROUPS)),

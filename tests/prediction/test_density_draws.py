@@ -87,22 +87,6 @@ def test_why_there_is_no_density(make: Any, site: str, reason: str) -> None:
     assert all(len(value) == 7 for value in weights.values())
 
 
-def test_a_posterior_of_another_kind() -> None:
-    class Known:
-        def sample_weights(self, n: int) -> dict[str, Tensor]:
-            return {"weight": torch.zeros(n, 1, 2)}
-
-    weights, density, why = draws_with_density(ModelCall(None, DATA), Known(), 7)
-    assert weights["weight"].shape == (7, 1, 2)
-    assert (density, why) == (None, "Known has no log_prob(weights).")
-    Known.log_prob = lambda self, weights: weights["weight"].sum((-2, -1)) - 3  # type: ignore[attr-defined]
-    _, density, why = draws_with_density(ModelCall(None, DATA), Known(), 7)
-    assert density is not None
-    assert (density.tolist(), why) == ([-3.0] * 7, "")
-    with pytest.raises(pd.errors.PyroDropoutError, match=r"posterior must be a guide, .* got 3"):
-        draws_with_density(ModelCall(None, DATA), 3, 7)
-
-
 def test_a_guide_that_picks_one_of_several_points_has_no_density() -> None:
     """Its draws change, as mapped ones do, but nothing says with which density."""
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import pyro_dropout as pd
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.prediction.joint_draws import JointDraws, joint_draws
-from tests.oracles.predictions import hidden_net, problem
+from tests.oracles.predictions import problem
 
 
 def numbers(value: Tensor) -> Any:
@@ -109,22 +109,3 @@ def test_a_sampler_keeps_its_chains_and_is_thinned_evenly() -> None:
     check_prior(draws, 1e-4)
     expected = stats.norm.logpdf(0.0, forward(draws.weights, x)[..., 0], 0.5)
     np.testing.assert_allclose(numbers(draws.log_likelihood["y"]), expected, rtol=1e-3, atol=1e-4)
-
-
-def test_replicas_of_a_fleet_are_chains() -> None:
-    def build(seed: int, tau: float) -> Any:
-        torch.manual_seed(seed)
-        model = pd.BayesianNet(hidden_net(), likelihood=pd.Gaussian(tau))
-        return model, pd.AutoMeanField(model)
-
-    fleet = pd.Fleet(build, {"seed": [0, 1, 2], "tau": [1.0, 4.0, 16.0]})
-    x, y = torch.randn(5, 2), torch.randn(5, 1)
-    draws = joint_draws(ModelCall(None, (x, y)), fleet, 20, 0, replicate=True)
-    assert draws.log_q is not None
-    assert draws.log_q.shape == (3, 20)
-    f = forward(draws.weights, x)
-    expected = stats.norm.logpdf(numbers(y), f, np.array([1.0, 0.5, 0.25])[:, None, None, None]).sum(-1)
-    np.testing.assert_allclose(numbers(draws.log_likelihood["y"]), expected, rtol=1e-3)
-    # Of 100 numbers: within 5 standard errors of 7 %.
-    spread = (draws.replicated["y"] - torch.tensor(f[..., 0])).std((1, 2))
-    assert ((spread * torch.tensor([1.0, 2.0, 4.0]) - 1).abs() < 0.36).all()

@@ -61,18 +61,6 @@ def test_moments_are_those_of_the_samples_whatever_the_blocks(dtype: torch.dtype
         assert torch.allclose(answer.epistemic.to(F64), f.var(0, correction=0), rtol=1e-5)
 
 
-def test_noise_of_its_own_is_averaged() -> None:
-    model, guide, x = problem(pd.HeteroscedasticGaussian(), out=4)
-    answer = pd.predict(model, guide, x, samples=30)
-    mean, log_tau = answer.samples.chunk(2, -1)
-    assert torch.allclose(answer.mean, mean.mean(0), atol=1e-6)
-    assert torch.allclose(answer.aleatoric, (-log_tau).exp().mean(0), atol=1e-6)
-    model, guide, x = problem(pd.Poisson(), out=2)
-    answer = pd.predict(model, guide, x, samples=30)
-    assert torch.allclose(answer.mean, answer.samples.exp().mean(0))
-    assert torch.allclose(answer.aleatoric, answer.mean)
-
-
 # --- what a draw is ---------------------------------------------------------------------------------------------------
 
 
@@ -253,11 +241,3 @@ def test_what_is_said_of_yes_and_no() -> None:
     assert torch.allclose(answer.mutual_information.to(F64), entropy - own, atol=1e-6)
     yes = (p > 0.5).double().mean(0)
     assert torch.allclose(answer.variation_ratio.to(F64), torch.minimum(yes, 1 - yes), atol=1e-6)
-
-
-def test_standard_is_what_torch_does_in_evaluation_mode(dtype: torch.dtype) -> None:
-    layers = [nn.Dropout(0.2), nn.Linear(4, 6), nn.ReLU(), nn.Dropout(0.4), nn.Linear(6, 2)]
-    net = nn.Sequential(*layers).to(dtype)
-    model, guide = pd.from_dropout(net, tau=4.0)
-    x = torch.randn(7, 4, dtype=dtype)
-    torch.testing.assert_close(pd.predict(model, guide, x, method="standard").mean, net.eval()(x).detach())

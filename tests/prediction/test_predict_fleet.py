@@ -71,24 +71,6 @@ def test_blocks_of_any_size_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert failed
 
 
-def test_classes() -> None:
-    def make(seed: int) -> Any:
-        torch.manual_seed(seed)
-        model = pd.BayesianNet(nn.Linear(2, 3), likelihood=pd.Categorical())
-        return model, pd.AutoDropout(model, keep=0.7)
-
-    x, _ = data()
-    labels = torch.randint(0, 3, (12,))
-    answer = pd.prediction.predict_fleet(pd.Fleet(make, {"seed": [0, 1]}), x, labels, samples=200, seed=0)
-    assert answer.probs.shape == (2, 12, 3)
-    torch.testing.assert_close(answer.probs.sum(-1), torch.ones(2, 12))
-    assert answer.entropy.shape == answer.mutual_information.shape == answer.variation_ratio.shape == (2, 12)
-    expected = (answer.probs.argmax(-1) == labels).float().mean(1)
-    torch.testing.assert_close(answer.scores()["accuracy"], expected)
-    picked = answer.probs.gather(-1, labels.expand(2, 12).unsqueeze(-1)).squeeze(-1)
-    torch.testing.assert_close(answer.log_prob(), picked.log(), rtol=1e-4, atol=1e-4)
-
-
 def test_intervals_and_covariances_have_the_noise_of_their_own_replica() -> None:
     """Each replica has another τ: its interval is that of its own mixture of normals, by scipy."""
     x, _ = data()

@@ -60,25 +60,6 @@ def test_when_memory_runs_out_the_blocks_are_halved(monkeypatch: pytest.MonkeyPa
         pd.predict(model, guide, x, **options)
 
 
-@pytest.mark.parametrize(
-    "error",
-    [RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"), MemoryError()],
-)
-def test_a_cpu_without_memory_halves_the_block(error: Exception) -> None:
-    class Small(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            if len(x) > 20:
-                raise error
-            return super().forward(x)
-
-    x = torch.randn(4, 2)
-    model = pd.BayesianNet(Small(2, 1))
-    guide = pd.AutoDropout(model, keep=0.9)
-    answer = pd.predict(model, guide, x, samples=50, seed=0)
-    assert answer.samples.shape == (50, 4, 1)
-    torch.testing.assert_close(answer.mean, answer.samples.mean(0))
-
-
 @pytest.mark.deep
 def test_memory_does_not_grow_with_the_draws() -> None:
     model, guide, _ = problem(pd.Categorical(), out=3)

@@ -245,19 +245,6 @@ def test_classes_have_what_classes_have() -> None:
         answer.interval()
 
 
-def test_covariances() -> None:
-    case, model, guide = posed("pairs")
-    posterior = kept(guide, case)
-    answer = pd.predict(model, posterior, X, samples=DRAWS, seed=0)
-    means, noises = (torch.stack([getattr(p, n) for p in answer.parts]) for n in ("mean", "covariance_matrix"))
-    apart = means - means.mean(0)
-    expected = noises.mean(0) + torch.einsum("tni,tnj->nij", apart, apart) / DRAWS
-    torch.testing.assert_close(answer.covariance, expected)
-    _, model, guide = posed("line")
-    answer = pd.predict(model, guide, X, samples=10)
-    torch.testing.assert_close(answer.covariance[:, 0, 0], answer.variance)
-
-
 def test_scores_take_them_too() -> None:
     """The same numbers as of a network's prediction with the same parts."""
     _, model, guide = posed("line")
@@ -277,25 +264,6 @@ def test_scores_take_them_too() -> None:
     assert near.wasserstein == pytest.approx(0.0, abs=1e-9)
 
 
-def test_what_reads_outputs_in_another_way_is_refused_and_decisions_are_made() -> None:
-    _, model, guide = posed("coins")
-    answer = pd.predict(model, guide, X, samples=20, seed=0)
-    for change in (
-        lambda: pd.judging.tempered(answer, 2.0),
-        lambda: pd.judging.refit_temperature(answer, (Y > 0).to(F64)),
-    ):
-        with pytest.raises(pd.errors.PyroDropoutError, match="is for outputs of networks; site 'obs'"):
-            change()
-    handed = pd.judging.cascade(lambda x: answer, lambda x: pd.predict(model, guide, x, samples=5), X, budget=0.25)
-    assert int(handed.deferred.sum()) == 3
-    _, model, guide = posed("line")
-    answer = pd.predict(model, guide, X, samples=20, seed=0)
-    with pytest.raises(pd.errors.PyroDropoutError, match="with_tau is for outputs"):
-        pd.judging.with_tau(answer, 2.0)
-    handed = pd.judging.cascade(lambda x: answer, lambda x: pd.predict(model, guide, x, samples=5), X, budget=0.25)
-    assert torch.equal(handed.uncertainty, answer.std)
-
-
 # --- what is refused, and what is not looked at -----------------------------------------------------------------------
 
 
@@ -308,80 +276,37 @@ def test_a_module_whose_likelihood_is_not_used_is_asked_by_its_trace() -> None:
     assert pd.predict(model, guide, X, samples=10).mean.shape == (12,)
 
 
-def test_names_of_dimensions_are_those_of_the_plates() -> None:
-    case, model, guide = posed("nested")
-    data = pd.to_arviz(model, guide, *case.args, samples=30)
-    assert data["log_likelihood"]["obs"].dims == ("chain", "draw", "rows", "columns")
-    case, model, guide = posed("pairs")
-    data = pd.to_arviz(model, guide, *case.args, samples=30)
-    assert data["posterior_predictive"]["obs"].dims == ("chain", "draw", "data", "obs_dim_1")
-
-    def clash(y: Tensor) -> None:
-        mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
-        with pyro.plate("y", 12):
-            pyro.sample("obs", dist.Normal(mu, 1.0), obs=y)
-        with pyro.plate("mu_plate", 3):
-            pyro.sample("y_", dist.Normal(mu, 1.0), obs=y[:3])
-
-    guide = AutoNormal(clash)
-    data = pd.to_arviz(clash, guide, Y, samples=30)
-    assert data["log_likelihood"]["obs"].dims[2:] == ("y",)
-    assert data["log_likelihood"]["y_"].dims[2:] == ("mu_plate",)
-
-
-def test_data_may_be_wider_than_what_is_said_of_them() -> None:
-    def model(y: Tensor | None = None) -> None:
-        mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
-        pyro.sample("obs", dist.Normal(mu, 1.0), obs=y)
-
-    guide = AutoNormal(model)
-    data = pd.to_arviz(model, guide, Y, samples=30)
-    assert data["log_likelihood"]["obs"].shape == data["posterior_predictive"]["obs"].shape == (1, 30, 12)
+def mistakes() -> dict[str, Any]:
+    """What is said of a mistake, as a pattern, and the mistake."""
+    (case, model, guide), blind, other, counts = (
+        posed("line"),
+        AutoNormal(CASES["line"].make()),
+        *map(posed, ("unplated", "counts")),
+    )
+    blind(X)
+    return {
+        r"missing a required argument: 'x'": lambda: pd.to_arviz(model, guide),
+        "observes nothing with these arguments": lambda: pd.khat(model, guide, X, samples=30),
+        "AutoNormal has not seen its model yet": lambda: pd.predict(model, AutoNormal(model), X),
+        "site 'obs' is observed here, but is latent": lambda: pd.to_arviz(model, blind, *case.args, samples=30),
+        "the posterior has all sites of the model": lambda: pd.predict(model, blind, X, samples=3),
+        "samples none of the posterior's sites": lambda: pd.predict(model, other[2], X, samples=3),
+        "no site 'slope', which the model samples": lambda: pd.to_arviz(model, other[2], *case.args, samples=30),
+        r"site 'theta' has shape \(12,\)": lambda: pd.predict(*posed("schools")[1:], X[:5] + 2, samples=3),
+        "does not take compile=True": lambda: pd.predict(model, guide, X, samples=3, compile=True),
+        r"\(12,\); got \(12, 1\)": lambda: pd.predict(model, guide, X, samples=3).log_prob(Y.unsqueeze(-1)),
+        "y must lie in the support of site 'obs', Poisson": lambda: pd.predict(
+            *counts[1:], X, samples=3, **counts[0].blind_kwargs
+        ).log_prob(Y - 10),
+        "'slope': it is a point": lambda: pd.khat(model, AutoDelta(model), *case.args, samples=30),
+        "with_tau is for outputs of networks": lambda: pd.judging.with_tau(pd.predict(model, guide, X, samples=3), 2.0),
+    }
 
 
 def test_mistakes_are_told() -> None:
-    case, model, guide = posed("line")
-    with pytest.raises(
-        pd.errors.PyroDropoutError, match=r"to_arviz has no option 'sample', .* Did you mean 'samples'\?"
-    ):
-        pd.to_arviz(model, guide, *case.args, sample=3)
-    with pytest.raises(
-        pd.errors.PyroDropoutError, match=r"got line, which takes \(x.*missing a required argument: 'x'"
-    ):
-        pd.to_arviz(model, guide)
-    with pytest.raises(pd.errors.PyroDropoutError, match="the model observes nothing with these arguments"):
-        pd.khat(model, guide, X, samples=30)
-    with pytest.raises(pd.errors.PyroDropoutError, match="AutoNormal has not seen its model yet"):
-        pd.predict(model, AutoNormal(model), X)
-    blind = AutoNormal(model)
-    blind(X)
-    with pytest.raises(pd.errors.PyroDropoutError, match="site 'obs' is observed here, but is latent in the posterior"):
-        pd.to_arviz(model, blind, *case.args, samples=30)
-    with pytest.raises(pd.errors.PyroDropoutError, match="the posterior has all sites of the model"):
-        pd.predict(model, blind, X, samples=3)
-    other = posed("unplated")[2]
-    with pytest.raises(pd.errors.PyroDropoutError, match="the model samples none of the posterior's sites, "):
-        pd.predict(model, other, X, samples=3)
-    with pytest.raises(pd.errors.PyroDropoutError, match="the posterior has no site 'slope', which the model samples"):
-        pd.to_arviz(model, other, *case.args, samples=30)
-    with pytest.raises(
-        pd.errors.ShapeError, match=r"site 'theta' has shape \(12,\) in the posterior, but \(5,\) in the"
-    ):
-        pd.predict(posed("schools")[1], posed("schools")[2], X[:5] + 2, samples=3)
-    with pytest.raises(pd.errors.PyroDropoutError, match="does not take compile=True"):
-        pd.predict(model, guide, X, samples=3, compile=True)
-    answer = pd.predict(model, guide, X, samples=3)
-    with pytest.raises(
-        pd.errors.ShapeError, match=r"y must be a tensor of the shape of site 'obs', \(12,\); got \(12, 1\)"
-    ):
-        answer.log_prob(Y.unsqueeze(-1))
-    with pytest.raises(pd.errors.PyroDropoutError, match="probs is for classes; this prediction is of Normal"):
-        answer.probs  # noqa: B018
-    counts = posed("counts")
-    with pytest.raises(pd.errors.RangeError, match="y must lie in the support of site 'obs', Poisson"):
-        pd.predict(counts[1], counts[2], X, samples=3, **counts[0].blind_kwargs).log_prob(Y - 10)
-    with pytest.raises(pd.errors.SingularError, match="'slope': it is a point"):
-        pd.khat(model, AutoDelta(model), *case.args, samples=30)
+    for said, mistake in mistakes().items():
+        with pytest.raises(pd.errors.PyroDropoutError, match=said):
+            mistake()
 
 
 def test_a_plate_that_draws_a_subsample_is_refused() -> None:

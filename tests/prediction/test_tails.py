@@ -4,7 +4,6 @@ import math
 from typing import Any
 
 import numpy as np
-import pyro
 import pyro.distributions as dist
 import pytest
 import scipy.stats
@@ -111,33 +110,6 @@ def test_an_interval_holds_its_level(kind: str) -> None:
         )
 
 
-def test_counts_of_any_size_have_the_same_kind_of_ends() -> None:
-    # small ones are added up, large ones and far tails are searched for; a heavy tail is not cut off
-    log_mean = torch.tensor([-2.0, 1.0, 4.0, 5.4, 9.0], dtype=F64).reshape(1, 5, 1)
-    for likelihood in (pd.Poisson(), pd.Counts(0.3)):
-        for chosen, log_tail in ((slice(0, 4), math.log(0.02)), (slice(0, 5), math.log(0.02)), (slice(0, 4), -30.0)):
-            prediction = made(log_mean[:, chosen], likelihood)
-            low, high = prediction.tail_ends(torch.tensor(log_tail))
-            for end, side, step in ((low, 0, -1), (high, 1, 1)):
-                assert bool((prediction.log_tails(end)[side] >= log_tail - 1e-6).all())
-                assert bool((prediction.log_tails(end + step)[side] < log_tail).all())
-
-
-def test_yes_or_no_is_above_a_half_as_often_as_yes() -> None:
-    prediction = made(torch.randn(5, 4, 1), pd.Bernoulli())
-    torch.testing.assert_close(prediction.probability_above(0.5), prediction.probs)
-    assert prediction.probability_above(-0.5).tolist() == [[1.0]] * 4
-    assert prediction.probability_above(1.0).tolist() == [[0.0]] * 4
-    torch.testing.assert_close(prediction.probability_above(0.0), prediction.probs)
-
-
-def test_a_threshold_may_differ_from_target_to_target() -> None:
-    prediction = made(torch.randn(5, 3, 2, dtype=F64), pd.Gaussian(1.0))
-    t = torch.randn(3, 2, dtype=F64)
-    for row in range(3):
-        torch.testing.assert_close(prediction.probability_above(t)[row], prediction.probability_above(t[row])[row])
-
-
 def test_far_tails_are_those_of_scipy_and_their_quantiles_lead_back() -> None:
     loc, scale = torch.randn(6, 5, dtype=F64), torch.rand(6, 5, dtype=F64) + 0.2
 
@@ -163,21 +135,6 @@ def test_where_nothing_is_too_far_the_ends_are_those_of_the_support() -> None:
     for kind, ends in (("normal", (-math.inf, math.inf)), ("positive", (0.0, math.inf)), ("counts", (0.0, math.inf))):
         low, high = made(torch.zeros(2, 1, 1), LIKELIHOODS[kind]).tail_ends(torch.tensor(-math.inf))
         assert (low.item(), high.item()) == ends
-
-
-def test_sites_of_pyro_models_have_them_too() -> None:
-    def model(kind: str) -> None:
-        slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
-        with pyro.plate("data", 3):
-            pyro.sample("y", {"normal": dist.Normal, "positive": dist.LogNormal}[kind](slope, 0.5))
-
-    draws = torch.randn(1, 40)
-    for kind in ("normal", "positive"):
-        found = pd.predict(model, pd.prediction.SampledPosterior({"slope": draws}), kind, samples=40)
-        law = oracle(kind, draws[0].double().numpy())
-        np.testing.assert_allclose(found.probability_above(1.5), law.sf(1.5).mean(), rtol=1e-5)
-        wanted = brentq(lambda z, law=law: law.cdf(z).mean() - 0.9, -30, 60)
-        np.testing.assert_allclose(found.quantile(0.9), wanted, rtol=1e-5)
 
 
 def test_a_distribution_without_a_distribution_function_is_refused_by_name() -> None:

@@ -86,13 +86,6 @@ def fresh() -> tuple[Any, Any]:
     return model, pd.AutoMeanField(model)
 
 
-def test_trainings_in_threads_wait_for_each_other() -> None:
-    serial, pairs = trained(*fresh()), [fresh() for _ in range(4)]
-    with ThreadPoolExecutor(4) as pool:
-        threaded = list(pool.map(lambda pair: trained(*pair), pairs))
-    assert all(torch.equal(losses, serial) for losses in threaded)
-
-
 def test_a_prediction_waits_for_a_training_in_another_thread_and_leaves_it_alone() -> None:
     model, posterior, options = dropout()
     alone, serial = pd.predict(model, posterior, X, seed=0, **options), trained(*fresh())
@@ -105,29 +98,3 @@ def test_a_prediction_waits_for_a_training_in_another_thread_and_leaves_it_alone
     assert torch.equal(losses, serial)
     assert all(torch.equal(answer.mean, alone.mean) for answer in answers)
     assert bool(unseeded.std.isfinite().all())
-
-
-@pytest.mark.filterwarnings("ignore:k̂ is above")
-def test_what_runs_the_model_again_waits_as_well() -> None:
-    """Draws that were not kept, scores, diagnostics, fresh guides and files, from threads as from one."""
-    model, posterior, _ = whole_functions()
-    members = pd.Ensemble(model, pd.AutoMeanField, members=3)
-    kept = pd.predict(model, posterior, X, samples=5, seed=1, keep_samples=False)
-
-    def ask(k: int) -> Tensor:
-        if k == 0:
-            return kept.covariance.flatten()
-        if k == 1:
-            return torch.tensor(pd.loo(model, posterior, X, X, samples=50, seed=2).elpd_loo)
-        if k == 2:
-            return torch.tensor(pd.judging.elbo_report(model, posterior, X, X, samples=3, seed=3).objective)
-        if k == 3:
-            return torch.tensor(pd.khat(model, posterior, X, X, samples=50, seed=4))
-        if k == 4:
-            return members.mean()["0.weight"].flatten()
-        return pd.AutoMeanField(model).quantiles([0.9])["0.weight"].flatten()
-
-    serial = [ask(k) for k in range(6)]
-    with ThreadPoolExecutor(4) as pool:
-        for k, found in enumerate(pool.map(ask, [k % 6 for k in range(18)])):
-            assert torch.equal(found, serial[k % 6])

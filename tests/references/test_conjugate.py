@@ -56,26 +56,6 @@ def test_it_is_the_posterior(inputs: int, outputs: int, points: int, bias: bool,
     assert posterior.log_evidence == pytest.approx(evidence, abs=digits(dtype, 1e-9))
 
 
-def test_the_density_is_that_of_scipy_and_draws_follow_it(dtype: torch.dtype) -> None:
-    x, y = torch.randn(6, 2, dtype=dtype), torch.randn(6, 2, dtype=dtype)
-    posterior = pd.references.conjugate(linear(2, 2, dtype=dtype), x, y)
-    count = 20_000
-    draws = posterior.sample_weights(count)
-    assert draws["weight"].shape == (count, 2, 2)
-    assert draws["weight"].dtype == dtype
-    flat = torch.cat([draws["weight"].flatten(1), draws["bias"]], 1).to(F64)
-    mean = torch.cat([posterior.mean()["weight"].flatten(), posterior.mean()["bias"]]).to(F64)
-    exact = stats.multivariate_normal(mean.numpy(), posterior.covariance.numpy())
-    some = {name: value[:50] for name, value in draws.items()}
-    tolerance = 1e-9 if dtype == F64 else 1e-4
-    np.testing.assert_allclose(posterior.log_prob(some), exact.logpdf(flat[:50].numpy()), atol=tolerance)
-    variance = posterior.covariance.diagonal()
-    close_by_chance(flat.mean(0), mean, (variance / count).sqrt())
-    # A covariance's error has variance (cᵢᵢ cⱼⱼ + cᵢⱼ²)/T.
-    errors = ((torch.outer(variance, variance) + posterior.covariance**2) / count).sqrt()
-    close_by_chance(torch.cov(flat.mT), posterior.covariance, errors)
-
-
 def test_hidden_layers_are_features() -> None:
     net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1, bias=False)).double()
     prior = pd.Prior(LENGTH, width_scaled=False, hide=lambda name, module: name.startswith("0."))
@@ -118,21 +98,3 @@ def test_standardised_models_speak_in_the_units_of_the_data() -> None:
     assert posterior.log_evidence == pytest.approx(evidence - 8 * float(y.std().log()), abs=1e-8)
     drawn = pd.nuts(model, x, y, chains=4, samples=1000, warmup=300, seed=0, compile=False, progress=False)
     assert abs(pd.predict(model, drawn, x, samples=6).mean - 300).max() < 100
-
-
-def test_what_has_no_such_posterior_is_told_why() -> None:
-    x, y = torch.randn(4, 2), torch.randn(4, 1)
-    bent = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
-    for net in (bent, nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)), nn.Sequential(nn.Linear(2, 1), nn.Tanh())):
-        with pytest.raises(pd.errors.PyroDropoutError, match="not linear"):
-            pd.references.conjugate(pd.BayesianNet(net), x, y)
-    with pytest.raises(pd.errors.PyroDropoutError, match=r"Poisson.*nuts"):
-        pd.references.conjugate(pd.BayesianNet(nn.Linear(2, 1), likelihood=pd.Poisson()), x, y)
-    with pytest.raises(pd.errors.ShapeError, match="y must have shape"):
-        pd.references.conjugate(pd.BayesianNet(nn.Linear(2, 1)), x, y[:, 0])
-    with pytest.raises(pd.errors.RangeError, match="finite"):
-        pd.references.conjugate(pd.BayesianNet(nn.Linear(2, 1)), x / 0, y)
-    posterior = pd.references.conjugate(pd.BayesianNet(nn.Linear(2, 1)), x, y)
-    with pytest.raises(pd.errors.ShapeError, match="weight, bias"):
-        posterior.log_prob({"weight": torch.zeros(1, 2)})
-    assert repr(posterior).startswith("GaussianPosterior(3 weights at 2 sites, log evidence -")

@@ -10,11 +10,8 @@ from pyro import poutine
 from torch import Tensor, nn
 
 import pyro_dropout as pd
-from pyro_dropout.engines.program import Program
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.references.nuts.energy import Energy
-
-F64 = torch.float64
 
 
 class Recurrent(nn.Module):
@@ -96,31 +93,6 @@ def test_the_model_itself_is_left_alone() -> None:
     assert len(pyro.get_param_store()) == 0
 
 
-def test_a_recorded_energy_is_the_same() -> None:
-    x = torch.randn(6, 2)
-    model = pd.BayesianNet(nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)))
-    energy = Energy(ModelCall(model, (x, x[:, :1])))
-    z = torch.stack([energy.start() for _ in range(2)])
-    recorded = Program(energy, z, compile=False)
-    for shift in (0, 1):
-        for left, right in zip(energy(z + shift), recorded(z + shift), strict=True):
-            torch.testing.assert_close(left, right, rtol=1e-10, atol=1e-10)
-
-
-def test_what_has_no_gradient_is_told() -> None:
-    def coin(x: Tensor, y: Tensor) -> None:
-        pyro.sample("z", dist.Bernoulli(0.5))
-
-    def nothing(x: Tensor, y: Tensor) -> None:
-        pyro.sample("y", dist.Normal(x, 1.0).to_event(2), obs=y)
-
-    x = torch.zeros(2, 1)
-    with pytest.raises(pd.errors.PyroDropoutError, match=r"'z'.*discrete"):
-        Energy(ModelCall(coin, (x, x)))
-    with pytest.raises(pd.errors.PyroDropoutError, match="no random weights"):
-        Energy(ModelCall(nothing, (x, x)))
-
-
 def _within(x: Tensor) -> None:
     theta = pyro.sample("theta", dist.Gamma(5.0, 2.0))
     u = pyro.sample("u", dist.Uniform(torch.zeros(()), theta))
@@ -170,27 +142,6 @@ def test_a_support_that_torch_declares_wrongly_is_refused(base: Any, transforms:
     for run in (pd.nuts, lambda program: pd.AutoMeanField(program)()):
         with pytest.raises(pd.errors.PyroDropoutError, match=r"site 'u'.*support is not known.*pyro\.sample\('u_unit'"):
             run(model)
-
-
-def test_supports_that_torch_declares_rightly_are_taken() -> None:
-    def model() -> None:
-        pyro.sample("a", dist.TransformedDistribution(dist.Normal(0.0, 1.0), [AFFINE, EXP]))
-        pyro.sample("b", dist.TransformedDistribution(dist.Uniform(0.0, 1.0), [dist.transforms.SigmoidTransform().inv]))
-        pyro.sample("c", dist.TransformedDistribution(dist.Gamma(2.0, 1.0), [EXP.inv]))
-        pyro.sample("d", dist.LogNormal(0.0, 1.0))
-
-    assert sorted(pd.AutoMeanField(model)()) == ["a", "b", "c", "d"]
-
-
-def test_own_bounds_in_a_subsampled_plate_are_refused() -> None:
-    """The next batch has other bounds."""
-
-    def model(ends: Tensor) -> None:
-        with pyro.plate("data", len(ends), subsample_size=2) as some:
-            pyro.sample("u", dist.Uniform(torch.zeros(2), ends[some]))
-
-    with pytest.raises(pd.errors.PyroDropoutError, match="bounds of its own for each element of a subsampled plate"):
-        pd.AutoMeanField(model)(torch.arange(1.0, 5.0))
 
 
 def test_a_hidden_latent_site_is_refused() -> None:

@@ -64,12 +64,6 @@ def test_predict_draws_whole_functions_in_any_blocks(dtype: torch.dtype) -> None
     assert (same - same[:, :1]).abs().max() < 1e-3  # five points, in blocks that had room for two
 
 
-def test_repeated_points_have_the_same_value() -> None:
-    gp, x, _, _ = problem(F64)
-    f = pd.references.gp_posterior(gp).sample_functions(x[:1].expand(30, 1), 5)
-    assert (f - f[:, :1]).abs().max() < 1e-3  # jitter: 1e-3 of a standard deviation at the most
-
-
 def test_a_process_that_is_fitted_again_is_seen(dtype: torch.dtype) -> None:
     gp, x, y, at = problem(dtype)
     posterior = pd.references.gp_posterior(gp)

@@ -67,21 +67,6 @@ def test_a_positive_site_has_its_posterior_by_quadrature() -> None:
     assert draws.min() > 0
 
 
-@pytest.mark.deep
-@pytest.mark.usefixtures("unchecked_shapes")
-def test_weights_may_disagree_where_functions_agree() -> None:
-    """f = u·v·x is the same with both signs turned, so chains may sit at either; R-hat of f does not mind."""
-    net = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
-    model = pd.BayesianNet(net, pd.Prior(width_scaled=False), pd.Gaussian(tau=1.0))
-    x = torch.linspace(-2, 2, 12).unsqueeze(-1)
-    found = pd.nuts(model, x, 2 * x, chains=4, samples=1000, warmup=500, seed=2, target_accept=0.98, **QUIET)
-    signs = found.weights["0.weight"].sign().mean(1).flatten()
-    assert torch.equal(signs.abs(), torch.ones(4))
-    assert len(signs.unique()) == 2
-    assert found.rhat_of(found.weights["0.weight"]).max() > 1.5
-    assert function_rhat(model, found, x).max() < 1.01
-
-
 def test_a_seed_repeats_and_torchs_numbers_are_not_touched() -> None:
     model = pd.BayesianNet(nn.Linear(1, 1))
     x = torch.randn(5, 1)
@@ -128,26 +113,6 @@ def test_trajectories_that_are_lost_are_told_with_what_to_do() -> None:
     assert f"{found.divergences} divergence" in repr(found)
 
 
-@pytest.mark.deep
-@pytest.mark.usefixtures("unchecked_shapes")  # a million calls, each of them checked, take three times as long
-def test_a_network_with_ten_hidden_units_is_sampled() -> None:
-    """A 1-10-1 tanh net on 30 points; no warning of disagreement or of lost trajectories, which would be an error."""
-    torch.manual_seed(0)
-    x = torch.linspace(-2, 2, 30).unsqueeze(-1)
-    y = torch.sin(2 * x) + 0.2 * torch.randn(30, 1)
-    net = nn.Sequential(nn.Linear(1, 10), nn.Tanh(), nn.Linear(10, 1))
-    model = pd.BayesianNet(net, likelihood=pd.Gaussian(tau=25.0))
-    found = pd.nuts(model, x, y, seed=0, **QUIET)
-    worst = float(function_rhat(model, found, x).max())
-    print(f"largest R-hat of f {worst:.4f}, {found.divergences} divergences, {found.seconds:.0f} s")
-    assert worst < 1.01
-    answer = pd.predict(model, found, x, samples=2000)
-    f = model.evaluate(found.draws_at(torch.arange(2000)), x).detach()
-    assert found.ess_of(f.reshape(4, 500, 30)).min() > 400
-    assert torch.allclose(answer.mean, f.mean(0), atol=1e-5)
-    assert ((answer.mean - torch.sin(2 * x)).square().mean().sqrt()) < 0.2
-
-
 LINE = torch.linspace(-1, 1, 6).unsqueeze(-1)
 
 
@@ -174,14 +139,3 @@ def test_draws_are_not_lost_where_r_hat_is_interrupted(monkeypatch: pytest.Monke
     with pytest.warns(UserWarning, match="R-hat could not be computed"):
         found = pd.nuts(disagreeing, LINE, LINE[:, 0], chains=2, samples=10, warmup=5, compile=False, **QUIET)
     assert found.num_draws == 10
-
-
-def test_progress_is_shown_for_a_small_model_too(capsys: pytest.CaptureFixture[str]) -> None:
-    model = pd.BayesianNet(nn.Linear(1, 1))
-    x = torch.linspace(-1, 1, 10).unsqueeze(-1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # few draws
-        pd.nuts(model, x, x, chains=2, samples=60, warmup=40, seed=0, compile=False, progress=True)
-    shown = capsys.readouterr().err
-    assert "nuts: 100%" in shown
-    assert "200/200" in shown

@@ -34,12 +34,7 @@ def holds_trees(az: ModuleType) -> bool:
 
 
 def container(groups: Mapping[str, Mapping[str, Variable]], attrs: Mapping[str, Mapping[str, str]]) -> Container:
-    """Put named arrays into the container of the installed ArviZ.
-
-    Args:
-        groups: {group: {variable: (names of its dimensions, array)}}.
-        attrs: notes on each group, {group: {name: text}}.
-    """
+    """Put {group: {variable: (dimensions, array)}} into the container of the installed ArviZ, with notes on groups."""
     import xarray
 
     datasets = {}
@@ -57,15 +52,10 @@ def container(groups: Mapping[str, Mapping[str, Variable]], attrs: Mapping[str, 
 def pareto_smooth(
     log_ratios: NDArray[np.float64], efficiency: float = 1.0
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Smooth importance ratios with ArviZ's PSIS.
+    """Return log weights that sum to one and k̂, (...), from log ratios of S draws, (..., S), by ArviZ's PSIS.
 
-    Args:
-        log_ratios: log r of S draws, (..., S), up to a constant.
-        efficiency: the relative efficiency of the draws; a lower one makes the tail longer.
-
-    Returns:
-        Log weights that sum to one, (..., S), and k̂, (...): the shape of the Pareto distribution fitted to the largest
-        ratios. If all ratios are equal there is no tail, and k̂ is -inf; if no tail can be fitted, +inf.
+    A lower relative ``efficiency`` of the draws makes the tail longer. If all ratios are equal there is no tail, and k̂
+    is -inf; if no tail can be fitted, +inf.
     """
     shape = log_ratios.shape
     rows = [_one(row - row.max(), efficiency) for row in log_ratios.reshape(-1, shape[-1])]
@@ -91,10 +81,7 @@ def _one(row: NDArray[np.float64], efficiency: float) -> tuple[NDArray[np.float6
 
 
 def efficiency_of(draws: Mapping[str, NDArray[np.generic]]) -> float:
-    """Return the mean relative efficiency of draws, {variable: (chains, draws, ...)}, as in ``az.loo``.
-
-    The draws of a single chain count as independent.
-    """
+    """Return the mean relative efficiency of draws, {variable: (chains, draws, ...)}, as in ``az.loo``."""
     chains, count = next(iter(draws.values())).shape[:2]
     if chains == 1:
         return 1.0
@@ -108,11 +95,7 @@ def efficiency_of(draws: Mapping[str, NDArray[np.generic]]) -> float:
 
 @functools.cache
 def loo_results() -> type:
-    """Return a class of leave-one-out results that ``az.compare`` accepts, for the installed ArviZ.
-
-    Its arguments are elpd, its standard error, the effective number of parameters, arrays (N,) of the pointwise terms
-    and k̂, the number of draws (0 if unknown), and whether they come from an approximation.
-    """
+    """Return a class of leave-one-out results that ``az.compare`` accepts, for the installed ArviZ."""
     trees = holds_trees(arviz())
     home = importlib.import_module("arviz_stats.utils" if trees else "arviz.stats.stats_utils")
     base = getattr(home, "ELPDDataLOO", home.ELPDData)

@@ -130,8 +130,12 @@ def elbo_report(
             first = int(torch.randint(2**62, ())) if seed is None else seed + 1  # not the seed of the draws above
             seeds = range(first, first + samples)
             whole_call = checked_call(call).to(device)
-            if isinstance(guide, Ensemble):
-                found = [_of_members(whole_call, guide, seeds, device)]
+            if isinstance(guide, Ensemble):  # without a density: a mean over members
+                each = []
+                for member in range(guide.members):
+                    with guide.as_member(member) as one:
+                        each.append(_divergences(whole_call, one, ["large_k"], seeds, device)[0])
+                found = [torch.stack(each).mean(0)]
             else:
                 found = _divergences(whole_call, guide, methods, seeds, device)
         squared_error = _squared_error(surprises) + _squared_error(found[-1])
@@ -149,15 +153,6 @@ def elbo_report(
         defined=whole is not None,
         why=draws.why,
     )
-
-
-def _of_members(call: ModelCall, ensemble: Ensemble, seeds: range, device: torch.device) -> Tensor:
-    """Return the large-K form of KL(q‖p), a mean over members: one number if it has a formula, or one for each seed."""
-    each = []
-    for member in range(ensemble.members):
-        with ensemble.as_member(member) as guide:
-            each.append(_divergences(call, guide, ["large_k"], seeds, device)[0])
-    return torch.stack(each).mean(0)
 
 
 def _divergences(

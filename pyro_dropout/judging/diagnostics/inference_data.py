@@ -14,6 +14,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,6 +35,8 @@ from pyro_dropout.mathematics.argument_names import also
 from pyro_dropout.prediction.joint_draws import SAMPLED, JointDraws, joint_draws
 from pyro_dropout.protocols import PyroModel
 from pyro_dropout.training.fleet.fleet import Fleet
+
+Args, Kwargs = tuple[object, ...], dict[str, object]
 
 _DRAWS = ("chain", "draw")
 
@@ -103,21 +106,12 @@ def to_arviz(
 
 
 def asked(
-    door: Callable[..., object],
-    model: PyroModel | None,
-    posterior: object,
-    args: tuple[object, ...],
-    kwargs: dict[str, object],
-    samples: int,
+    door: Callable[..., object], model: Any, posterior: object, args: Args, kwargs: Kwargs, samples: int
 ) -> tuple[ModelCall, int]:
-    """Return the model call of a diagnostic, and the number of draws.
-
-    For a network, which takes (x, y), an integer third argument is the number of draws.
-    """
+    """Return the model call of a diagnostic, and the number of draws; after (x, y) of a network it needs no name."""
     first = posterior[0][0] if isinstance(posterior, Fleet) else model
-    last = args[-1] if len(args) == 3 else None
-    if is_network(first) and isinstance(last, int):
-        args, samples = args[:-1], last
+    if is_network(first) and len(args) == 3 and isinstance(args[2], int):
+        args, samples = args[:2], args[2]
     return replace(call_of(door, first, args, kwargs), model=model), samples
 
 
@@ -165,35 +159,25 @@ def khat(
         [True, False]
     """
     call, samples = asked(khat, model, posterior, args, kwargs, samples)
-    check_one(posterior, samples)
     draws, log_q = with_density(call, posterior, samples, seed)
     return float(pareto_smooth((draws.log_joint - log_q)[0].cpu().numpy())[1])
 
 
 def with_density(call: ModelCall, posterior: object, samples: int, seed: int | None) -> tuple[JointDraws, Tensor]:
-    """Return draws of one guide with log q of each; raise if log q does not exist."""
+    """Return draws of one guide with log q of each; raise if there is none, or too few to fit a tail."""
+    _check_one(posterior, samples)
     draws = joint_draws(call, posterior, samples, seed)
     if draws.log_q is not None:
         return draws, draws.log_q
     if draws.why == SAMPLED:
-        raise PyroDropoutError(
-            f"posterior must be a guide here: {draws.why} Importance ratios p(y, w)/q(w) need"
-            " that density; exact draws need no such check."
-        )
-    if isinstance(posterior, Ensemble):
-        raise SingularError(
-            f"log q(w) and p(y, w)/q(w) do not exist: {draws.why} Give it members with a density, such as"
-            " Ensemble(model, AutoMeanField), or compare predictive scores, which need no density."
-        )
+        raise PyroDropoutError(f"posterior must be a guide here: {draws.why} Exact draws need no such check.")
     raise SingularError(
-        f"log q(w) and p(y, w)/q(w) do not exist: {draws.why} Use a guide with scale > 0 and"
-        ' bias="gaussian", such as AutoDropout(model, keep=..., scale=0.1, bias="gaussian"), or compare predictive'
-        " scores, which need no density."
+        f"log q(w) and p(y, w)/q(w) do not exist: {draws.why} Use a guide, or members, with a density, such as"
+        ' AutoMeanField or AutoDropout(model, scale=0.1, bias="gaussian"), or compare predictive scores.'
     )
 
 
-def check_one(posterior: object, samples: int) -> None:
-    """Raise unless there is one posterior, and enough draws to fit a tail."""
+def _check_one(posterior: object, samples: int) -> None:
     if isinstance(posterior, Fleet):
         raise PyroDropoutError("a fleet has one result per replica: pass *fleet[i] as model and posterior.")
     if isinstance(samples, int) and samples < FEWEST:
@@ -255,8 +239,8 @@ def loo(
 
     ``az.loo(to_arviz(...))`` treats the draws as exact posterior draws; so does ``approximate=False``, which gives the
     same numbers. The default corrects for the guide's approximation error; k̂ says where the guide is too poor for
-    that. ``az.compare`` takes a dict of results. ArviZ's own ``loo_approximate_posterior`` has the same elpd, but its
-    p_loo scores the data by uncorrected draws from q, and so is wrong unless q is the posterior.
+    that. ``az.compare`` takes a dict of results. ArviZ's own ``loo_approximate_posterior`` has the same elpd, but a
+    p_loo of uncorrected draws.
 
     A point that ``poutine.scale`` counts c times is left out with all of its weight, p(y_i | w)ᶜ. Masked points are not
     among the terms.
@@ -282,7 +266,7 @@ def loo(
         (torch.Size([20]), True, True)
     """
     call, samples = asked(loo, model, posterior, args, kwargs, samples)
-    check_one(posterior, samples)
+    _check_one(posterior, samples)
     sampled = isinstance(getattr(posterior, "weights", None), dict)
     corrected = approximate and not sampled
     if corrected:
@@ -291,8 +275,7 @@ def loo(
     else:
         if isinstance(posterior, Ensemble) and posterior.points and posterior.members < FEWEST:
             raise RangeError(
-                f"an ensemble of {posterior.members} points has as many different draws, and a tail needs {FEWEST}; add"
-                " members, or score data that were held back."
+                f"an ensemble of points must have {FEWEST} members, to fit a tail; got {posterior.members}."
             )
         draws = joint_draws(call, posterior, samples, seed)
         base = torch.zeros_like(draws.log_joint).flatten()
@@ -312,8 +295,7 @@ def loo(
     bad = int((khat > 0.7).sum())
     if bad:
         warnings.warn(
-            f"k̂ is above 0.7 at {bad} of {len(khat)} points: their terms, and so elpd, cannot be trusted. The"
-            " posterior is too far from the true one, or a point is too influential; hold data back instead.",
+            f"k̂ is above 0.7 at {bad} of {len(khat)} points, so elpd cannot be trusted: hold data back instead.",
             stacklevel=2,
         )
     return LOOResult(
@@ -330,14 +312,9 @@ def loo(
 def _points(draws: JointDraws, site: str | None) -> tuple[Tensor, Tensor]:
     """Return the log-likelihoods of one site's points, (N, S), and how often each counts, (N, 1); none is masked."""
     found = draws.log_likelihood
-    if site is None and len(found) > 1:
-        raise PyroDropoutError(
-            f"the model observes several sites, {', '.join(found)}: write loo(..., site={next(iter(found))!r}) to say"
-            " which one's points are left out."
-        )
-    if site is not None and site not in found:
+    name = next(iter(found)) if site is None and len(found) == 1 else site
+    if name is None or name not in found:
         raise PyroDropoutError(f"site must be one that the model observes, {', '.join(found)}; got {site!r}.")
-    name = next(iter(found)) if site is None else site
     each = found[name].flatten(0, 1)
     each = each.reshape(len(each), -1).mT
     if name not in draws.counts:

@@ -30,7 +30,7 @@ from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.judging.diagnostics.simulated_data import simulate_network, simulate_sites, site_values
 from pyro_dropout.mathematics.argument_names import also
 from pyro_dropout.mathematics.checks import check_count, check_level, check_seed
-from pyro_dropout.prediction.plot_style import axes_or_new, percent
+from pyro_dropout.prediction.plot_style import PALETTE, axes_or_new, percent
 from pyro_dropout.prediction.weight_draws import WholeFunctions, latent_draws
 from pyro_dropout.protocols import Axes, Posterior, PyroModel, Weights
 from pyro_dropout.training.fit import place_of
@@ -48,47 +48,27 @@ def cumulative_counts(ranks: Counts, draws: int) -> Counts:
 
 
 @functools.lru_cache(maxsize=8)
-def _levels(replications: int, draws: int) -> NDArray[np.float64]:
-    """Return for every j and every count the two-sided tail probability, (draws, replications + 1)."""
+def band(replications: int, draws: int, prob: float) -> tuple[Counts, Counts]:
+    """Return the smallest and largest cumulative counts, each (draws,), of the band that holds with ``prob``."""
     from scipy.stats import binom
 
     below = binom(replications, (np.arange(1, draws + 1) / (draws + 1))[:, None])
     count = np.arange(replications + 1)
-    levels: NDArray[np.float64] = 2 * np.minimum(below.cdf(count), below.sf(count - 1))
-    return levels
-
-
-def smallest_level(counts: Counts, replications: int, draws: int) -> NDArray[np.float64]:
-    """Return the smallest tail probability over all j of cumulative counts, (n, draws): (n,)."""
-    found: NDArray[np.float64] = _levels(replications, draws)[np.arange(draws), counts].min(-1)
-    return found
-
-
-@functools.lru_cache(maxsize=8)
-def null_levels(replications: int, draws: int) -> NDArray[np.float64]:
-    """Return the smallest tail probabilities of many sets of uniform ranks, sorted, from a fixed seed."""
-    rng = np.random.default_rng(2021)
-    uniform = np.full(draws + 1, 1 / (draws + 1))
-    found = []
+    levels = 2 * np.minimum(below.cdf(count), below.sf(count - 1))  # two-sided tails, (draws, replications + 1)
+    rng, uniform = np.random.default_rng(2021), np.full(draws + 1, 1 / (draws + 1))
+    found = []  # the smallest tail over all j of each set of uniform ranks
     most = max(1, _BLOCK // (draws + 1))
     for start in range(0, _SIMULATIONS, most):
         sets = rng.multinomial(replications, uniform, size=min(_SIMULATIONS - start, most))
-        counts = np.cumsum(sets, axis=-1)[:, :-1]
-        found.append(smallest_level(counts, replications, draws))
-    return np.sort(np.concatenate(found))
-
-
-def band(replications: int, draws: int, prob: float) -> tuple[Counts, Counts]:
-    """Return the smallest and largest cumulative counts, each (draws,), of the band that holds with ``prob``."""
-    null = null_levels(replications, draws)
+        found.append(levels[np.arange(draws), np.cumsum(sets, axis=-1)[:, :-1]].min(-1))
+    null = np.sort(np.concatenate(found))
     gamma = null[min(int((1 - prob) * (len(null) + 1)), len(null) - 1)]
-    inside = _levels(replications, draws) >= gamma * (1 - 1e-9)
+    inside = levels >= gamma * (1 - 1e-9)
     return inside.argmax(-1), replications - inside[:, ::-1].argmax(-1)
 
 
 Quantities = Callable[[Weights, Any], dict[str, Tensor]]
 
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 _POINTS = 3  # at which function values are ranked by default
 
 
@@ -142,8 +122,8 @@ class SBCResult:
         for k, (name, ranks) in enumerate(self.ranks.items()):
             counts = cumulative_counts(ranks.cpu().numpy(), self.samples)
             difference = np.concatenate([[0], counts / count - line, [0]])
-            style = ("-", "--", ":")[k // len(_COLOURS) % 3]
-            ax.step(whole, difference, where="mid", color=_COLOURS[k % len(_COLOURS)], linestyle=style, label=name)
+            style = ("-", "--", ":")[k // len(PALETTE) % 3]
+            ax.step(whole, difference, where="mid", color=PALETTE[k % len(PALETTE)], linestyle=style, label=name)
         ax.axhline(0, color="black", linewidth=0.6)
         ax.set(xlabel="rank of the truth, as a fraction of the draws", ylabel="ECDF - uniform", xlim=(0, 1))
         ax.set_title(f"{count} simulated data sets, {self.samples} posterior draws each", fontsize="medium")
@@ -204,9 +184,14 @@ def sbc(
     check_count("samples", samples)
     check_seed(seed)
     network = is_network(model)
-    call = _inputs(model, args, kwargs) if network else asked.with_num_data(only_if_needed=True)
-    for name, value in (("fit", fit), ("quantities", quantities)):
-        if not callable(value) and not (value is None and name == "quantities"):
+    if network:
+        if len(args) + len(kwargs) != 1:
+            raise ShapeError(f"a network takes only x here, (N, ...); got {len(args) + len(kwargs)} arguments.")
+        call = ModelCall(model, (check_inputs(args[0] if args else kwargs.get("x"), whole=takes_all(model)),))
+    else:
+        call = asked.with_num_data(only_if_needed=True)
+    for name, value in {"fit": fit, "quantities": fit if quantities is None else quantities}.items():
+        if not callable(value):
             raise PyroDropoutError(f"{name} must be a function; got {type(value).__name__} {value!r}.")
     device = place_of([model], call)
     call = call.to(device)
@@ -226,14 +211,6 @@ def sbc(
     return SBCResult({name: torch.stack([row[name] for row in found]) for name in found[0]}, samples)
 
 
-def _inputs(model: PyroModel, args: tuple[object, ...], kwargs: dict[str, object]) -> ModelCall:
-    """Return the call of a network with x, by place or by name."""
-    x = args[0] if args else kwargs.get("x")
-    if len(args) + len(kwargs) != 1:
-        raise ShapeError(f"a network takes only x here, (N, ...); got {len(args) + len(kwargs)} arguments.")
-    return ModelCall(model, (check_inputs(x, whole=takes_all(model)),))
-
-
 def _posterior_draws(call: ModelCall, posterior: object, samples: int, network: bool) -> tuple[Weights, Tensor | None]:
     if not callable(posterior) and not isinstance(posterior, Posterior):
         raise PyroDropoutError(
@@ -241,8 +218,8 @@ def _posterior_draws(call: ModelCall, posterior: object, samples: int, network: 
         )
     if isinstance(posterior, Ensemble) and posterior.points and posterior.members < samples:
         raise RangeError(
-            f"an ensemble of {posterior.members} points has as many different draws; ranks among {samples} would repeat"
-            f" them, and could not be uniform. Give sbc(..., samples={posterior.members}), or more members."
+            f"an ensemble of {posterior.members} points has as many different draws; ranks among {samples} could not be"
+            f" uniform. Give sbc(..., samples={posterior.members})."
         )
     with evaluating(call.model, posterior):
         if not network:

@@ -7,35 +7,27 @@ from pyro.distributions import Unit
 from torch import Tensor
 
 from pyro_dropout.engines.torch_internals import tree_map
-from pyro_dropout.errors import PyroDropoutError, ShapeError
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.model_call import ModelCall, name_of
 from pyro_dropout.generative.observed_sites import observed_sites, sample_sites, trace_of, value_of
+from pyro_dropout.prediction.weight_draws import checked_outputs
 from pyro_dropout.protocols import Message, Weights
 
 
 @dataclass(frozen=True)
 class Simulated:
-    """One simulated data set.
+    """One simulated data set."""
 
-    Attributes:
-        weights: the latent sites that generated it, {site: (1, ...)}.
-        outputs: f of a network, (1, N, outputs); None for any other model.
-        call: the model with its arguments, including the simulated data, as passed to the fit.
-    """
-
-    weights: Weights
-    outputs: Tensor | None
-    call: ModelCall
+    weights: Weights  # the latent sites that generated it, {site: (1, ...)}
+    outputs: Tensor | None  # f of a network, (1, N, outputs); None for any other model
+    call: ModelCall  # the model with its arguments, including the simulated data, as passed to the fit
 
 
 def simulate_network(call: ModelCall) -> Simulated:
     """Draw w* from the prior of a network and y from its likelihood, at x."""
     (x,) = call.args
     trace = trace_of(call)
-    f = trace.nodes["_RETURN"]["value"]
-    if not isinstance(f, Tensor) or f.shape[:-1] != (len(x),):
-        got = tuple(f.shape) if isinstance(f, Tensor) else type(f).__name__
-        raise ShapeError(f"model must return its outputs f, (N, D) with N = {len(x)}; got {got}.")
+    f = checked_outputs(trace.nodes["_RETURN"]["value"], len(x))
     latent = {name: site["value"].unsqueeze(0) for name, site in trace.iter_stochastic_nodes() if name != "y"}
     # The model's own y may be in internal units; f and the likelihood are in the units of the data.
     y = call.model.likelihood.distribution(f).sample()
@@ -47,15 +39,14 @@ def simulate_sites(call: ModelCall) -> Simulated:
     data = observed_sites(trace_of(call))
     if not data:
         raise PyroDropoutError(
-            f"{name_of(call.model)} observes nothing with these arguments: also pass data of the right shape, with any"
-            " values; they are replaced by simulated ones."
+            f"{name_of(call.model)} observes nothing with these arguments: also pass data of the right shape."
         )
     trace = trace_of(replace(call, model=poutine.uncondition(call.model)))
     sites = sample_sites(trace)
     for name, site in sites.items():
         if isinstance(site["fn"], Unit):
             raise PyroDropoutError(
-                f"site {name!r} is a pyro.factor, and a model with a factor cannot be simulated by running it."
+                f"site {name!r} is a pyro.factor; a model with one cannot be simulated by running it."
             )
     drawn = {name: sites[name]["value"] for name in data}
     latent = {

@@ -223,7 +223,7 @@ def _inside(where: Tensor, level: float) -> float:
     return ((where - 0.5).abs() <= level / 2).to(_F64).mean().item()
 
 
-Kind = Literal["lognormal", "gamma", "empirical"]
+Kind = Literal["lognormal", "empirical"]
 
 _SAME = 1e-12  # below this variance of the logarithms, the standard deviations differ only by rounding
 
@@ -234,8 +234,8 @@ class UncertaintyPercentile:
     Args:
         std_train: predictive standard deviations at the training points, of any shape; all are pooled, so
             targets in different units each need their own object.
-        kind: the distribution fitted by maximum likelihood: "lognormal" or "gamma"; or "empirical", the empirical
-            distribution of the training set, which is 100 everywhere above its largest value.
+        kind: "lognormal", fitted by maximum likelihood, or "empirical", the empirical distribution of the training
+            set, which is 100 everywhere above its largest value.
 
     Example:
         >>> import torch, pyro_dropout as pdrop
@@ -248,13 +248,14 @@ class UncertaintyPercentile:
     """
 
     def __init__(self, std_train: Tensor, kind: Kind = "lognormal") -> None:
-        check_choice("kind", kind, ("lognormal", "gamma", "empirical"))
+        check_choice("kind", kind, ("lognormal", "empirical"))
         _check_tensor("std_train", std_train, least=1)
         (check_non_negative if kind == "empirical" else check_positive)("std_train", std_train)
         self.kind = kind
         self._seen = std_train.detach().to(_F64).reshape(-1).sort().values
-        if kind != "empirical":
-            self._fitted = self._fit()
+        if kind == "lognormal" and self._seen.log().var(correction=0) < _SAME:
+            same = f"all {len(self._seen)} are {self._seen[0].item():.6g}"
+            raise PyroDropoutError(f"std_train must hold different values to fit a {kind}; {same}.")
 
     def __repr__(self) -> str:
         return f"UncertaintyPercentile({len(self._seen)} training points, {self.kind})"
@@ -266,27 +267,10 @@ class UncertaintyPercentile:
         value = std.detach().to(self._seen)
         if self.kind == "empirical":
             below = torch.searchsorted(self._seen, value.contiguous(), right=True).to(_F64) / len(self._seen)
-        elif self.kind == "lognormal":
-            middle, width = self._fitted
-            below = torch.special.ndtr((value.log() - middle) / width)
         else:
-            shape, scale = self._fitted
-            below = torch.special.gammainc(torch.full_like(value, shape), value / scale)
+            logs = self._seen.log()
+            below = torch.special.ndtr((value.log() - logs.mean()) / logs.std(correction=0))
         return (100 * below).to(std)
-
-    def _fit(self) -> tuple[float, float]:
-        """Return the maximum-likelihood parameters: those of a log-normal, or shape and scale of a gamma."""
-        logs = self._seen.log()
-        width = logs.std(correction=0).item()
-        if width**2 < _SAME:
-            same = f"all {len(self._seen)} are {self._seen[0].item():.6g}"
-            raise PyroDropoutError(f"std_train must hold different values to fit a {self.kind}; {same}.")
-        if self.kind == "lognormal":
-            return logs.mean().item(), width
-        from scipy.stats import gamma
-
-        shape, _, scale = gamma.fit(self._seen.cpu().numpy(), floc=0)
-        return float(shape), float(scale)
 
 
 def rescale(std: Tensor, std_train: Tensor) -> Tensor:

@@ -5,16 +5,15 @@ lower is better, and for a point prediction it is the absolute error.
 """
 
 import math
-from collections.abc import Iterable, Iterator
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from pyro_dropout.errors import PyroDropoutError, RangeError
-from pyro_dropout.generative.likelihoods.moments import Points, is_class, is_normal, normal_parts
+from pyro_dropout.generative.likelihoods.moments import is_normal, normal_parts
 from pyro_dropout.generative.random_state import seeded
-from pyro_dropout.judging.checked_prediction import check_prediction, checked_targets
+from pyro_dropout.judging.checked_prediction import check_numbers, checked_targets
 from pyro_dropout.mathematics.checks import check_choice, check_seed
 from pyro_dropout.mathematics.mixtures import mixture_cdf
 from pyro_dropout.mathematics.shapes import Float
@@ -43,8 +42,8 @@ def crps(
         seed: of the draws of "sample"; torch's random state is then left unchanged.
 
     Returns:
-        The scores, (N, D). With R the range of the T means in units of the noise, "mixture" takes 2·(R + 17) passes
-        over the samples if that is less than T, and otherwise T²/2 pairs for each target; memory is bounded.
+        The scores, (N, D). "mixture" takes 2·(R + 17) passes over the samples, R the range of the T means in units of
+        the noise, if that is less than T, and otherwise T²/2 pairs for each target.
 
     Example:
         >>> import torch, pyro_dropout as pdrop
@@ -57,17 +56,23 @@ def crps(
     """
     check_choice("method", method, ("mixture", "sample"))
     check_seed(seed)
-    if method == "mixture":
-        _check_normal(prediction, "crps(method='mixture')")
+    check_numbers(prediction, "crps")
+    if method == "mixture" and not is_normal(prediction.target_distribution):
+        raise PyroDropoutError(
+            f"crps(method='mixture') is for Gaussian likelihoods, and this prediction is of {prediction.family}; use"
+            " crps(..., method='sample')."
+        )
     y = checked_targets(prediction, y).to(_F64)
-    if is_class(prediction.target_distribution):
-        raise PyroDropoutError(f"crps is for numbers, and this prediction is of {prediction.family}; use brier.")
-    if method == "sample":
-        found = _from_draws(prediction, y, seed)
-    else:
-        pieces = _normal_pieces(prediction)
-        found = _together(gaussian_distance(m - y[n], s).mean(0) - half_distance(m, s) for n, m, s in pieces)
-    return found.to(prediction.mean)
+    found = []
+    with seeded(seed if method == "sample" else None, prediction.like.device):
+        for n in prediction.pieces():
+            if method == "sample":
+                found.append(_from_draws(prediction.draw_targets(n).to(_F64) - y[n]))
+            else:
+                m, s = normal_parts(prediction.distribution_at(n))
+                found.append(_gaussian_distance(m - y[n], s).mean(0) - half_distance(m, s))
+    whole = found[0] if len(found) == 1 else torch.cat(found)  # a site that is a single number has one piece
+    return whole.to(prediction.mean)
 
 
 @score(
@@ -84,7 +89,7 @@ def crps_of_any_noise(prediction: Prediction, y: Tensor) -> Tensor:
     return crps(prediction, y) if normal else crps(prediction, y, "sample", seed=0)
 
 
-def gaussian_distance(mean: Tensor, scale: Tensor) -> Tensor:
+def _gaussian_distance(mean: Tensor, scale: Tensor) -> Tensor:
     """Return E|X| of X ~ N(mean, scale²)."""
     u = mean / scale
     density = torch.exp(-0.5 * u.square()) * math.sqrt(2 / math.pi)
@@ -93,20 +98,15 @@ def gaussian_distance(mean: Tensor, scale: Tensor) -> Tensor:
 
 
 def half_distance(loc: Tensor, scale: Tensor) -> Tensor:
-    """Return ½ E|X - X'| of equally weighted normals (T, ...), by the cheaper method."""
-    low, high = (loc - _REACH * scale).amin(0), (loc + _REACH * scale).amax(0)
-    nodes = 2 * ((high - low) / scale.amin(0)).max().item() + 1
-    if nodes <= len(loc):
-        return half_distance_on_grid(loc, scale, low, high, math.ceil(nodes))
-    return half_distance_of_pairs(loc, scale)
-
-
-def half_distance_on_grid(loc: Tensor, scale: Tensor, low: Tensor, high: Tensor, nodes: int) -> Tensor:
-    """Return ½ E|X - X'| = ∫ F(1 - F) dz by the trapezoid rule.
+    """Return ½ E|X - X'| = ∫ F(1 - F) dz of equally weighted normals (T, ...): by pairs, or by the trapezoid rule.
 
     The Fourier transform of F(1 - F) falls off as exp(-ω²σ²/4), σ the smallest standard deviation. With steps of σ/2
     the rule's error is the part beyond ω = 4π/σ, a relative 1e-17: exact in float64.
     """
+    low, high = (loc - _REACH * scale).amin(0), (loc + _REACH * scale).amax(0)
+    nodes = math.ceil(2 * ((high - low) / scale.amin(0)).max().item() + 1)
+    if nodes > len(loc):
+        return half_distance_of_pairs(loc, scale)
     step = (high - low) / (nodes - 1)
     total = torch.zeros_like(low)
     for k in range(nodes):
@@ -125,44 +125,16 @@ def half_distance_of_pairs(loc: Tensor, scale: Tensor) -> Tensor:
         for others, times in ((own, 1), (later, 2)):  # a pair of two different blocks is visited once and counts twice
             apart = loc[own].unsqueeze(1) - loc[others]
             together = torch.hypot(scale[own].unsqueeze(1), scale[others])
-            total += times * gaussian_distance(apart, together).sum((0, 1))
+            total += times * _gaussian_distance(apart, together).sum((0, 1))
     return total / (2 * count**2)
 
 
-def _from_draws(prediction: Prediction, y: Tensor, seed: int | None) -> Tensor:
-    """Return the unbiased estimate: the mean distance to y minus half that of two different draws."""
-    samples = prediction.samples
-    count = len(samples)
+def _from_draws(apart: Tensor) -> Tensor:
+    """Return the unbiased estimate from draws less y, (T, ...): their mean size, less half the distance of two."""
+    count = len(apart)
     if count < 2:
         raise RangeError(f"crps(method='sample') needs at least 2 draws; this prediction has {count}.")
-    rank = torch.arange(count, dtype=_F64, device=samples.device)
-    found = []
-    with seeded(seed, samples.device):
-        for points in prediction.pieces():
-            drawn = prediction.draw_targets(points).to(_F64) - y[points]
-            # in ascending order the k-th of T is the larger of a pair k times, and the smaller T - 1 - k times
-            between = torch.tensordot(2 * rank - (count - 1), drawn.sort(0).values, 1) / (count * (count - 1))
-            found.append(drawn.abs().mean(0) - between)
-    return _together(found)
-
-
-def _check_normal(prediction: Prediction, name: str) -> None:
-    """Raise unless the targets have Gaussian noise."""
-    check_prediction(prediction)
-    if not is_normal(prediction.target_distribution):
-        classes = is_class(prediction.target_distribution)
-        advice = "classes have reliability, ece and brier" if classes else "use crps(..., method='sample')"
-        raise PyroDropoutError(
-            f"{name} is for Gaussian likelihoods, but this prediction is of {prediction.family}; {advice}."
-        )
-
-
-def _normal_pieces(prediction: Prediction) -> Iterator[tuple[Points, Tensor, Tensor]]:
-    """Yield some points, and the means and standard deviations of their parts, each (T, points, D)."""
-    return ((points, *normal_parts(prediction.distribution_at(points))) for points in prediction.pieces())
-
-
-def _together(pieces: Iterable[Tensor]) -> Tensor:
-    """Concatenate results for some points at a time; a site that is a single number has one piece."""
-    found = list(pieces)
-    return found[0] if len(found) == 1 else torch.cat(found)
+    rank = torch.arange(count, dtype=_F64, device=apart.device)
+    # in ascending order the k-th of T is the larger of a pair k times, and the smaller T - 1 - k times
+    between = torch.tensordot(2 * rank - (count - 1), apart.sort(0).values, 1) / (count * (count - 1))
+    return apart.abs().mean(0) - between

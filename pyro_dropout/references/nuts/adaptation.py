@@ -20,19 +20,12 @@ _DELAY, _DECAY, _PULL = 10.0, 0.75, 0.05  # t0, kappa and gamma of Hoffman and G
 
 @dataclass(frozen=True)
 class Plan:
-    """Settings of each chain.
+    """Settings of each chain."""
 
-    Attributes:
-        samples: number of draws kept.
-        warmup: number of draws before them, in which the chain adapts its step size and scales.
-        target_accept: the target acceptance rate of the step size.
-        max_depth: maximum number of doublings of a trajectory.
-    """
-
-    samples: int
-    warmup: int
-    target_accept: float
-    max_depth: int
+    samples: int  # draws kept
+    warmup: int  # draws before them, in which the chain adapts its step size and scales
+    target_accept: float  # the target acceptance rate of the step size
+    max_depth: int  # maximum number of doublings of a trajectory
 
     @property
     def windows(self) -> tuple[int, list[int]]:
@@ -46,37 +39,23 @@ class Plan:
 
 
 class Tuning(NamedTuple):
-    """What chains have adapted and counted, (C, 1) each, and (C, d) where said.
+    """What chains have adapted and counted, (C, 1) each, and (C, d) where said."""
 
-    Attributes:
-        scale: the scale of each coordinate, (C, d).
-        mean, square: the mean of the positions in the window so far, and their summed squared deviations, (C, d).
-        seen: number of positions in the window.
-        step: the leapfrog step size.
-        searching: 1 while the step size is searched, and 0 otherwise.
-        growing: 1 or -1 if the search doubles or halves the step size; 0 at its start.
-        centre, error, average, count: of dual averaging: its centre, mean error, mean log step size, number of errors.
-        draw: number of draws, those of warmup included.
-        moves: number of momenta drawn.
-        diverged: number of divergent trajectories after warmup.
-        deepest: number of trajectories after warmup that reached the maximum depth.
-    """
-
-    scale: Array
-    mean: Array
-    square: Array
-    seen: Array
-    step: Array
-    searching: Array
-    growing: Array
-    centre: Array
-    error: Array
-    average: Array
-    count: Array
-    draw: Array
-    moves: Array
-    diverged: Array
-    deepest: Array
+    scale: Array  # of each coordinate, (C, d)
+    mean: Array  # of the positions in the window so far, (C, d)
+    square: Array  # their summed squared deviations, (C, d)
+    seen: Array  # number of positions in the window
+    step: Array  # the leapfrog step size
+    searching: Array  # 1 while the step size is searched, and 0 otherwise
+    growing: Array  # 1 or -1 if the search doubles or halves the step size; 0 at its start
+    centre: Array  # of dual averaging
+    error: Array  # its mean error
+    average: Array  # its mean log step size
+    count: Array  # its number of errors
+    draw: Array  # number of draws, those of warmup included
+    moves: Array  # number of momenta drawn
+    diverged: Array  # number of divergent trajectories after warmup
+    deepest: Array  # number of trajectories after warmup that reached the maximum depth
 
 
 def untuned(z: Array) -> Tuning:
@@ -97,12 +76,7 @@ def begun(tree: Tree, tuning: Tuning, momenta: Array) -> tuple[Tree, Tuning]:
 def turned(tree: Tree, tuning: Tuning, plan: Plan, noise: Array, momenta: Array) -> tuple[Tree, Tuning]:
     """Return chains after the end of some trajectories: what these adapt, and their next momenta.
 
-    Args:
-        tree: the trees, of which some have ended.
-        tuning: what chains have adapted so far.
-        plan: settings.
-        noise: random numbers, (C, 3), those of the leaf that ended them.
-        momenta: unused momenta in a ring, (C, M, d).
+    ``noise``, (C, 3), is that of the leaf that ended them; unused ``momenta`` are in a ring, (C, M, d).
     """
     xp, searched = kit(momenta), tuning.searching > 0
     moved = (tree.ended > 0) & ~searched & (tuning.draw < plan.warmup + plan.samples)

@@ -39,23 +39,14 @@ _CPU = torch.device("cpu")
 
 @dataclass
 class ChainResult:
-    """The result of one chain.
+    """The result of one chain."""
 
-    Attributes:
-        draws: positions after warmup, (draws, d).
-        diverged: number of divergent trajectories.
-        deepest: number of trajectories that reached the maximum depth.
-        step: the leapfrog step size.
-        scale: the scale of each coordinate.
-        steps: number of leapfrog steps, those of warmup included.
-    """
-
-    draws: NDArray[np.float64]
-    diverged: int
-    deepest: int
-    step: float
-    scale: NDArray[np.float64]
-    steps: int
+    draws: NDArray[np.float64]  # positions after warmup, (draws, d)
+    diverged: int  # number of divergent trajectories
+    deepest: int  # number of trajectories that reached the maximum depth
+    step: float  # the leapfrog step size
+    scale: NDArray[np.float64]  # of each coordinate
+    steps: int  # number of leapfrog steps, those of warmup included
 
 
 def run_chains(
@@ -236,6 +227,6 @@ def _check_starts(energy: Tensor, slope: Tensor) -> None:
     for value, finite in zip(energy.tolist(), (energy.isfinite() & slope.isfinite().all(-1)).tolist(), strict=True):
         if not finite:
             raise PyroDropoutError(
-                f"log p(y, w) is {-value} at the start of a chain, a draw from the prior; check that x and y are what"
-                " the model expects, and that the prior is not far too wide."
+                f"log p(y, w) is {-value} at the start of a chain, a draw from the prior: are x and y right, or is the"
+                " prior far too wide?"
             )

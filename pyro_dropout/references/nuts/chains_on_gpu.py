@@ -31,6 +31,11 @@ from pyro_dropout.references.nuts.adaptation import Plan, Tuning
 from pyro_dropout.references.nuts.no_u_turn import HALF, LEAF, Array, Randoms, Tree
 from pyro_dropout.references.nuts.stepping import Stepping
 
+Function = Callable[..., list[Array]]
+# Takes the states of all chains, (C, words), the constants, noise (C, steps, 3), momenta (C, M, d), draws, the steps
+# spent on them, and two numbers: how many steps to take, and how many were taken before.
+Launch = Callable[..., None]
+
 _FIELDS = (*Tree._fields, *Tuning._fields)
 THREADS = 256  # of a chain
 
@@ -54,24 +59,17 @@ extern "C" __global__ void __launch_bounds__({threads}) chains(double* far, {inp
 
 @dataclass(frozen=True)
 class Source:
-    """A kernel's source, and what it needs.
+    """A kernel's source in C++, and what it needs."""
 
-    Attributes:
-        text: the source, in C++. A chain's memory is shared by its threads or, if FAR is defined, in that of the GPU.
-        constants: the tensors that it reads, one after another, each at a multiple of 8 bytes.
-        memory: bytes that a chain's threads share.
-        threads: of a chain.
-    """
-
-    text: str
-    constants: Tensor
-    memory: int
-    threads: int
+    text: str  # a chain's memory is shared by its threads or, if FAR is defined, in that of the GPU
+    constants: Tensor  # those that it reads, one after another, each at a multiple of 8 bytes
+    memory: int  # bytes that a chain's threads share
+    threads: int  # of a chain
 
 
 def kernel_source(
-    leaf: Callable[..., list[Array]],
-    turn: Callable[..., list[Array]],
+    leaf: Function,
+    turn: Function,
     state: Sequence[Tensor],
     momenta: Tensor,
     plan: Plan,
@@ -80,17 +78,11 @@ def kernel_source(
     threads: int = THREADS,
     lanes: int = LANES,
 ) -> Source:
-    """Return the source of a kernel from both functions of a step.
+    """Return the source of a kernel from both functions of a step, of which ``size`` coordinates are kept.
 
-    Args:
-        leaf: adds one leaf to each tree: (*state, noise) to the new trees, and whether one has ended.
-        turn: does what follows their end: (*state, noise, momenta) to the new state, and whether draws are left.
-        state: the state of one chain, (1, ...) each.
-        momenta: those of one chain in a ring, (1, M, d).
-        plan: settings.
-        size: number of coordinates that are kept.
-        threads: of a chain.
-        lanes: threads that can exchange numbers.
+    ``state``, (1, ...) each, and the ring of momenta, (1, M, d), are those of one chain; ``lanes`` threads can exchange
+    numbers. ``leaf`` makes (*state, noise) the new trees, and whether one has ended; ``turn`` makes (*state, noise,
+    momenta) the new state, and whether draws are left.
     """
     constants, layout = Constants(), _Layout(state)
     noise = momenta.new_full((1, 3), 0.5)
@@ -117,7 +109,7 @@ def kernel_source(
             "for (int step = 0; step < steps; ++step) {",
             "const double* noise = noises + ((long long)chain * steps + step) * 3;",
             bodies[0],
-            f"if (!{_flag('a')}) continue;",
+            "if (!a_flag) continue;",
             f"const double drawn = {draw}[0];",
             bodies[1],
             f"if ({draw}[0] > drawn) {{",
@@ -126,7 +118,7 @@ def kernel_source(
             f"if (kept >= 0) for (int i = tid; i < {size}; i += {threads}) place[i] = {layout.name('chosen_z')}[i];",
             "if (tid == 0) spent[chain] = before + step + 1;",
             "}",
-            f"if (!{_flag('b')}) break;",
+            "if (!b_flag) break;",
             "}",
             "BARRIER;",
             f"for (int i = tid; i < {layout.words}; i += {threads}) state[i] = memory[i];",
@@ -155,10 +147,6 @@ class _Layout:
         return f"s{_FIELDS.index(field)}"
 
 
-def _flag(prefix: str) -> str:
-    return f"{prefix}_flag"
-
-
 def _body(loops: Loops, layout: _Layout, found: list[Value], flag: Value, prefix: str, threads: int) -> tuple[str, int]:
     """Return the lines that compute a new state and write it over the old one, and the words of memory they need."""
     changed = []
@@ -171,12 +159,11 @@ def _body(loops: Loops, layout: _Layout, found: list[Value], flag: Value, prefix
         if not loops.has(value.name):
             value = loops.stored(f"{prefix}_{k}", value)
         changed.append((k, value))
-    loops.stored(_flag(prefix), flag)
+    loops.stored(f"{prefix}_flag", flag)
     written = loops.written([value.name or "" for _, value in changed])
     places, words, _ = loops.memory(layout.words)
     copies = []
-    sizes = sorted({value.size for _, value in changed})
-    for size in sizes:
+    for size in sorted({value.size for _, value in changed}):
         each = " ".join(
             f"s{k}[i] = {value.name}{'' if size == 1 else '[i]'};" for k, value in changed if value.size == size
         )
@@ -190,11 +177,6 @@ _FEW, _MANY = 64, 512  # steps of one launch; with many, what the host does betw
 _MOMENTA = 2**24  # numbers that the momenta of all chains may have, beyond those of few steps
 
 _MOST = 2**22  # bytes of one chain: with more, a processor of the GPU is too slow for it
-
-Function = Callable[..., list[Array]]
-# Takes the states of all chains, (C, words), the constants, noise (C, steps, 3), momenta (C, M, d), draws, the steps
-# spent on them, and two numbers: how many steps to take, and how many were taken before.
-Launch = Callable[..., None]
 
 
 def compiled(source: Source, device: torch.device) -> Launch:
@@ -216,18 +198,9 @@ def compiled(source: Source, device: torch.device) -> Launch:
 
 
 class ChainsOnGpu:
-    """Chains that go on where others have stopped.
+    """Chains that go on where others have stopped: their steps, random numbers, draws (C, draws, d), and steps spent.
 
-    Args:
-        stepping: the chains so far.
-        plan: settings.
-        random: their random numbers.
-        draws: the draws so far, (C, draws, d); the others are filled in.
-        spent: the steps of each chain until its last draw.
-        device: where.
-        steps: of one launch; by default as many as the memory for momenta allows, within bounds.
-        compile: makes a function of a source.
-        threads, lanes: of a chain, and how many of them can exchange numbers.
+    One launch takes ``steps``; by default as many as the memory for momenta allows, within bounds.
     """
 
     def __init__(
@@ -248,7 +221,7 @@ class ChainsOnGpu:
         self._used = _column(stepping.tuning.moves)
         chains, _, width = random.ring.shape
         steps = steps or min(max(_MOMENTA // (2 * chains * width), _FEW), _MANY)
-        self._random, self._steps, self._device = random, steps, device
+        self._random, self.steps, self._device = random, steps, device
         ring = random.grown(2 * steps)
         one = [part[:1].clone() for part in whole]
         with stepping.functions() as (leaf, turn):
@@ -271,7 +244,7 @@ class ChainsOnGpu:
         noise = torch.full((len(before), 1, 3), _MIDDLE, dtype=torch.float64, device=self._device)
         others = (noise, self._ring, self._draws.clone(), self._spent.clone())
         self._launch(self._state, self._constants, *others, 1, 0)
-        for name, one, other in zip((*Tree._fields, *Tuning._fields), self._parts(), expected, strict=True):
+        for name, one, other in zip(_FIELDS, self._parts(), expected, strict=True):
             found, asked = one.cpu()[unfinished].double(), other[unfinished].double()
             if not torch.allclose(found, asked, rtol=_ALIKE, atol=_ALIKE, equal_nan=True):
                 raise UnsupportedError(f"the kernel's {name} is not that of the model")
@@ -280,7 +253,7 @@ class ChainsOnGpu:
     def block(self, before: int) -> NDArray[np.int64]:
         """Take the steps of one launch, and return how many draws each chain has; ``before`` counts those before."""
         inputs = (self._constants, self._noise, self._ring, self._draws, self._spent)
-        self._launch(self._state, *inputs, self._steps, before)
+        self._launch(self._state, *inputs, self.steps, before)
         self._noise = self._next_noise()  # while the GPU is at work
         self._replace_momenta()
         tuning = self.tuning
@@ -288,13 +261,8 @@ class ChainsOnGpu:
         self._used = moves
         return draw
 
-    @property
-    def steps(self) -> int:
-        """The steps of one launch."""
-        return self._steps
-
     def _next_noise(self) -> Tensor:
-        noise = 1 - self._moved(self._random.uniform(self._steps))  # never 0
+        noise = 1 - self._moved(self._random.uniform(self.steps))  # never 0
         log = -torch.log(noise)
         noise[..., HALF] = log[..., HALF]
         noise[..., LEAF] = -torch.log(log[..., LEAF])  # 1 gives infinite noise, by which the leaf is chosen
@@ -313,19 +281,13 @@ class ChainsOnGpu:
         return found.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else found
 
     @property
-    def tree(self) -> Tree:
-        """The trees."""
-        return Tree(*self._parts()[: len(Tree._fields)])
-
-    @property
     def tuning(self) -> Tuning:
         """What the chains have adapted."""
         return Tuning(*self._parts()[len(Tree._fields) :])
 
     def _parts(self) -> list[Tensor]:
-        sizes = [shape[1:].numel() for shape, _ in self._shapes]
-        parts = self._state.split(sizes, 1)
-        pairs: Sequence[Any] = list(zip(parts, self._shapes, strict=True))
+        parts: Any = self._state.split([shape[1:].numel() for shape, _ in self._shapes], 1)
+        pairs = zip(parts, self._shapes, strict=True)
         return [part.view(dtype).reshape(shape) for part, (shape, dtype) in pairs]
 
     def results(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:

@@ -31,12 +31,7 @@ Net = TypeVar("Net", bound=nn.Module)
 
 
 class Energy:
-    """-log p(y, w) of a model at its data.
-
-    Args:
-        call: a Pyro model and its arguments, data included; of a network, a copy in float64 on the CPU is used, if it
-            runs.
-    """
+    """-log p(y, w) of a model at its data; a copy in float64 on the CPU is used, if it runs."""
 
     def __init__(self, call: ModelCall) -> None:
         self._mapped = True
@@ -73,8 +68,7 @@ class Energy:
         if not math.isclose(first, again, rel_tol=1e-4, abs_tol=1e-4) and math.isfinite(first - again):
             raise PyroDropoutError(
                 f"the energy at the same weights changes from call to call ({first:.6g}, {again:.6g}): the model draws"
-                " random numbers that this sampler does not see, as of a latent site that poutine.block hides. Take the"
-                " block away, or condition the model on the site."
+                " random numbers that this sampler does not see, as of a latent site that poutine.block hides."
             )
 
     # --- weights and positions ----------------------------------------------------------------------------------------
@@ -109,8 +103,8 @@ class Energy:
                 continue
             if site["fn"].support.is_discrete:
                 raise PyroDropoutError(
-                    f"site {name!r} ({type(site['fn']).__name__}) is discrete; this sampler uses gradients, so"
-                    " all sites must be continuous. Marginalise it in the model."
+                    f"site {name!r} ({type(site['fn']).__name__}) is discrete, and this sampler needs gradients."
+                    " Marginalise it in the model."
                 )
             sites[name] = site
         if not sites:

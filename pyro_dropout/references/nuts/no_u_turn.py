@@ -28,17 +28,10 @@ LEAF, HALF, SIDE = range(3)
 
 
 class Randoms:
-    """Random numbers of each chain: noise for its leaves, and momenta in a ring, (chains, rows, d).
+    """Random numbers of each chain: noise for its leaves, and momenta in a ring, (chains, rows, size + more).
 
     The k-th momentum of a chain is in row k modulo the number of rows. Those that were used must be replaced before
-    others are needed in their rows.
-
-    Args:
-        seed: of all of them.
-        chains: number of chains.
-        size: number of coordinates.
-        more: number of coordinates after them, which stay 0.
-        rows: of the ring.
+    others are needed in their rows. The last ``more`` coordinates stay 0.
     """
 
     def __init__(self, seed: int, chains: int, size: int, more: int, rows: int) -> None:
@@ -96,56 +89,35 @@ class Randoms:
 
 
 class Tree(NamedTuple):
-    """The trees of all chains; C chains, d coordinates, L levels, one more than the largest depth.
+    """The trees of all chains: C chains, d coordinates, L levels, one more than the largest depth."""
 
-    Attributes:
-        z, p, slope: the end that grows, (C, d): position, momentum, gradient of the energy.
-        back_z, back_p, back_slope: the other end.
-        chosen_z, chosen_slope: the point chosen so far, from the tree without its new half.
-        new_z, new_slope: the point chosen from the new half.
-        sum_p: the sum of momenta of all points, the new half included.
-        start_p: the momentum at the start of the current block of 2^l points of each level l, (C, L, d).
-        before_p: the momentum at the point before that block.
-        before_sum: the sum of momenta before that block.
-        chosen_energy, new_energy: U of the chosen points, (C, 1).
-        best: the largest log-weight plus Gumbel noise in the new half.
-        weight, new_weight: log-weights of the tree without its new half, and of that half.
-        origin: potential plus kinetic energy of the first point.
-        acceptance: the sum of Metropolis probabilities.
-        points: number of points, the first included.
-        depth: number of doublings.
-        sign: 1 if the tree grows forward in time, and -1 if backward.
-        gain: the energy of the first point less that of the last one.
-        diverged, ended: 1 if the trajectory diverged, or ended for any reason; 0 otherwise.
-    """
-
-    z: Array
-    p: Array
-    slope: Array
-    back_z: Array
+    z: Array  # the end that grows, (C, d)
+    p: Array  # its momentum
+    slope: Array  # the gradient of the energy there
+    back_z: Array  # the other end
     back_p: Array
     back_slope: Array
-    chosen_z: Array
+    chosen_z: Array  # the point chosen so far, from the tree without its new half
     chosen_slope: Array
-    new_z: Array
+    new_z: Array  # the point chosen from the new half
     new_slope: Array
-    sum_p: Array
-    start_p: Array
-    before_p: Array
-    before_sum: Array
-    chosen_energy: Array
+    sum_p: Array  # the sum of momenta of all points, the new half included
+    start_p: Array  # the momentum at the start of the current block of 2^l points of each level l, (C, L, d)
+    before_p: Array  # the momentum at the point before that block
+    before_sum: Array  # the sum of momenta before that block
+    chosen_energy: Array  # U of the chosen points, (C, 1)
     new_energy: Array
-    best: Array
-    weight: Array
-    new_weight: Array
-    origin: Array
-    acceptance: Array
-    points: Array
-    depth: Array
-    sign: Array
-    gain: Array
-    diverged: Array
-    ended: Array
+    best: Array  # the largest log-weight plus Gumbel noise in the new half
+    weight: Array  # log-weight of the tree without its new half
+    new_weight: Array  # log-weight of that half
+    origin: Array  # potential plus kinetic energy of the first point
+    acceptance: Array  # the sum of Metropolis probabilities
+    points: Array  # number of points, the first included
+    depth: Array  # number of doublings
+    sign: Array  # 1 if the tree grows forward in time, and -1 if backward
+    gain: Array  # the energy of the first point less that of the last one
+    diverged: Array  # 1 if the trajectory diverged; 0 otherwise
+    ended: Array  # 1 if it ended for any reason
 
 
 def kit(array: Array) -> Any:
@@ -176,14 +148,9 @@ def planted(z: Array, energy: Array, slope: Array, levels: int) -> Tree:
 
 
 def refreshed(tree: Tree, which: Array, momentum: Array, sign: Array, stays: Array) -> Tree:
-    """Return the trees; of some chains, new ones that start at the chosen point with a new momentum.
+    """Return the trees; of the chains ``which``, new ones that start at the chosen point with this momentum and sign.
 
-    Args:
-        tree: the trees.
-        which: the chains with new ones, (C, 1), bool.
-        momentum: their momenta, (C, d).
-        sign: the direction in which they grow, (C, 1).
-        stays: where the chosen point remains the first one, whatever the tree finds, (C, 1), bool.
+    Where it ``stays``, the chosen point remains the first one, whatever the tree finds. All but momenta are (C, 1).
     """
     xp = kit(momentum)
 
@@ -227,15 +194,8 @@ def grown(
 ) -> Tree:
     """Return the trees with one more leaf each.
 
-    Args:
-        tree: the trees.
-        z: the leaves' positions, from ``halfway``, (C, d).
-        half: the momenta half a step before them.
-        energy: U at the leaves, (C,).
-        slope: its gradient, (C, d).
-        step: step sizes, (C, 1).
-        scale: scales, (C, d).
-        noise: random numbers, (C, 3).
+    The leaves' positions z, (C, d), and momenta half a step before are those of ``halfway``; energy is (C,), its slope
+    (C, d), and noise (C, 3).
     """
     xp = kit(z)
     energy = energy[:, None]

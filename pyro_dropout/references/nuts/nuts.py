@@ -10,16 +10,16 @@ from tqdm.auto import tqdm
 from pyro_dropout.engines.choose import Compile
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.model_call import ModelCall, call_of, is_network
-from pyro_dropout.generative.observed_sites import speaks_by_likelihood, trace_of
+from pyro_dropout.generative.observed_sites import speaks_by_likelihood
 from pyro_dropout.generative.process_lock import modules_stay, one_at_a_time
-from pyro_dropout.generative.random_state import forked, seeded
+from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.mathematics.argument_names import also
 from pyro_dropout.mathematics.checks import check_count, check_finite, check_level
 from pyro_dropout.prediction.joint_draws import checked_call
 from pyro_dropout.prediction.sampled_posterior import SampledPosterior
 from pyro_dropout.prediction.weight_draws import WholeFunctions
-from pyro_dropout.protocols import PyroModel, Tree
+from pyro_dropout.protocols import PyroModel
 from pyro_dropout.references.nuts.adaptation import Plan
 from pyro_dropout.references.nuts.chains import ChainResult, run_chains
 from pyro_dropout.references.nuts.energy import Energy
@@ -55,9 +55,8 @@ def nuts(
     takes about as long for 64 chains as for two; its draws are those of the CPU up to rounding.
 
     Chains start at draws from the prior. Parameters that are not random (hidden ones, a learned τ) stay fixed. It warns
-    if trajectories diverge, or if chains disagree about the values that the model returns or, if it returns none, about
-    its sites. The draws are returned in any case; where warnings are errors, the ``posterior`` of the exception has
-    them.
+    if trajectories diverge, or if chains disagree about the outputs of a network or the sites of another model. The
+    draws are returned in any case; where warnings are errors, the ``posterior`` of the exception has them.
 
     Pyro's names ``num_samples``, ``num_chains`` and ``warmup_steps`` are accepted too.
 
@@ -151,34 +150,9 @@ def _disagreement(call: ModelCall, posterior: SampledPosterior, z: Tensor, energ
         x = call.args[0]
         spread = torch.linspace(0, len(x) - 1, min(len(x), _MOST_POINTS)).round().long()
         return float(function_rhat(call.model, posterior, x[spread.to(x.device)]).max()), "the function"
-    values = _returned(call, posterior)
-    if values is not None:
-        return float(posterior.rhat_of(values).max()), "the values that the model returns"
     each = {name: float(posterior.rhat_of(part).max()) for name, part in energy.parts(z)}
     worst = max(each, key=lambda name: each[name])
     return each[worst], f"site {worst!r}"
-
-
-def _returned(call: ModelCall, posterior: SampledPosterior) -> Tensor | None:
-    """Return some of the numbers that a model returns at each draw, (chains, draws, ...); None if there are none.
-
-    Many models return their data, which are the same at every draw and carry no information about the draws.
-    """
-    call = call.to(place_of([call.model], call))
-    total = posterior.num_chains * posterior.num_draws
-    draws = posterior.draws_at(torch.arange(total))
-
-    def run(t: int) -> Tree:
-        return trace_of(call, {name: value[t] for name, value in draws.items()}).nodes["_RETURN"]["value"]
-
-    with evaluating(call.model), forked():
-        first, last = run(0), run(total - 1)
-        numbers = all(isinstance(f, Tensor) and f.is_floating_point() and f.numel() for f in (first, last))
-        if not numbers or first.shape != last.shape or torch.equal(first, last):
-            return None
-        some = torch.linspace(0, first.numel() - 1, min(first.numel(), _MOST_POINTS)).round().long()
-        found = torch.stack([run(t).reshape(-1)[some.to(first.device)] for t in range(total)])
-    return found.reshape(posterior.num_chains, posterior.num_draws, -1)
 
 
 def _of_lost(posterior: SampledPosterior, plan: Plan) -> list[str]:
@@ -189,10 +163,7 @@ def _of_lost(posterior: SampledPosterior, plan: Plan) -> list[str]:
         higher = 1 - (1 - plan.target_accept) / 4
         cure = f"Set target_accept={higher:.3g} (now {plan.target_accept:g}), which takes shorter steps."
         if posterior.divergences > total / 50 or plan.target_accept > 0.98:
-            cure += (
-                " If many remain, the posterior has a narrow funnel: narrow the prior, or draw sites in units of their"
-                " scale, as pyro.infer.reparam.LocScaleReparam does."
-            )
+            cure += " If many remain, narrow the prior, or use pyro.infer.reparam.LocScaleReparam."
         lost = f"{posterior.divergences} of {total} trajectories diverged"
         found.append(f"{lost}: parts of the posterior may be missing. {cure}")
     if posterior.num_chains == 1:
@@ -209,10 +180,7 @@ def _of_disagreement(worst: float, what: str, ran: list[ChainResult], plan: Plan
     if deepest > len(ran) * plan.samples / 20:
         cure += f" {deepest} trajectories reached max_tree_depth: set max_tree_depth={plan.max_depth + 2}."
     if worst > _APART:
-        cure += (
-            " Chains so far apart are in different modes, which longer chains rarely leave (units of a network may be"
-            " exchanged): compare predictions, not weights."
-        )
+        cure += " Chains so far apart are in different modes, which longer chains rarely leave."
     return [f"chains disagree about {what}: the largest R-hat is {worst:.3f} and should be below {_AGREE}. {cure}"]
 
 

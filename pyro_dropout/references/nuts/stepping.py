@@ -39,24 +39,14 @@ def _in_c(function: Callable[..., list[Array]], state: list[Tensor], *others: Te
 
 
 class Stepping:
-    """Takes steps of all chains.
-
-    Args:
-        energies: the energy and its gradient.
-        plan: settings.
-        tree: the trees to start from.
-        tuning: what the chains have adapted so far.
-
-    Attributes:
-        how: "eager", "recorded" or "compiled".
-    """
+    """Takes steps of all chains, with their trees and what they have adapted so far as its state."""
 
     def __init__(self, energies: Energies, plan: Plan, tree: Tree, tuning: Tuning) -> None:
         self._energies = self._called = energies
         self._plan, self._state = plan, [*tree, *tuning]
         self._leaf: Callable[..., Array] = self._keeping(self._leaf_of)
         self._turn: Callable[..., Array] = self._keeping(self._turn_of)
-        self.how = "eager"
+        self.how = "eager"  # later "recorded" or "compiled"
 
     @property
     def tree(self) -> Tree:

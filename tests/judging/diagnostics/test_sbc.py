@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 import pyro_dropout as pd
-from pyro_dropout.judging.diagnostics.sbc import _ranks
 from tests.oracles.lines import TAU, ExactLine, Line
 from tests.oracles.predictions import hidden_net
 
@@ -74,19 +73,3 @@ def test_classes_and_raw_units() -> None:
     model = pd.Standardised(pd.BayesianNet(hidden_net(), likelihood=pd.Gaussian(4.0)), x, y)
     pd.sbc(model, fit, x, replications=1, progress=False)
     assert (met[1] - 1000).abs().max() < 100
-
-
-def test_equal_values_are_ordered_by_chance() -> None:
-    """Truth and draws are one number: 2,000 ranks from 0 to 3, each 500 ± 5.5 standard errors: fails below 2e-7."""
-    ranks = [_ranks({"same": torch.zeros(1)}, {"same": torch.zeros(3)}, 3)["same"] for _ in range(2000)]
-    counts = torch.bincount(torch.stack(ranks), minlength=4)
-    assert ((counts - 500).abs() < 5.5 * (2000 * 3 / 16) ** 0.5).all()
-
-
-def test_the_figure() -> None:
-    found = pd.judging.SBCResult({"even": torch.arange(100), "low": torch.arange(100) // 2}, samples=99)
-    axes = found.plot()
-    assert axes.get_xlabel()
-    assert axes.get_ylabel()
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["99 % band", "even", "low"]
-    assert found.plot(axes, prob=0.9) is axes

@@ -2,7 +2,6 @@
 
 import math
 
-import matplotlib.pyplot as plt
 import pytest
 import torch
 from hypothesis import given, settings
@@ -61,23 +60,6 @@ def test_the_table_is_what_a_loop_finds(seed: int, points: int, classes: int, bi
     assert pd.judging.brier(answer, y).tolist() == pytest.approx(brier)
 
 
-@pytest.mark.thinned(2)
-def test_yes_and_no(dtype: torch.dtype) -> None:
-    answer = made(2 * torch.randn(5, 30, 2, dtype=dtype), pd.Bernoulli())
-    y = torch.randint(2, (30, 2))
-    p, label = answer.probs.double().reshape(-1).tolist(), y.reshape(-1).tolist()
-    right = [(each > 0.5) == bool(came) for each, came in zip(p, label, strict=True)]
-    count, error = written_out([max(each, 1 - each) for each in p], right, 10)
-    table = pd.judging.reliability(answer, y, bins=10)
-    assert table.count.tolist() == count
-    assert table.ece == pytest.approx(error, abs=1e-6)
-    score = pd.judging.brier(answer, y)
-    assert score.dtype == dtype
-    torch.testing.assert_close(score, (answer.probs - y).square().sum(-1))
-    one = made(torch.randn(5, 30, 1, dtype=dtype), pd.Bernoulli())
-    assert pd.ece(one, y[:, 0]) == pd.ece(one, y[:, :1])
-
-
 def test_an_honest_classifier_is_reliable_and_a_bold_one_is_not() -> None:
     """Each of 15 bins within 5.5 binomial errors of its confidence: fails below 1e-6 in all."""
     answer, y = honest(20_000)
@@ -94,14 +76,3 @@ def test_an_honest_classifier_is_reliable_and_a_bold_one_is_not() -> None:
     assert abs(pd.judging.brier(answer, y).mean() - expected) < 5.5 * pd.judging.brier(answer, y).std() / math.sqrt(
         20_000
     )
-
-
-def test_the_diagram_is_labelled() -> None:
-    answer, y = honest(400)
-    ax = pd.judging.reliability(answer, y, bins=10).plot()
-    assert "confidence" in ax.get_xlabel()
-    assert "fraction" in ax.get_ylabel()
-    assert "ECE" in ax.get_title()
-    assert len(ax.get_legend().get_texts()) == 4
-    assert pd.judging.reliability(answer, y).plot(ax) is ax
-    plt.close("all")

@@ -6,16 +6,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import integrate, stats
 
 import pyro_dropout as pd
-from pyro_dropout.judging.scores import crps as crps_module
-from pyro_dropout.judging.scores.crps import half_distance_of_pairs
 from tests.oracles.made_predictions import made
-
-F64 = torch.float64
 
 
 def by_integral(loc: np.ndarray, scale: np.ndarray, y: float) -> float:
@@ -42,19 +36,6 @@ def test_the_mixture_s_score_is_the_integral(dtype: torch.dtype, draws: int, tau
     for n in range(3):
         exact = by_integral(f[:, n, 0].double().numpy(), np.full(draws, tau**-0.5), y[n].item())
         assert found[n].item() == pytest.approx(exact, rel=1e-6 if dtype == torch.float32 else 1e-9)
-
-
-@pytest.mark.deep
-@settings(max_examples=40)
-@given(seed=st.integers(0, 2**31), spread=st.floats(0, 12), uneven=st.floats(0, 0.7), targets=st.integers(1, 3))
-def test_grid_and_pairs_agree(seed: int, spread: float, uneven: float, targets: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    loc = spread * torch.randn(150, 4, targets, dtype=F64, generator=generator)
-    scale = torch.exp(uneven * torch.randn(loc.shape, dtype=F64, generator=generator))
-    low, high = (loc - 8.3 * scale).amin(0), (loc + 8.3 * scale).amax(0)
-    nodes = 1 + math.ceil(2 * ((high - low) / scale.amin(0)).max().item())
-    found = crps_module.half_distance_on_grid(loc, scale, low, high, nodes)
-    torch.testing.assert_close(found, half_distance_of_pairs(loc, scale), rtol=1e-12, atol=0)
 
 
 def test_the_estimate_is_the_formula_of_its_draws(dtype: torch.dtype) -> None:

@@ -60,27 +60,7 @@ def test_two_gaussians(dtype: torch.dtype, shift: float, ratio: float) -> None:
     assert of_y.wasserstein == pytest.approx(folded, abs=2e-3)
 
 
-def test_many_points_are_averaged() -> None:
-    model = pd.BayesianNet(nn.Linear(1, 2), likelihood=pd.Gaussian(tau=4.0))
-    x = torch.randn(9, 1)
-    answers = [pd.predict(model, pd.AutoMeanField(model, init_scale=s), x, samples=40, seed=0) for s in (0.1, 0.5)]
-    found = pd.judging.predictive_distance(answers[0], answers[1])
-    (m, s), (m0, s0) = ((each.mean.double(), each.std.double()) for each in answers)
-    assert found.mean == pytest.approx(float((((m - m0) / s0) ** 2).mean().sqrt()), rel=1e-6)
-    assert found.std == pytest.approx(float(((s / s0).log() ** 2).mean().sqrt()), rel=1e-6)
-
-
 def test_classes_are_compared_by_their_probabilities() -> None:
     one, other = (prediction_of(torch.randn(30, 3), pd.Categorical()) for _ in range(2))
     found = pd.judging.predictive_distance(one, other)
     assert found.wasserstein == pytest.approx(float((one.probs - other.probs).abs().mean()), abs=1e-6)
-
-
-def test_what_cannot_be_compared_is_told() -> None:
-    one = prediction_of(torch.randn(30, 1))
-    with pytest.raises(pd.errors.ShapeError, match="same points"):
-        pd.judging.predictive_distance(one, prediction_of(torch.randn(30, 2)))
-    assert pd.judging.predictive_distance(prediction_of(torch.ones(3, 1)), one).std > 0
-    counts = prediction_of(torch.randn(30, 1), pd.Poisson())
-    with pytest.raises(pd.errors.PyroDropoutError, match="these are Poisson and Poisson"):
-        pd.judging.predictive_distance(counts, counts)
