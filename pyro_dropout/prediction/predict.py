@@ -131,8 +131,9 @@ def predict(
         f"method='linearised' with precision={precision!r}": linearised and precision != "float32",
         "method='linearised' for a model that is not a network": linearised and not network,
         "method='linearised' with shared=True and a DataLoader": linearised and shared and loader is not None,
-        # The mean of the weights of different networks is none of them.
-        "method='standard' with an ensemble": method == "standard" and ensemble is not None and ensemble.members > 1,
+        "method='standard' with an ensemble, as the mean of its members' weights is none of them": (
+            method == "standard" and ensemble is not None and ensemble.members > 1
+        ),
     }
     for words, given in refused.items():
         if given:

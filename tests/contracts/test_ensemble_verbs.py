@@ -182,7 +182,7 @@ def test_the_objective_of_points_is_the_mean_of_their_own(points: Any) -> None:
 def test_no_density_no_ratios_and_the_error_says_what_to_give(points: Any, dropout: Any) -> None:
     for model, ensemble in (points, dropout):
         for verb in (pd.khat, pd.loo):
-            with pytest.raises(pd.errors.SingularError, match=r"such as Ensemble\(model, AutoMeanField\)"):
+            with pytest.raises(pd.errors.SingularError, match="members, with a density, such as AutoMeanField"):
                 verb(model, ensemble, X, Y, samples=30)
 
 
@@ -194,7 +194,7 @@ def test_repeated_points_do_not_pass_for_draws(points: Any) -> None:
     torch.testing.assert_close(many.khat, once.khat)
     assert many.elpd == pytest.approx(once.elpd)
     model = network()
-    with pytest.raises(pd.errors.RangeError, match="an ensemble of points needs 25 members to fit a tail; got 6"):
+    with pytest.raises(pd.errors.RangeError, match="an ensemble of points must have 25 members, to fit a tail; got 6"):
         pd.loo(model, pd.Ensemble(model, members=6), X, Y, approximate=False)
 
 
@@ -204,7 +204,7 @@ def test_ranks_among_repeated_points_are_refused() -> None:
     def fit(model: Any, x: Tensor, y: Tensor) -> pd.Ensemble:
         return pd.Ensemble(model, members=5)
 
-    with pytest.raises(pd.errors.RangeError, match=r"ranks among 99 would repeat them.*samples=5"):
+    with pytest.raises(pd.errors.RangeError, match=r"ranks among 99 could not be uniform.*samples=5"):
         pd.sbc(model, fit, X, replications=2, progress=False)
     found = pd.sbc(model, fit, X, replications=3, samples=5, progress=False)
     assert all(0 <= int(rank) <= 5 for ranks in found.ranks.values() for rank in ranks)

@@ -23,25 +23,15 @@ GROUPS = torch.arange(12) % 3
 
 @dataclass(frozen=True)
 class Case:
-    """A model, what it is called with, and what it observes.
+    """A model, what it is called with, and what it observes."""
 
-    Attributes:
-        make: returns the model.
-        args: of the model, data included.
-        kwargs: keyword arguments, data included.
-        observed: the names of its observed sites.
-        blind: the arguments without data; by default all but the last, which has the default None.
-        blind_kwargs: the keyword arguments without data.
-        unplated: whether an observed site has a batch dimension that no plate declares.
-    """
-
-    make: Callable[[], Any]
-    args: tuple[Any, ...] = (X, Y)
+    make: Callable[[], Any]  # returns the model
+    args: tuple[Any, ...] = (X, Y)  # data included
     kwargs: dict[str, Any] = field(default_factory=dict)
     observed: tuple[str, ...] = ("obs",)
-    blind: tuple[Any, ...] | None = None
+    blind: tuple[Any, ...] | None = None  # the arguments without data; by default all but the last
     blind_kwargs: dict[str, Any] = field(default_factory=dict)
-    unplated: bool = False
+    unplated: bool = False  # whether a site has a batch dimension that no plate declares
 
     @property
     def question(self) -> tuple[Any, ...]:

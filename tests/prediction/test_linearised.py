@@ -7,8 +7,6 @@ import warnings
 from typing import Any
 
 import numpy as np
-import pyro
-import pyro.distributions as dist
 import pytest
 import torch
 import torch.nn.functional as F
@@ -379,7 +377,7 @@ class Noisy(nn.Module):
 
 def test_what_cannot_be_linearised_is_refused_by_name() -> None:
     model = pd.BayesianNet(nn.Linear(3, 1))
-    x, guide = torch.randn(4, 3), pd.AutoMeanField(model)
+    x = torch.randn(4, 3)
     sampled = pd.prediction.SampledPosterior({"weight": torch.zeros(1, 5, 1, 3), "bias": torch.zeros(1, 5, 1)})
     own = AutoNormal(model)
     own(x, torch.zeros(4, 1))
@@ -389,24 +387,11 @@ def test_what_cannot_be_linearised_is_refused_by_name() -> None:
             pd.errors.PyroDropoutError, match=rf"E\[w\] and Cov\[w\].*{type(posterior).__name__} has none"
         ):
             linearised(model, posterior, x)
-    with pytest.raises(pd.errors.PyroDropoutError, match="does not take method='linearised' with compile=True"):
-        linearised(model, guide, x, compile=True)
-    with pytest.raises(pd.errors.PyroDropoutError, match="shared=True and a DataLoader"):
-        linearised(model, guide, DataLoader(TensorDataset(x)), shared=True)
     with pytest.raises(pd.errors.PyroDropoutError, match="the posterior has the sites"):
         linearised(model, pd.AutoMeanField(pd.BayesianNet(mlp(dtype=torch.float32))), x)
     noisy = pd.BayesianNet(Noisy())
     with pytest.raises(pd.errors.PyroDropoutError, match="same output for the same weights"):
         linearised(noisy, pd.AutoMeanField(noisy), x)
-
-    def regression(x: Tensor, y: Tensor | None = None) -> None:
-        slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
-        pyro.sample("y", dist.Normal(slope * x, 1.0).to_event(1), obs=y)
-
-    plain = pd.AutoMeanField(regression)
-    plain(torch.zeros(2), torch.zeros(2))
-    with pytest.raises(pd.errors.PyroDropoutError, match="a model that is not a network"):
-        linearised(regression, plain, torch.zeros(2))
 
 
 def test_what_is_too_large_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,18 +98,8 @@ def test_compiled_blocks_say_the_same() -> None:
 # --- what is kept, and what is walked again ---------------------------------------------------------------------------
 
 
-def move_in_place(model: Any, guide: Any, x: Tensor) -> None:
-    with torch.no_grad():
-        guide.states["0/weight"].loc[0, 0] += 1e-6
-
-
 def move_data(model: Any, guide: Any, x: Tensor) -> None:
     guide.states["0/weight"].loc.data[0, 0] += 1e-6  # which torch's version counter does not see
-
-
-def swap_data(model: Any, guide: Any, x: Tensor) -> None:
-    loc = guide.states["0/weight"].loc
-    loc.data = loc.data.flip(0)
 
 
 def swap_setting(model: Any, guide: Any, x: Tensor) -> None:
@@ -120,7 +110,7 @@ def move_points(model: Any, guide: Any, x: Tensor) -> None:
     x[0, 0] += 1
 
 
-@pytest.mark.parametrize("change", [move_in_place, move_data, swap_data, swap_setting, move_points])
+@pytest.mark.parametrize("change", [move_data, swap_setting, move_points])
 def test_what_has_changed_is_not_walked_again(change: Any) -> None:
     model, guide, x = problem()
     y = torch.zeros(5, 1)

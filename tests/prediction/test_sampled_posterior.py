@@ -48,21 +48,6 @@ def test_predict_takes_each_draw_once_whatever_the_blocks(dtype: torch.dtype) ->
             assert torch.allclose(answer.samples[..., 0].double().sort(0).values, f.sort(0).values, atol=1e-5)
 
 
-def test_a_second_walk_meets_the_same_draws_and_a_seed_repeats_them() -> None:
-    model = pd.BayesianNet(nn.Linear(1, 1), likelihood=pd.Gaussian(tau=4.0))
-    drawn = pd.prediction.SampledPosterior({"weight": torch.randn(2, 50, 1, 1), "bias": torch.randn(2, 50, 1)})
-    x, y = torch.randn(7, 1), torch.randn(7, 1)
-    for seed in (None, 3):
-        state = torch.get_rng_state()
-        kept = pd.predict(model, drawn, x, samples=30, seed=seed, chunk=20)
-        torch.set_rng_state(state)
-        left = pd.predict(model, drawn, x, samples=30, seed=seed, chunk=20, keep_samples=False)
-        assert torch.allclose(kept.log_prob(y), left.log_prob(y), atol=1e-6)
-    assert torch.equal(pd.predict(model, drawn, x, samples=30, seed=3, chunk=20).samples, kept.samples)
-    standard = pd.predict(model, drawn, x, method="standard").mean
-    assert torch.allclose(standard, x * drawn.mean()["weight"][0] + drawn.mean()["bias"])
-
-
 def rank_rhat(values: Any) -> float:
     """R-hat of Vehtari et al. (2021), written out: the larger of bulk and folded."""
 

@@ -123,14 +123,6 @@ def test_far_tails_are_those_of_scipy_and_their_quantiles_lead_back() -> None:
         np.testing.assert_allclose(log_cdf(found), asked, rtol=1e-9)
 
 
-def test_draws_that_stand_apart_have_a_quantile_between_them() -> None:
-    loc, scale = torch.tensor([[0.0], [1e6]], dtype=F64), torch.full((2, 1), 1e-3, dtype=F64)
-    found = mixture_tail_quantile(loc, scale, torch.tensor([math.log(0.25)], dtype=F64))
-    assert found.item() == pytest.approx(0.0, abs=1e-8)  # half of the lower one
-    found = mixture_tail_quantile(loc, scale, torch.tensor([math.log(0.1)], dtype=F64))
-    assert found.item() == pytest.approx(1e-3 * scipy.stats.norm.ppf(0.2), rel=1e-6)
-
-
 def test_where_nothing_is_too_far_the_ends_are_those_of_the_support() -> None:
     for kind, ends in (("normal", (-math.inf, math.inf)), ("positive", (0.0, math.inf)), ("counts", (0.0, math.inf))):
         low, high = made(torch.zeros(2, 1, 1), LIKELIHOODS[kind]).tail_ends(torch.tensor(-math.inf))

@@ -129,13 +129,3 @@ def test_draws_are_not_lost_where_warnings_are_errors() -> None:
         with pytest.raises(UserWarning, match=r"diverged|disagree") as raised:
             pd.nuts(disagreeing, LINE, torch.full((6,), 10.0), chains=4, samples=10, warmup=5, compile=False, **QUIET)
     assert raised.value.posterior.weights["w"].shape == (4, 10)  # type: ignore[attr-defined]
-
-
-def test_draws_are_not_lost_where_r_hat_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(pd.prediction.SampledPosterior, "rhat_of", interrupted)
-    with pytest.warns(UserWarning, match="R-hat could not be computed"):
-        found = pd.nuts(disagreeing, LINE, LINE[:, 0], chains=2, samples=10, warmup=5, compile=False, **QUIET)
-    assert found.num_draws == 10

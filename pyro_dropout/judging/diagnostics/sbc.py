@@ -11,28 +11,31 @@ uniform leave the band at some j with the requested probability. Here γ is foun
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pyro import poutine
+from pyro.distributions import Unit
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from pyro_dropout.engines.torch_internals import tree_map
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.generative.inputs import check_inputs, takes_all
-from pyro_dropout.generative.model_call import ModelCall, call_of, is_network
+from pyro_dropout.generative.model_call import ModelCall, call_of, is_network, name_of
+from pyro_dropout.generative.observed_sites import observed_sites, sample_sites, trace_of, value_of
 from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.generative.random_state import forked, seed_generators
 from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.guides.ensemble import Ensemble
-from pyro_dropout.judging.diagnostics.simulated_data import simulate_network, simulate_sites, site_values
 from pyro_dropout.mathematics.argument_names import also
 from pyro_dropout.mathematics.checks import check_count, check_level, check_seed
 from pyro_dropout.prediction.plot_style import PALETTE, axes_or_new, percent
-from pyro_dropout.prediction.weight_draws import WholeFunctions, latent_draws
-from pyro_dropout.protocols import Axes, Posterior, PyroModel, Weights
+from pyro_dropout.prediction.weight_draws import WholeFunctions, checked_outputs, latent_draws
+from pyro_dropout.protocols import Axes, Message, Posterior, PyroModel, Weights
 from pyro_dropout.training.fit import place_of
 
 _SIMULATIONS = 20_000
@@ -195,14 +198,14 @@ def sbc(
             raise PyroDropoutError(f"{name} must be a function; got {type(value).__name__} {value!r}.")
     device = place_of([model], call)
     call = call.to(device)
-    rank: Quantities = quantities if quantities is not None else _function_values if network else site_values
+    rank: Quantities = quantities if quantities is not None else _function_values if network else _site_values
     seeds = np.random.SeedSequence(seed).generate_state(2 * replications)  # None takes the system's entropy
     found: list[dict[str, Tensor]] = []
     with forked():
         for first, second in tqdm(seeds.reshape(-1, 2).tolist(), disable=not progress, unit="data set"):
             seed_generators(first, device)
             with evaluating(model):
-                made = simulate_network(call) if network else simulate_sites(call)
+                made = _simulate_network(call) if network else _simulate_sites(call)
             posterior = fit(made.call.model, *made.call.args, **made.call.kwargs)
             seed_generators(second, device)
             drawn, f = _posterior_draws(made.call, posterior, samples, network)
@@ -227,6 +230,80 @@ def _posterior_draws(call: ModelCall, posterior: object, samples: int, network: 
         functions, x = WholeFunctions(call.model, posterior), call.args[0]
         weights = functions.draw(samples, call)
         return weights, functions.outputs(weights, x, samples)
+
+
+@dataclass(frozen=True)
+class _Simulated:
+    """One simulated data set."""
+
+    weights: Weights  # the latent sites that generated it, {site: (1, ...)}
+    outputs: Tensor | None  # f of a network, (1, N, outputs); None for any other model
+    call: ModelCall  # the model with its arguments, including the simulated data, as passed to the fit
+
+
+def _simulate_network(call: ModelCall) -> _Simulated:
+    """Draw w* from the prior of a network and y from its likelihood, at x."""
+    (x,) = call.args
+    trace = trace_of(call)
+    f = checked_outputs(trace.nodes["_RETURN"]["value"], len(x))
+    latent = {name: site["value"].unsqueeze(0) for name, site in trace.iter_stochastic_nodes() if name != "y"}
+    # The model's own y may be in internal units; f and the likelihood are in the units of the data.
+    y = call.model.likelihood.distribution(f).sample()
+    return _Simulated(latent, f.unsqueeze(0), replace(call, args=(x, y)))
+
+
+def _simulate_sites(call: ModelCall) -> _Simulated:
+    """Draw all sites of any Pyro model, and pass the drawn data sites as its data."""
+    data = observed_sites(trace_of(call))
+    if not data:
+        raise PyroDropoutError(
+            f"{name_of(call.model)} observes nothing with these arguments: also pass data of the right shape."
+        )
+    trace = trace_of(replace(call, model=poutine.uncondition(call.model)))
+    sites = sample_sites(trace)
+    for name, site in sites.items():
+        if isinstance(site["fn"], Unit):
+            raise PyroDropoutError(
+                f"site {name!r} is a pyro.factor; a model with one cannot be simulated by running it."
+            )
+    drawn = {name: sites[name]["value"] for name in data}
+    latent = {
+        name: site["value"].unsqueeze(0)
+        for name, site in sites.items()
+        if name not in drawn and not site["infer"].get("_deterministic")
+    }
+    return _Simulated(latent, None, _replaced(call, drawn, data))
+
+
+def _replaced(call: ModelCall, drawn: Weights, data: dict[str, Message]) -> ModelCall:
+    """Return the call with the given data replaced by simulated data.
+
+    Data that the model splits or transforms before observing them are not arguments; a handler conditions on those.
+    """
+    met: set[str] = set()
+
+    def swapped(leaf: object) -> object:
+        for name, site in data.items():
+            if leaf is site["value"] and isinstance(leaf, Tensor) and leaf.shape == drawn[name].shape:
+                met.add(name)
+                return drawn[name].to(leaf.dtype)
+        return leaf
+
+    args, kwargs = tree_map(swapped, (call.args, call.kwargs))
+    rest = {name: drawn[name].expand(value_of(site).shape) for name, site in data.items() if name not in met}
+    model = poutine.condition(call.model, data=rest) if rest else call.model
+    return ModelCall(model, args, kwargs)
+
+
+def _site_values(weights: Weights, outputs: object = None) -> dict[str, Tensor]:
+    """Return the first, the middle and the last number of every site, {name: (n,)}."""
+    found: dict[str, Tensor] = {}
+    for name, value in weights.items():
+        flat = value.reshape(len(value), -1)
+        size = flat.shape[1]
+        for k in sorted({0, size // 2, size - 1}):
+            found[name if size == 1 else f"{name}[{k}]"] = flat[:, k]
+    return found
 
 
 def _function_values(weights: Weights, f: Tensor) -> dict[str, Tensor]:
