@@ -36,7 +36,8 @@ from pyro_dropout.prediction.joint_draws import SAMPLED, JointDraws, joint_draws
 from pyro_dropout.protocols import PyroModel
 from pyro_dropout.training.fleet.fleet import Fleet
 
-Args, Kwargs = tuple[object, ...], dict[str, object]
+Args = tuple[object, ...]
+Kwargs = dict[str, object]
 
 _DRAWS = ("chain", "draw")
 
@@ -110,8 +111,9 @@ def asked(
 ) -> tuple[ModelCall, int]:
     """Return the model call of a diagnostic, and the number of draws; after (x, y) of a network it needs no name."""
     first = posterior[0][0] if isinstance(posterior, Fleet) else model
-    if is_network(first) and len(args) == 3 and isinstance(args[2], int):
-        args, samples = args[:2], args[2]
+    last = args[-1] if len(args) == 3 else None
+    if is_network(first) and isinstance(last, int):
+        args, samples = args[:-1], last
     return replace(call_of(door, first, args, kwargs), model=model), samples
 
 

@@ -136,5 +136,5 @@ def _from_draws(apart: Tensor) -> Tensor:
         raise RangeError(f"crps(method='sample') needs at least 2 draws; this prediction has {count}.")
     rank = torch.arange(count, dtype=_F64, device=apart.device)
     # in ascending order the k-th of T is the larger of a pair k times, and the smaller T - 1 - k times
-    between = torch.tensordot(2 * rank - (count - 1), apart.sort(0).values, 1) / (count * (count - 1))
+    between: Tensor = torch.tensordot(2 * rank - (count - 1), apart.sort(0).values, 1) / (count * (count - 1))
     return apart.abs().mean(0) - between
