@@ -50,13 +50,7 @@ class Architecture:
     members: int | None = None
 
     def build(self, train: Points, classes: tuple[str, ...] = (), tau: Tensor | None = None) -> Pair:
-        """Return a model in the units of the data, and its guide, ready to be trained.
-
-        Args:
-            train: inputs, (N, Q), and targets, (N, D), or class indices, (N,).
-            classes: names of the classes, if targets are classes.
-            tau: noise precision of each target, (D,), in the units of y; None to learn it.
-        """
+        """Return a model in the units of the data, and its guide, ready to be trained."""
         x, y = train
         outputs = len(classes) or y.shape[1]
         widths = [x.shape[1], *self.hidden]

@@ -21,14 +21,7 @@ _RARE, _SHARE = 10, 0.01  # what fewer rows have, and a smaller share of them, i
 
 
 def learn(chosen: Chosen, table: Table, train: Ints, task: Task) -> tuple[Encoding, dict[str, str]]:
-    """Return the encoding of chosen columns, and why some of them are left out after all.
-
-    Args:
-        chosen: the columns.
-        table: the rows that are used.
-        train: which of them are for training; rare categories and gaps are counted there.
-        task: "regression" or "classification"; "auto" infers it from the target's values.
-    """
+    """Return the encoding of chosen columns, and why some of them are left out after all."""
     least = min(_RARE, math.ceil(_SHARE * len(train)))
     left: dict[str, str] = {}
     inputs: list[Column] = []

@@ -204,11 +204,7 @@ class Written:
 def recognise(table: Table, name: str, mixed: bool = True) -> Written:
     """Return how the values of a column are written.
 
-    Args:
-        table: it has the column.
-        name: the column's.
-        mixed: whether words for missing values may be among them, and more texts than a few slips make a column of text
-            of one that holds numbers too.
+    If they are ``mixed``, words for missing values may be among them, and more texts than a few slips make text of it.
     """
     cells, numbers = table.column(name), table.numbers(name)
     if numbers is not None:

@@ -14,12 +14,7 @@ _hints = functools.cache(get_type_hints)  # a record may hold thousands of one c
 
 
 def built(kind: type[T], found: object) -> T:
-    """Return a dataclass; raise ``KeyError`` or ``TypeError`` with the name of the first field that is wrong.
-
-    Args:
-        kind: the class.
-        found: {field: value}, with lists for tuples. Fields with a default may be absent.
-    """
+    """Return a dataclass; raise ``KeyError`` or ``TypeError`` with the name of the first field that is wrong."""
     hints: dict[str, Any] = _hints(kind)  # type: ignore[arg-type]
     if not isinstance(found, dict) or found.keys() - hints.keys():
         raise TypeError(repr(next(iter(found.keys() - hints.keys()), "")) if isinstance(found, dict) else kind.__name__)

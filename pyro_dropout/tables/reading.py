@@ -114,13 +114,6 @@ def read_input_pieces(
     Columns may be in any order. The target and the columns that training left out may be among them, and are ignored;
     all other columns as well, and the notes of the tables say so. Those count what was filled in or read as something
     else, up to and including the piece.
-
-    Args:
-        path: a file, or a table.
-        encoding: of the data that a network was trained on.
-        size: rows in a piece, for files larger than memory; None for all at once.
-        text_encoding: of a CSV file, as for ``read_table``.
-        separator: of a CSV file, as for ``read_table``.
     """
     known = [column.name for column in encoding.inputs]
     remarks = Remarks()

@@ -76,19 +76,7 @@ def choose_recipe(
     progress: bool = False,
     checkpoint: Path | None = None,
 ) -> Choice:
-    """Choose what to train on a table, by the rule at the head of this file; the same call gives the same choice.
-
-    Args:
-        train: the rows that candidates are trained on: x, (N, Q), and y, (N, 1), or the indices of classes, (N,).
-        held: the rows that they are scored on.
-        classes: names of the classes, where the target is one of several.
-        wanted: what is given, and what is to be chosen.
-        training: the final one; candidates take a quarter of its steps.
-        device: where to compute.
-        progress: whether to show a bar.
-        checkpoint: a folder for the checkpoints of all trainings, so that the same call continues after an
-            interruption. It belongs to these arguments alone.
-    """
+    """Choose what to train on a table, by the rule at the head of this file; the same call gives the same choice."""
     wanted, training = wanted or Wanted(), training or Training()
     wanted.check(bool(classes))
     if not len(held[0]):

@@ -48,18 +48,7 @@ def compare_table(
     progress: bool = True,
     labels: Mapping[str, str] | None = None,
 ) -> Comparison:
-    """Train several posteriors on a table as ``fit`` does, and score all of them on its held-back rows.
-
-    Args:
-        data: the table, with its held-back rows.
-        plans: what to train and how, by the name of the row.
-        seeds: of each row; scale, noise and all that is "auto" are chosen with the first.
-        samples: draws of the weights for every prediction; ``fit`` takes 200.
-        reference: "nuts", or None.
-        device: where to compute.
-        progress: whether to show a bar.
-        labels: as in ``compare``.
-    """
+    """Train several posteriors on a table as ``fit`` does, and score all of them on its held-back rows."""
     start = time.perf_counter()
     place = torch.device(device)
     train, test = ((x.to(place), y.to(place)) for x, y in (data.train, data.test))

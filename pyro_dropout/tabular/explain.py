@@ -113,19 +113,11 @@ def explain(
     seed: int = 0,
     where: str = "",
 ) -> Importance:
-    """Return how much predictions change when each column is shuffled among the rows.
+    """Return how much predictions change when each column, of several places in x, is shuffled among the rows.
 
     Columns that go together share what they are worth: if one is shuffled, the other still tells. Shuffled rows may be
     unlike any real row. Of more than a hundred columns, fewer if inputs are thousands, only those most related to the
     prediction are shuffled; a column that matters only together with others may then be left out.
-
-    Args:
-        predict: predicts inputs, (N, Q), with the same draws at each call.
-        x: inputs of real rows, at least two.
-        columns: the places of each column's features.
-        rows: how many rows are used, at most; chosen at random.
-        seed: of the choice of rows and of the shuffles.
-        where: which rows they are, in words.
     """
     check_count("rows", rows, 2)
     if len(x) < 2:

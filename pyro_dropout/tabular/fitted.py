@@ -147,13 +147,7 @@ class FittedTable:
         return found
 
     def answers(self, table: Table, x: Tensor, asked: Question) -> pandas.DataFrame:
-        """Return a column for everything that is asked of the rows of a table; the target is centred, as in training.
-
-        Args:
-            table: the rows.
-            x: the same, encoded.
-            asked: what is asked.
-        """
+        """Return a column for all that is asked of the rows of a table; the target is centred, as in training."""
         found, known, classes = self.prediction(x, asked), self.calibration, self.encoding.classes
         columns: dict[str, Any] = {"row": table.rows}
         if classes:

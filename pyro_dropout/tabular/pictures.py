@@ -27,18 +27,7 @@ def picture(
     rows: str = "rows",
     title: str = "",
 ) -> Figure:
-    """Draw how predictions compare with targets; return matplotlib's figure.
-
-    Args:
-        prediction: of some rows, samples kept.
-        y: their targets, (N, 1), as the encoding centres them, or class indices, (N,).
-        encoding: what the target is.
-        ends: of the intervals that are drawn, (N, 1) each; by default the posterior's own.
-        level: of the intervals.
-        unfamiliar: which rows are unlike the training rows, (N,); they are drawn in another colour.
-        rows: what the rows are, for titles.
-        title: of the figure.
-    """
+    """Draw how predictions compare with targets; return matplotlib's figure."""
     import matplotlib.figure
 
     if len(y) < 2:

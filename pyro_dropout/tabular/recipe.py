@@ -65,12 +65,7 @@ class Recipe(Settings):
     decay: bool = False
 
     def build(self, train: Data, classes: tuple[str, ...] = ()) -> tuple[Standardised, nn.Module]:
-        """Return the untrained model, in the units of the data, and its guide.
-
-        Args:
-            train: the rows to train on: x, (N, Q), and y, (N, D), or the indices of classes, (N,).
-            classes: names of the classes, where the target is one of several.
-        """
+        """Return the untrained model, in the units of the data, and its guide."""
         x, y = train
         outputs = len(classes) or y.shape[1] * (1 if self.noise == "constant" else 2)
         hidden = nn.ReLU() if self.activation == "relu" else nn.SiLU()
