@@ -31,8 +31,8 @@ from pyro_dropout.guides.summary import note_of, note_training
 from pyro_dropout.training.loss.temperature import is_point, share_of_data
 
 _POINTS, _DRAWS, _MEMBERS = 512, 16, 4  # the most that are looked at
-_BETTER = 0.02  # nats per point by which a posterior that has learned is better than a constant
-_GAIN = 0.05  # of a layer that passes nothing on
+_GAIN, _NO_GAIN = 0.05, 0.02  # a layer passes nothing on; nor does it by chance
+_BETTER, _BY_CHANCE = 0.02, 0.1  # nats per point over a constant: for having learned, or for 16 lucky draws
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,8 @@ class Learned:
         """Whether it predicts a constant, because the prior keeps a layer from passing anything on."""
         if self.log_likelihood is None or self.constant is None:
             return False
-        return bool(self.shut) and self.log_likelihood < self.constant + _BETTER
+        better = _BY_CHANCE if min(self.gains.values(), default=1.0) < _NO_GAIN else _BETTER
+        return bool(self.shut) and self.log_likelihood < self.constant + better
 
     def sentence(self, net: Any) -> str:
         """Say that the posterior ignores its inputs: which layers of the network, why, and what to type instead."""

@@ -4,7 +4,7 @@
     python -m tests.benchmarks.defaults --guides dropout --tables wine --widths 50 200 --steps 2000
     python -m tests.benchmarks.defaults --tables new --depths 1 --widths 50 200 --steps 2000
     python -m tests.benchmarks.defaults --guides estimator-auto fit_table --depths 1 --widths 50 --steps 2000
-    python -m tests.benchmarks.defaults --page           # write docs/results/defaults.md anew from what was measured
+    python -m tests.benchmarks.defaults --page           # write docs/results/defaults.md anew
 
 Networks of 1 to 3 hidden layers of 50 to 1,024 units are trained on six tables for 2,000 and 20,000 steps, with three
 seeds as one fleet (an ensemble of 8 and ``AutoLaplace`` with one). Cells are visited in a random order, so that a run
@@ -186,9 +186,13 @@ def main() -> None:
         for rows in _measured_in_turn(todo, given):
             known += rows
             given.kept.write_text("[\n" + ",\n".join(json.dumps(row) for row in known) + "\n]\n", "utf-8")
-    print(defaults_page.text(known))
+    for row in known:
+        if "failed" in row:
+            print(f"failed: {' '.join(map(str, row['cell']))}: {row['failed']}")
+    judged = defaults_page.read() if given.page and not known else defaults_page.judged(known)
+    print(defaults_page.text(judged))
     if given.kept == KEPT:
-        defaults_page.write(known)
+        defaults_page.write(judged)
 
 
 def _measured_in_turn(todo: list[Any], given: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:

@@ -1,5 +1,6 @@
-"""What the map of defaults says: the tables of docs/results/defaults.md, and its picture."""
+"""What the map of defaults says: docs/results/defaults.csv, the tables of docs/results/defaults.md, and its picture."""
 
+import csv
 import math
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,10 +14,11 @@ from tests.benchmarks.defaults_tables import CHOSEN_ON, DEPTHS, NEW, REPORTED, W
 _DOCS = Path(__file__).parents[2] / "docs"
 _AS_THEY_COME = ("fit_table", "estimator-auto")
 _BEGIN, _END = "<!-- measured: begin -->", "<!-- measured: end -->"
+_KEY = ("table", "depth", "width", "guide", "prior", "steps")
 Cells = dict[tuple[Any, ...], dict[str, Any]]
 
 
-def _judged(known: Iterable[dict[str, Any]]) -> Cells:
+def judged(known: Iterable[dict[str, Any]]) -> Cells:
     """Return each cell of a guide beside plain torch: difference, its error, whether it is level, chance, warned."""
     rows = [row for row in known if "each" in row]
     torches = {(*row["cell"][:3], row["steps"]): row for row in rows if row["cell"][3] == "torch"}
@@ -43,9 +45,8 @@ def _share(cells: list[dict[str, Any]], what: str) -> str:
     return f"{sum(cell[what] for cell in cells)} of {len(cells)}" if cells else "-"
 
 
-def text(known: list[dict[str, Any]]) -> str:
+def text(cells: Cells) -> str:
     """Return the tables in Markdown."""
-    cells = _judged(known)
     lines: list[str] = []
     names = list(dict.fromkeys(key[3] for key in sorted(cells) if key[4] == "default"))
     titles: dict[str, tuple[str, ...]] = {"Tables that the default was chosen on": CHOSEN_ON, "Other tables": REPORTED}
@@ -88,8 +89,6 @@ def text(known: list[dict[str, Any]]) -> str:
         share = sum(cell["level"] for cell in doors) / len(doors)
         named = " and ".join(f"`{name}`" for name in _AS_THEY_COME)
         lines += [f"Over all tables, {named} are level in {_share(doors, 'level')} cells ({share:.0%}).", ""]
-    failed = [row for row in known if "failed" in row]
-    lines += [f"Failed: {' '.join(map(str, row['cell']))}: {row['failed']}" for row in failed]
     return "\n".join(lines)
 
 
@@ -107,12 +106,33 @@ def _beside_mean_field(cells: Cells) -> list[str]:
     return ["In the cells that both have, after 2,000 steps:", "", *lines, ""] if lines else []
 
 
-def write(known: list[dict[str, Any]]) -> None:
-    """Put the tables into docs/results/defaults.md, and draw its picture."""
+def read() -> Cells:
+    """Return the cells of the page."""
+    with (_DOCS / "results/defaults.csv").open(encoding="utf-8") as file:
+        rows = [{name: _value(each) for name, each in row.items()} for row in csv.DictReader(file)]
+    return {tuple(row.pop(name) for name in _KEY): row for row in rows}
+
+
+def _value(text: str) -> Any:
+    if text in ("True", "False"):
+        return text == "True"
+    try:
+        return float(text) if "." in text or "e" in text.lower() else int(text)
+    except ValueError:
+        return text
+
+
+def write(cells: Cells) -> None:
+    """Write the cells and their tables, and draw the picture."""
+    with (_DOCS / "results/defaults.csv").open("w", encoding="utf-8", newline="") as file:
+        out = csv.writer(file, lineterminator="\n")
+        out.writerow([*_KEY, *next(iter(cells.values()))])
+        rounded = ([round(v, 4) if type(v) is float else v for v in cell.values()] for cell in cells.values())
+        out.writerows([*key, *values] for key, values in zip(cells, rounded, strict=True))
     page = _DOCS / "results/defaults.md"
     before, rest = page.read_text("utf-8").split(_BEGIN)
-    page.write_text(f"{before}{_BEGIN}\n{text(known)}\n{_END}{rest.split(_END)[1]}", "utf-8")
-    _draw(_judged(known), _DOCS / "figures/defaults.png")
+    page.write_text(f"{before}{_BEGIN}\n{text(cells)}\n{_END}{rest.split(_END)[1]}", "utf-8")
+    _draw(cells, _DOCS / "figures/defaults.png")
 
 
 def _draw(cells: Cells, path: Path) -> None:

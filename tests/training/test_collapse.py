@@ -127,3 +127,13 @@ def test_inputs_in_a_dict_are_asked_too() -> None:
     found = learned_from(model, guide, {"input": x}, y)
     assert found is not None
     assert found.ignores_inputs
+
+
+@pytest.mark.parametrize(
+    ("gain", "better", "ignores"),
+    [(0.001, 0.05, True), (0.001, 0.2, False), (0.03, 0.01, True), (0.03, 0.05, False), (0.2, -0.1, False)],
+)
+def test_a_layer_without_any_signal_may_be_lucky(gain: float, better: float, ignores: bool) -> None:
+    """Low rank under ``Prior()`` was 0.04 nats better than a constant on its training data, and no better on others."""
+    found = collapse.Learned({"0.weight": gain, "2.weight": 0.5}, 9e4, 398, -0.65 + better, -0.65)
+    assert found.ignores_inputs == ignores
