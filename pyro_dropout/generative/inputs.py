@@ -196,12 +196,6 @@ register_pytree_node(Inputs, _flatten, _unflatten, serialized_type_name="pyro_dr
 Output = str | int | None
 
 
-def check_output(output: object) -> None:
-    """Raise unless ``output`` can name a part of what a network returns."""
-    if isinstance(output, bool) or not isinstance(output, str | int | None):
-        raise PyroDropoutError(f"output must be a key, the name of an attribute or an index; got {output!r}.")
-
-
 def picked(given: object, output: Output) -> object:
     """Return the part of a network's result that ``output`` names: a key, an attribute or an index."""
     if isinstance(given, Mapping):

@@ -21,7 +21,7 @@ from pyro_dropout.generative.gaussian_processes import DeepGP, FiniteRankGP
 from pyro_dropout.generative.likelihoods import Categorical, Gaussian
 from pyro_dropout.mathematics.covariance import ArcCosine, Layered
 from pyro_dropout.mathematics.distributions import BernoulliMixture
-from pyro_dropout.mathematics.finite_rank import FiniteRankNormal, finite_rank_features, finite_rank_log_marginal
+from pyro_dropout.mathematics.finite_rank import finite_rank_features, finite_rank_log_marginal
 from pyro_dropout.mathematics.per_data_point import PerDataPoint
 from tests.oracles.deep_gps import BIAS_LENGTH, POINTS, SCALES, WIDTHS, numpy_functions
 
@@ -115,29 +115,6 @@ def test_function_values_integrate_out_to_the_same_marginal() -> None:
     )
     direct = stats.multivariate_normal(np.zeros(9), covariance + np.eye(9) / tau)
     assert joint == pytest.approx(direct.logpdf(y.numpy().T).sum(), rel=1e-8)
-
-
-@pytest.mark.parametrize("units", [3, 12])
-def test_the_finite_rank_normal_is_a_normal(units: int, dtype: torch.dtype) -> None:
-    phi = torch.randn(2, 1, 8, units, dtype=torch.float64)
-    normal = FiniteRankNormal(phi.to(dtype), 4, jitter=1e-4)
-    value = normal.rsample((6,))
-    assert value.shape == (6, 2, 1, 8, 4)
-    assert value.dtype == dtype
-    density = normal.log_prob(value)
-    assert density.shape == (6, 2, 1)
-    for b in range(2):
-        covariance = (phi[b, 0] @ phi[b, 0].mT).numpy()
-        covariance += 1e-4 * np.diag(covariance).mean() * np.eye(8)
-        np.testing.assert_allclose(normal.variance[b, 0, :, 1], np.diag(covariance), rtol=1e-5)
-        oracle = stats.multivariate_normal(np.zeros(8), covariance)
-        expected = oracle.logpdf(value[:, b, 0].double().numpy().swapaxes(-1, -2)).sum(-1)
-        # the errors of float32 features and values meet 1/ε = 10⁴
-        np.testing.assert_allclose(density[:, b, 0], expected, rtol=1e-9 if dtype == torch.float64 else 0.05)
-    assert normal.mean.shape == normal.variance.shape == (2, 1, 8, 4)
-    wider = normal.expand((5, 2, 1))
-    assert wider.rsample().shape == (5, 2, 1, 8, 4)
-    torch.testing.assert_close(wider.log_prob(value[:5]), density[:5])
 
 
 @pytest.mark.parametrize("space", ["weight", "function"])
