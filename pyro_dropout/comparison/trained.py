@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import pyro
 import torch
@@ -166,50 +165,33 @@ def _has_parameters(call: ModelCall) -> bool:
     return bool(trace.param_nodes)
 
 
-class WholeBar:
+class WholeBar(tqdm):  # type: ignore[misc]
     """One progress bar for several trainings: each guide is as long as any other, however many ``steps`` it has.
 
     Example:
-        >>> whole = WholeBar(guides=2, steps=100, shown=False)
+        >>> whole = WholeBar(guides=2, steps=100, shown=True)
         >>> with whole.part("dropout"):
-        ...     whole.update(50)
-        >>> whole.done
-        1.0
+        ...     whole.update(500)
+        >>> whole.n
+        100
+        >>> whole.close()
     """
 
     def __init__(self, guides: int, steps: int, shown: bool) -> None:
-        self._steps, self._name, self._end, self.done = steps, "", 0.0, 0.0
-        self.total = steps  # what a choice of recipes counts as its own
-        self.disable = not shown
         form = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
         how: Record = {"desc": "compare", "leave": False, "smoothing": 0.0, "bar_format": form}
-        self._bar: Any = tqdm(total=guides, disable=not shown, **how)
+        super().__init__(total=guides * steps, disable=not shown, **how)
+        self._each, self._end = steps, 0
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
         """Within this context trainings advance the bar by one guide, and show no bar of their own."""
-        self._name, self._end = name, self._end + 1
-        self._bar.set_postfix_str(name)
+        self._end += self._each
+        self.set_description(name)
         with sharing_bar(self):
             yield
-        self._to(self._end)
+        self.update(self._each)
 
-    def _to(self, place: float) -> None:
-        self._bar.update(place - self.done)
-        self.done = place
-
-    def update(self, steps: int) -> None:
+    def update(self, n: float = 1) -> None:
         """Advance by some steps, at most to the end of the guide; its scores are computed after that."""
-        self._to(min(self._end, self.done + steps / self._steps))
-
-    def set_description(self, said: str) -> None:
-        """Show which training of a choice is running."""
-        self._bar.set_postfix_str(f"{self._name}, {said}")
-
-    def set_postfix(self, loss: str, refresh: bool = True) -> None:
-        """Show the loss behind the name."""
-        self._bar.set_postfix_str(f"{self._name}, loss {loss}", refresh=refresh)
-
-    def close(self) -> None:
-        """Remove the bar."""
-        self._bar.close()
+        super().update(min(n, self._end - self.n))
