@@ -76,7 +76,7 @@ def wrong(answer, y):
 
 
 def error_rates(experiment, answers, y):
-    rows = tables.error_table({arm: [one[:2] for one in seeds] for arm, seeds in answers.items()}, y, group="dropout")
+    rows = tables.error_table({arm: [one[:2] for one in seeds] for arm, seeds in answers.items()}, y)
     note = f"{len(y)} images, {len(answers['ip'])} seeds, T = {experiment.args.samples}; gain in points, log p in nats."
     experiment.table("Test error", rows, note)
     won = sum(row["gain"] > CLEAR * row["± gain"] for row in rows[:2])
@@ -115,7 +115,7 @@ def rejection(experiment, answers, y):
     for arm in ("ip", "all"):
         standard, mc, unsure = answers[arm][0]
         found[arm] = {name: (unsure[name], wrong(standard if "softmax" in name else mc, y)) for name in UNSURE}
-    rows, figure = tables.rejection_table(found, group="dropout")
+    rows, figure = tables.rejection_table(found)
     experiment.table("What is kept when the most uncertain images are deferred", rows)
     (full, most, less), plain = (list(rows[k].values())[2:5] for k in (3, 5))  # dropout everywhere: MC, softmax entropy
     verdict = VERDICTS[(less > HALF * full or most >= full) + (less >= full)]

@@ -97,30 +97,24 @@ def turned(images: Tensor, degrees: Float[Tensor, " A"]) -> Tensor:
 
 
 Rows = list[dict[str, Any]]
+Ask = Callable[[Tensor], Prediction]  # returns the prediction of a model for inputs
 
 
-def error_table(
-    answers: Mapping[str, Sequence[tuple[Any, Any]]],
-    y: Tensor,
-    *,
-    group: str = "model",
-    ways: tuple[str, str] = ("standard", "MC"),
-) -> Rows:
-    """Return the errors of two ways to predict, over seeds, and the gain of the second over the first, with its error.
+def error_table(answers: Mapping[str, Sequence[tuple[Any, Any]]], y: Tensor) -> Rows:
+    """Return the errors of the standard prediction and of MC dropout, over seeds, and what the second gains.
 
     The gain varies with the seeds and with the inputs; the larger of the two standard errors is given.
     """
-    one, other = ways
     rows: Rows = []
     for name, seeds in answers.items():
         wrong = torch.stack([torch.stack([(answer.probs.argmax(-1) != y).double() for answer in two]) for two in seeds])
         log_p = torch.tensor([[answer.log_prob(y).mean().item() for answer in two] for two in seeds]).mean(0).tolist()
         (first, second), gain = wrong.mean((0, 2)).tolist(), wrong[:, 0] - wrong[:, 1]  # wrong is (seeds, 2, N)
-        shares = {f"{one} %": first, f"{other} %": second, "± binomial": (second * (1 - second) / len(y)) ** 0.5}
+        shares = {"standard %": first, "MC %": second, "± binomial": (second * (1 - second) / len(y)) ** 0.5}
         shares |= {"± over seeds": standard_error(wrong[:, 1].mean(1)).item(), "gain": gain.mean().item()}
         shares["± gain"] = max(standard_error(gain.mean(1)).item(), standard_error(gain.mean(0)).item())
         percent = {column: 100 * share for column, share in shares.items()}
-        rows.append({group: name, **percent, f"{one} log p": log_p[0], f"{other} log p": log_p[1]})
+        rows.append({"dropout": name, **percent, "standard log p": log_p[0], "MC log p": log_p[1]})
     return rows
 
 
@@ -151,22 +145,20 @@ def detection_figure(rows: Rows, uncertainties: Sequence[str]) -> Figure:
     return curve_panels(curves, xlabel="ε", columns=3, size=(3.8, 2.5))
 
 
-def rejection_table(
-    answers: Mapping[str, Mapping[str, tuple[Tensor, Tensor]]],
-    *,
-    group: str = "model",
-    shares: Sequence[float] = (1.0, 0.99, 0.95),
-) -> tuple[Rows, Figure]:
-    """Return the error among the inputs kept when the most uncertain ones are deferred to a human."""
+def rejection_table(answers: Mapping[str, Mapping[str, tuple[Tensor, Tensor]]]) -> tuple[Rows, Figure]:
+    """Return the error among the inputs kept when the most uncertain ones are deferred to a human.
+
+    ``answers`` are the uncertainty of each input and its error, 1 or 0, by network and by uncertainty.
+    """
     rows: Rows = []
     panels: dict[str, dict[str, tuple[Tensor, ...]]] = {}
     for name, by_uncertainty in answers.items():
-        panel = panels.setdefault(f"{group}: {name}", {})
+        panel = panels.setdefault(f"dropout: {name}", {})
         for by, (uncertainty, mistake) in by_uncertainty.items():
             curve = rejection_curve(uncertainty, mistake, higher_is_better=False)
-            kept = {share: mistake[~defer(uncertainty, budget=1 - share)].double() for share in shares}
+            kept = {share: mistake[~defer(uncertainty, budget=1 - share)].double() for share in (1.0, 0.99, 0.95)}
             errors = {f"error % at {share:.0%}": 100 * part.mean().item() for share, part in kept.items()}
-            rows.append({group: name, "by": by, **errors, "of the oracle's gain": curve.ratio})
+            rows.append({"dropout": name, "by": by, **errors, "of the oracle's gain": curve.ratio})
             panel[by] = 100 * curve.kept, 100 * curve.score, 200 * curve.error
     figure = curve_panels(panels, xlabel="inputs kept (%)", ylabel="error among them (%)", size=(5.0, 4.0))
     for axes, panel in zip(figure.axes, panels.values(), strict=True):
@@ -176,13 +168,7 @@ def rejection_table(
 
 
 def cascade_table(
-    weak: Callable[[Tensor], Prediction],
-    strong: Callable[[Tensor], Prediction],
-    x: Tensor,
-    y: Tensor,
-    *,
-    budgets: Sequence[float],
-    costs: tuple[float, float] = (1.0, 10.0),
+    weak: Ask, strong: Ask, x: Tensor, y: Tensor, *, budgets: Sequence[float], costs: tuple[float, float]
 ) -> tuple[Rows, Figure]:
     """Return cost and error of a cascade of two classifiers, for each share of inputs deferred to the strong one."""
     known: dict[str, Prediction] = {"weak": weak(x)}

@@ -17,23 +17,16 @@ _DARKEST = 0.6  # the opacity that stacked shades approach; a single one has hal
 
 
 def draw_std_bands(
-    axes: Axes,
-    x: Any,
-    mean: Any,
-    std: Any,
-    *,
-    multiples: Sequence[float] = (1.0, 2.0),
-    color: str = PALETTE[0],
-    label: str | None = "mean",
-    band_label: str | None = None,
+    axes: Axes, x: Any, mean: Any, std: Any, multiples: Sequence[float] = (1.0, 2.0), band_label: str = "", **style: Any
 ) -> None:
     """Draw a mean, (N,), with a shaded band for each of several multiples of its standard deviation (or error)."""
     at, middle, half = map(_numbers, (x, mean, std))
+    style = {"color": PALETTE[0], "label": "mean", **style}
     alpha = _DARKEST / (1 + len(multiples))
     for k, multiple in enumerate(sorted(multiples, reverse=True)):
         ends = middle - multiple * half, middle + multiple * half
-        axes.fill_between(at, *ends, color=color, alpha=alpha, lw=0, label=None if k else band_label)
-    axes.plot(at, middle, color=color, lw=1.3, label=label)
+        axes.fill_between(at, *ends, color=style["color"], alpha=alpha, lw=0, label=None if k else band_label or None)
+    axes.plot(at, middle, lw=1.3, **style)
 
 
 def draw_fan(axes: Axes, x: Any, draws: Any, *, color: str, levels: Sequence[float] = (0.5, 0.95)) -> None:

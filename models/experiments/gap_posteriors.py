@@ -9,38 +9,31 @@ the gap is far smaller, so the result depends on when training stops, and on the
 import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import pyro_dropout as pdrop
 
+Build = Callable[[], pdrop.BayesianNet]
+Keep = Callable[[str], float]
+Problems = list[SimpleNamespace]
 KINDS = ("ensemble", "plain ensemble", "ensemble of dropout")
 
 
-def ensemble(kind: str, net: pdrop.BayesianNet, keep: Callable[[str], float], members: int) -> pdrop.Ensemble:
-    """Return an untrained ensemble of this kind."""
-    if kind == "ensemble of dropout":
-        return pdrop.Ensemble(net, lambda model: pdrop.AutoDropout(model, keep), members)
-    anchored = kind == "ensemble"
-    return pdrop.Ensemble(net, None, members, anchored, start="anchor" if anchored else "fresh")
-
-
-def ensembled(
-    kind: str,
-    build: Callable[[], pdrop.BayesianNet],
-    keep: Callable[[str], float],
-    problems: list[SimpleNamespace],
-    args: SimpleNamespace,
-) -> list[Tensor]:
+def ensembled(kind: str, build: Build, keep: Keep, problems: Problems, args: Any) -> list[Tensor]:
     """Train ensembles from every seed on every problem; return mean and std of f, each (problem, seed, point)."""
-    steps, found = args.ensemble_steps, []
+    steps, anchored, found = args.ensemble_steps, kind == "ensemble", []
     for problem in problems:
         for seed in range(args.seed, args.seed + args.seeds):
             torch.manual_seed(seed)
             net = build()
-            posterior = ensemble(kind, net, keep, args.members)
+            if kind == "ensemble of dropout":
+                posterior = pdrop.Ensemble(net, lambda model: pdrop.AutoDropout(model, keep), args.members)
+            else:
+                start: Any = "anchor" if anchored else "fresh"
+                posterior = pdrop.Ensemble(net, None, args.members, anchored, start=start)
             how = {"lr": args.ensemble_rate, "schedule": lambda done: 1.02 - done / steps, "seed": seed}
             pdrop.fit(net, posterior, problem.x, problem.y, steps=steps, compile=False, progress=not args.quiet, **how)
             answer = pdrop.predict(net, posterior, problem.asked, samples=args.samples, seed=seed)
@@ -52,9 +45,7 @@ LAPLACE, LOW_RANK = "Laplace, linearised", "low rank from Laplace"
 RANK = 60
 
 
-def laplaced(
-    kind: str, build: Callable[[], pdrop.BayesianNet], problems: list[SimpleNamespace], args: SimpleNamespace
-) -> list[Tensor]:
+def laplaced(kind: str, build: Build, problems: Problems, args: Any) -> list[Tensor]:
     """Train from every seed on every problem; return mean and std of f, each (problem, seed, point)."""
     found = []
     for problem in problems:
@@ -70,7 +61,7 @@ def laplaced(
             guide = laplace if kind == LAPLACE else pdrop.AutoLowRank.nearest(laplace, rank=RANK)
             if kind == LOW_RANK:
                 pdrop.fit(net, guide, problem.x, problem.y, **how)
-            method: Literal["mc", "linearised"] = "linearised" if kind == LAPLACE else "mc"
+            method: Any = "linearised" if kind == LAPLACE else "mc"
             answer = pdrop.predict(net, guide, problem.asked, method=method, samples=args.samples, seed=seed)
             found.append(torch.stack([answer.mean[:, 0], answer.epistemic[:, 0].sqrt()]))
     return list(torch.stack(found, 1).unflatten(1, (len(problems), -1)))

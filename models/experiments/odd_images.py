@@ -20,6 +20,7 @@ from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.protocols import Figure
 
 Rows = list[dict[str, Any]]
+Run = tuple[Any, Any]  # a model and its posterior
 _PATCH = 7  # pixels along a side: 16 patches in an image of 28
 _CLEAR = 2.0  # standard errors from which a difference counts
 _ROUNDING = 1e-6  # nats; the mutual information of a single network is zero up to this
@@ -117,10 +118,9 @@ def entropy_figure(
 
 def judge_detection(
     experiment: Experiment,
-    posteriors: Mapping[str, Sequence[tuple[Any, Any]]],
+    posteriors: Mapping[str, Sequence[Run]],
     x: Tensor,
     y: Tensor,
-    *,
     better: Sequence[str],
     **how: Any,
 ) -> None:
