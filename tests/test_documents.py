@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-import pyro_dropout
 from pyro_dropout.engines import program
 from pyro_dropout.errors import UnfinishedTrainingWarning
 from tests.test_public_names import API, found_at
@@ -133,16 +132,6 @@ def test_every_equation_names_tests_that_exist() -> None:
         for path, test in named:
             functions = [node for node in ast.parse((ROOT / path).read_text("utf-8")).body if hasattr(node, "name")]
             assert test in {node.name for node in functions}, f"{name} names {test}, which is not in {path}"
-
-
-def test_the_public_names_are_listed_once_and_all() -> None:
-    listed = pyro_dropout.__all__
-    assert [name for name, times in Counter(listed).items() if times > 1] == []
-    assert [name for name in listed if not hasattr(pyro_dropout, name)] == []
-    tree = ast.parse((PACKAGE / "__init__.py").read_text("utf-8"))
-    imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
-    bound = {alias.asname or alias.name.split(".")[0] for node in imports for alias in node.names}
-    assert {name for name in bound if not name.startswith("_")} - set(listed) == set()
 
 
 @pytest.fixture
@@ -328,10 +317,3 @@ def test_no_file_knows_a_machine() -> None:
         if MACHINE_PATH.search(line)
     }
     assert found == {}
-
-
-def test_a_machine_path_is_caught() -> None:
-    for place in ("home", "root", "Users", "work", "opt"):
-        assert MACHINE_PATH.search(f"read('/{place}/data.csv')")
-    for harmless in ("https://example.org/home/page", "docs/opt/x", "an /optimal/ one"):
-        assert not MACHINE_PATH.search(harmless)

@@ -209,21 +209,6 @@ def test_no_file_runs_code_that_came_as_data() -> None:
     assert {path: words for path, words in found.items() if words} == {}
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "import pickle",
-        "from pickle import loads",
-        "torch.load(path)",
-        "from torch import load",
-        "eval('1')",
-        "f = exec",
-    ],
-)
-def test_code_as_data_is_caught(line: str) -> None:
-    assert len(list(forbidden_words(nodes(line)))) == 1
-
-
 def test_files_are_short_and_have_names() -> None:
     lengths = {str(path.relative_to(ROOT)): len(path.read_text("utf-8").splitlines()) for path in PACKAGE.rglob("*.py")}
     assert {path: length for path, length in lengths.items() if length > 400} == {}
