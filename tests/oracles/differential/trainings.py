@@ -83,7 +83,7 @@ def by_fit(made: Any, how: str, told: list[str]) -> dict[str, Any]:
     with ExitStack() as stack:
         stack.enter_context(mock.patch("pyro_dropout.training.fit.decided", return_value=asked))
         if how == "recorded":
-            stack.enter_context(mock.patch("pyro_dropout.engines.replayed.Replayed._taped", return_value=None))
+            stack.enter_context(mock.patch("pyro_dropout.engines.replayed.Replayed._on_tape", return_value=None))
         history = fitted(model, guide, x, y, settings)
     told.append(f"ran {history.engine}")
     return {"losses": history.losses} | state_of(model, guide)
