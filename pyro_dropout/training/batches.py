@@ -14,11 +14,8 @@ _MOST = 2**21  # indices at most
 class Batches:
     """Mini-batches of indices, shuffled and without replacement within an epoch.
 
-    The few points left over at the end of an epoch are skipped in that epoch.
-
-    Args:
-        size: indices in a batch.
-        rows: (count,) or (replicas, count): the indices to choose from, for one run or for each of several.
+    The few left over at the end of an epoch are skipped in it. ``rows``, (count,) or (replicas, count), are those to
+    choose from, for one run or for each of several.
     """
 
     chained, together = True, CHAIN

@@ -41,20 +41,9 @@ _MANY = 2**20  # more steps than any engine takes at once
 
 
 class TrainingRun:
-    """One training run: a step of tensors that is taken repeatedly.
+    """One training run: a step of tensors that is taken repeatedly, on mini-batches from ``batches`` if there are any.
 
-    Args:
-        step: the step, and the tensors that it changes.
-        write: puts parameters into their owners; None if the step changes the owners' own tensors.
-        batches: where mini-batches come from; None for all data at every step.
-        compile: "auto", "traced", "plain", True or False, as ``decided`` returns it.
-        beside: an optimiser of torch's that runs beside the step.
-
-    Attributes:
-        refused: whether the last step was left out, because its loss or gradient was not finite.
-        failed: the error of torch that ended the last step, because its numbers have diverged.
-        why: why faster engines do not take the steps.
-        break_off: asked after each step: are no more wanted?
+    ``write`` puts parameters into their owners, unless a step changes these themselves.
     """
 
     def __init__(
@@ -68,9 +57,10 @@ class TrainingRun:
     ) -> None:
         self._step, self._write, self._batches, self._beside = step, write, batches, beside
         self._precision, self._eager = precision_now(), Direct(step)
-        self.refused, self.compile_seconds = False, 0.0
-        self.failed: Exception | None = None
-        self.break_off: Callable[[], bool] = lambda: False
+        self.refused = False  # whether the last step was left out, because its loss or gradient was not finite
+        self.failed: Exception | None = None  # torch's, which ended the last step, because its numbers have diverged
+        self.break_off: Callable[[], bool] = lambda: False  # asked after each step: are no more wanted?
+        self.compile_seconds = 0.0
         start = time.perf_counter()
         self._loop, self.why = chosen(compile, step, around=forked, warn=warn_uncompiled)
         if self.engine != Eager.name:
@@ -182,14 +172,8 @@ def make_run(
 ) -> TrainingRun:
     """Return a training run of one guide or of an ensemble, whose steps change the owners' own tensors.
 
-    Args:
-        gradients_of: (values, *inputs, *row) -> (loss, gradients).
-        parameters: what is trained.
-        update: an optimiser of this package, inside the step, or one of torch's beside it.
-        inputs: the other inputs of every step: trees of tensors.
-        guarded: whether steps of a large network are left out if their loss or gradient is not finite; others are taken
-            back, by a copy of the parameters.
-        how: batches and compile, as in ``TrainingRun``.
+    If ``guarded``, steps of a large network are left out if their loss or gradient is not finite; others are taken
+    back, by a copy of the parameters. ``how`` is as in ``TrainingRun``.
     """
     gradient_of, values, write = numbered(gradients_of), parameters.values, None
     beside = None if update.optimiser is None else TorchOptimiser(update, list(parameters.by_name.values()))

@@ -29,13 +29,7 @@ Call = tuple[tuple[Tree, ...], dict[str, Tree]]  # the arguments that a batch ho
 
 
 class Stream:
-    """The batches of a loader, as inputs of a training step.
-
-    Args:
-        loader: the loader.
-        read: turns a batch into the arguments of a model, without ``num_data``; raises if it is not valid.
-        seed: of the order and the augmentations; drawn if not given.
-    """
+    """The batches of a loader, which ``read`` turns into the arguments of a model, as inputs of a training step."""
 
     chained, together = False, 1  # a step waits for its batch
 
@@ -149,18 +143,7 @@ def open_loader(
     num_data: int | None,
     seed: int | None,
 ) -> tuple[Stream, ModelCall]:
-    """Return a stream of the loader's batches, and the call of the model with the first of them and ``num_data``.
-
-    Args:
-        loader: gives pairs (x, y), or dicts; for a model that is not a network, its arguments.
-        model: the model.
-        kwargs: its other keyword arguments.
-        guide: its guide.
-        batch_size: that of ``fit``, which the loader has.
-        target: the key of the targets in a dict.
-        num_data: N, where the loader does not know it.
-        seed: of the order of the data.
-    """
+    """Return a stream of the loader's batches, and the call of the model with the first of them and ``num_data``."""
     if batch_size is not None:
         raise PyroDropoutError(f"batch_size is that of the DataLoader; leave it out. Got {batch_size}.")
     if isinstance(guide, Ensemble):

@@ -11,12 +11,7 @@ from pyro_dropout.training.optimisers import Update, plain
 
 
 class TorchOptimiser:
-    """Lets a torch optimiser take the steps.
-
-    Args:
-        update: the optimiser, with its schedule and the limits of its gradients.
-        trained: the parameters that a step has gradients of.
-    """
+    """Lets a torch optimiser take the steps, for the parameters ``trained`` that a step has gradients of."""
 
     def __init__(self, update: Update, trained: list[Tensor]) -> None:
         assert update.optimiser is not None

@@ -44,12 +44,7 @@ class StillFalling:
 
 
 def still_falling(losses: Tensor, num_data: int) -> StillFalling | None:
-    """Return what a training has left undone; None if its loss has settled, rises, or is too short or noisy to say.
-
-    Args:
-        losses: of all steps, (steps,).
-        num_data: N.
-    """
+    """Return what a training has left undone; None if its loss has settled, rises, or is too short or noisy to say."""
     count = len(losses)
     if losses.dim() != 1 or count < _FEWEST or not bool(torch.isfinite(losses).all()):
         return None

@@ -93,11 +93,6 @@ class AnyOrder(RuleBasedStateMachine):
         assert not same(values_of(self.pair), self.shadow)
         self.shadow = values_of(self.pair)
 
-    @rule(lr=st.sampled_from([0.0, -1.0, float("nan")]))
-    def fit_badly(self, lr: float) -> None:
-        with pytest.raises(pd.errors.RangeError, match="lr must be positive"):
-            self.train(self.pair, steps=2, lr=lr)
-
     @rule(target=files, note=st.text(max_size=5))
     def save(self, note: str) -> Saved:
         path = self.place()
@@ -112,24 +107,6 @@ class AnyOrder(RuleBasedStateMachine):
             assert not same(values_of(self.pair), file.values)
         pd.load(file.path, *self.pair)
         self.shadow = file.values
-
-    @rule(file=files, how=st.sampled_from(["another guide", "another width"]))
-    def load_into_another(self, file: Saved, how: str) -> None:
-        kind = next(name for name in sorted(GUIDES) if name != self.kind)
-        other = self.built(kind=kind) if how == "another guide" else self.built(width=4)
-        before = values_of(other)
-        with pytest.raises(pd.errors.DifferentModelError, match="belongs to another model or guide"):
-            pd.load(file.path, *other)
-        assert same(values_of(other), before)
-
-    @rule(file=files, place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-    def load_damaged(self, file: Saved, place: float, bit: int) -> None:
-        content = bytearray(file.path.read_bytes())
-        content[int(place * len(content))] ^= 1 << bit
-        path = self.place()
-        path.write_bytes(content)
-        with pytest.raises((pd.errors.DamagedFileError, pd.errors.DifferentModelError)):
-            pd.load(path, *self.pair)
 
     @rule(seed=SEEDS, shared=st.booleans())
     def predict(self, seed: int, shared: bool) -> None:

@@ -1,7 +1,6 @@
 """precision="bf16": products of a network in half precision, everything else in float32."""
 
 import itertools
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,6 @@ from torch import Tensor, nn
 
 import pyro_dropout as pd
 from pyro_dropout.generative.precision import products_in
-from tests.contracts.guides import GUIDES
 
 QUIET: dict[str, Any] = {"progress": False, "seed": 0}
 
@@ -89,18 +87,6 @@ def test_all_ways_to_run_steps_round_alike(compile: Any) -> None:
         assert torch.equal(other, eager)
 
 
-@pytest.mark.thinned(4)
-@pytest.mark.parametrize("make", [pytest.param(config.make, id=name) for name, config in GUIDES.items()])
-def test_every_guide_trains_and_predicts(make: Callable[..., Any]) -> None:
-    x, y = data()
-    model = network(20, 32, 32, 1)
-    guide = make(model)
-    history = pd.fit(model, guide, x, y, steps=3, compile=False, precision="bf16", **QUIET)
-    assert torch.isfinite(history.losses).all()
-    low, whole = (pd.predict(model, guide, x, samples=20, seed=0, precision=p) for p in ("bf16", "float32"))
-    assert 0 < (low.mean - whole.mean).abs().max() < 0.1 * whole.samples.std() + 0.05
-
-
 def test_fleets_ensembles_and_svi_take_it() -> None:
     x, y = data()
 
@@ -159,18 +145,3 @@ def test_what_cannot_be_lowered_is_refused_by_name(act: Callable[..., object], s
     model = network(20, 32, 32, 1)
     with pytest.raises(pd.errors.PyroDropoutError, match=said):
         act(model, pd.AutoDropout(model), *data())
-
-
-def test_a_processor_that_lacks_it_gets_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyro_dropout.generative.precision._imitated", lambda precision: precision != "float32")
-    model, before = network(20, 16, 16, 1), torch.backends.mkldnn.enabled
-    losses = []
-    for precision in ("float32", "bf16"):
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            guide = pd.AutoDropout(model, keep=1.0)
-            losses.append(pd.fit(model, guide, *data(), steps=3, compile=False, precision=precision, **QUIET).losses)
-    assert ["no instructions for precision='bf16'" in str(each.message) for each in said] == [True]
-    assert said[0].filename == __file__
-    assert torch.allclose(*losses, rtol=0.01)
-    assert torch.backends.mkldnn.enabled == before

@@ -45,10 +45,8 @@ def test_fit_is_pyros_svi_where_nothing_is_random() -> None:
 
 HELD: dict[str, Callable[[list[Tensor]], torch.optim.Optimizer]] = {
     "some, Adam": lambda p: torch.optim.Adam(p[2:3], lr=0.02),
-    "some, SGD": lambda p: torch.optim.SGD(p[2:3], lr=1e-4),
     "groups": lambda p: torch.optim.SGD([{"params": p[:1]}, {"params": p[1:3], "lr": 1e-5, "momentum": 0.5}], lr=1e-4),
     "groups of Adam": lambda p: torch.optim.Adam([{"params": p[1:2], "betas": (0.5, 0.9)}, {"params": p[:1]}], lr=0.02),
-    "all": lambda p: torch.optim.Adam(p, lr=0.02),
 }
 
 

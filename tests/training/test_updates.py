@@ -96,12 +96,9 @@ def test_a_named_optimiser_leaves_the_decay_to_the_kl(optim: str) -> None:
 
 DECAYS: dict[str, Callable[[Any], Any]] = {
     "AdamW, by torch's default": lambda p: torch.optim.AdamW(p, 0.1),
-    "Adam": lambda p: torch.optim.Adam(p, 0.1, weight_decay=0.01),
     "SGD": lambda p: torch.optim.SGD(p, 1e-5, weight_decay=0.01),
-    "RMSprop, which runs outside": lambda p: torch.optim.RMSprop(p, 0.1, weight_decay=0.01),
     "one group of two": lambda p: torch.optim.SGD([{"params": p[:1], "weight_decay": 0.01}, {"params": p[1:]}], 1e-5),
     "an Update": lambda p: adam(0.1, weight_decay=0.01),
-    "an Update of SGD": lambda p: sgd(1e-5, weight_decay=0.01),
 }
 
 

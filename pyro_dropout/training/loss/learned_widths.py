@@ -40,12 +40,7 @@ def widths_kept() -> Iterator[None]:
 def best_width(name: str, q: Distribution, like: Tensor) -> Tensor:
     """Return the width of the prior N(0, σ²) that is nearest to q: σ² = E[w²], averaged over the numbers of a site.
 
-    Widths of a shape that broadcasts to the site, such as one per column, are each averaged over their own numbers.
-
-    Args:
-        name: of the site.
-        q: the guide's distribution of it.
-        like: widths of the same shape.
+    Widths of the shape of ``like``, such as one per column, are each averaged over their own numbers.
     """
     squares = None
     with suppress(NotImplementedError):

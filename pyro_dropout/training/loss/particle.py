@@ -31,12 +31,6 @@ class Particle(Messenger):
 
     A divergence is computed as soon as the model has sampled its site, before the forward pass, and so after it in the
     backward pass: its gradients are computed when the tensors of the forward pass are gone, not on top of them.
-
-    Args:
-        guide_trace: the draw.
-        kl: which form of the KL of a row mixture.
-        kl_samples: draws for the parts that have no closed form.
-        by_point: whether there is a draw for each data point.
     """
 
     model_trace: Trace  # the model's run with the draw

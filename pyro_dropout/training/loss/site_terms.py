@@ -42,13 +42,7 @@ def divergence(
 ) -> Tensor:
     """Return KL(q‖p) of a latent site, or an estimate of it from the draw.
 
-    Args:
-        q_site: the site in the guide's trace.
-        p_site: the site in the model's trace.
-        method: which form of the KL of a row mixture.
-        num_samples: draws for the parts that have no closed form.
-        apart: whether a closed form would not hold.
-        learned: whether the prior is made from draws or trained parameters.
+    ``apart`` says that a closed form would not hold, and ``learned`` that the prior is made from draws or parameters.
     """
     q, p, name = q_site["fn"], p_site["fn"], p_site["name"]
     if isinstance(q, Delta):  # which may hold a mapped draw

@@ -47,11 +47,7 @@ def current_step() -> Tensor | None:
 
 
 class Marks(Messenger):
-    """Collects what a model says of its sites' temperatures, before a replay puts the guide's ``infer`` in place.
-
-    Attributes:
-        of: ``Tempered`` by site.
-    """
+    """Collects what a model says of its sites' temperatures, before a replay puts the guide's ``infer`` in place."""
 
     def __init__(self) -> None:
         super().__init__()

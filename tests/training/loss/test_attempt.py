@@ -25,14 +25,6 @@ EFFECTS = torch.tensor([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])
 ERRORS = torch.tensor([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0])
 
 
-def schools(y: Tensor) -> None:
-    mu = pyro.sample("mu", dist.Normal(0.0, 10.0))
-    tau = pyro.sample("tau", dist.HalfCauchy(10.0))
-    theta = pyro.sample("theta", dist.Normal(mu, tau).expand([8]).to_event(1))
-    with pyro.plate("schools", 8):
-        pyro.sample("y", dist.Normal(theta, ERRORS), obs=y)
-
-
 def plated_schools(y: Tensor) -> None:
     mu = pyro.sample("mu", dist.Normal(0.0, 10.0))
     tau = pyro.sample("tau", dist.HalfCauchy(10.0))
@@ -50,17 +42,6 @@ def one_warning(words: str) -> Iterator[None]:
     assert [str(each.message) for each in caught if "all points share each draw" not in str(each.message)] == []
     assert len(caught) == 1
     assert re.search(words, str(caught[0].message)), str(caught[0].message)
-
-
-def test_eight_schools_train_with_one_warning() -> None:
-    svi = SVI(schools, pd.AutoMeanField(schools), Adam({"lr": 0.05}), pd.ELBO(per_example="auto"))
-    words = (
-        r"^site 'theta' cannot be drawn for each data point: it reaches 'y' through .*, which is not a layer; all"
-        r" points share each draw from here on\. ELBO\(per_example=False\) silences this\.$"
-    )
-    with one_warning(words):
-        losses = [svi.step(EFFECTS) for _ in range(60)]
-    assert sum(losses[-10:]) < sum(losses[:10])
 
 
 def test_sites_in_plates_are_drawn_once_and_need_no_warning() -> None:
@@ -209,6 +190,3 @@ def test_where_nothing_is_refused_it_is_true(make: Any) -> None:
             svi = SVI(model, guide, Adam({"lr": 0.05}), pd.ELBO(per_example=per_example, num_particles=2))  # type: ignore[arg-type]
             found.append([*(svi.step(X, Y) for _ in range(3)), *(b.sum().item() for b in model.buffers())])
     assert found[0] == found[1]
-
-
-# --- while a tracer records -------------------------------------------------------------------------------------------

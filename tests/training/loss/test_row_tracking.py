@@ -257,17 +257,6 @@ def test_nothing_is_left_on_what_the_user_gave(use: str) -> None:
     assert pyro.infer.SVI(good, AutoMeanField(good), pyro.optim.Adam({"lr": 0.01}), ELBO()).step(x, y) > 0
 
 
-def test_a_context_can_be_used_again_and_not_within_itself() -> None:
-    x = torch.randn(N, 2)
-    model, context = program(lambda x, w, v, b: x @ w + b), per_example()
-    guide = AutoMeanField(model)
-    for _ in range(2):
-        outputs(model, guide, x, context)
-    with context, pytest.raises(ValueError, match="twice"), context:
-        pass
-    assert len(torch.overrides._get_current_function_mode_stack()) == 0
-
-
 # --- a layer that is used more than once ------------------------------------------------------------------------------
 
 
@@ -299,17 +288,6 @@ def test_noise_of_a_layer_used_twice_needs_a_word() -> None:
         whole = model.evaluate(guide.sample_weights(4_000), x)
     direction = torch.tensor([1.0, -0.5])
     assert stats.ks_2samp((mine @ direction).flatten(), (whole @ direction).flatten()).pvalue > 1e-6
-
-
-def test_masks_are_kept_from_use_to_use() -> None:
-    """Without noise nothing has to be said: with W = I, a layer applied twice drops what it dropped before."""
-    model = BayesianNet(Again(), likelihood=None)
-    guide = AutoDropout(model, keep=0.5, init=lambda name, shape: torch.eye(2) if len(shape) == 2 else torch.zeros(2))
-    x = torch.ones(40, 2)
-    with per_example():
-        f = model.evaluate(guide(x), x)
-    assert set(f.flatten().tolist()) == {0.0, torch.tanh(torch.tensor(1.0)).item()}
-    assert 0.25 < (f > 0).float().mean() < 0.75  # one in four for masks of their own; N = 80 rows are within 4σ of half
 
 
 # --- data points first ------------------------------------------------------------------------------------------------

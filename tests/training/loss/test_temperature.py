@@ -75,16 +75,6 @@ def by_svi(compile: bool, optim: str = "Adam") -> Tensor:
     return found(guide)
 
 
-def by_both(compile: bool) -> Tensor:
-    """Eager and compiled steps in turn: they share the count."""
-    model, guide = pair()
-    elbo, optim = warm(), pyro.optim.Adam({"lr": RATE})
-    eager, other = pd.SVI(model, guide, optim, elbo, compile=False), pd.SVI(model, guide, optim, elbo, compile=compile)
-    for step in range(STEPS):
-        (eager if step % 3 else other).step(X, Y)
-    return found(guide)
-
-
 def by_fleet(compile: bool) -> Tensor:
     fleet = pd.Fleet(pair, {"seed": [1, 0]})
     fleet.fit(X, Y, steps=STEPS, lr=RATE, loss=warm(), compile=compile, progress=False)
@@ -103,7 +93,6 @@ WAYS = {
     "fit, another optimiser": by_other_optimiser,
     "pyro": by_pyro,
     "SVI": by_svi,
-    "SVI, both": by_both,
     "fleet": by_fleet,
     "ensemble": by_ensemble,
 }
