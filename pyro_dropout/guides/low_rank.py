@@ -43,12 +43,12 @@ class SharedFactor(SharedNoise):
         self.noise = self.noise if found is before else {}
         return found
 
-    def quadratic(self) -> Tensor:
-        """Return (ε + Aη)ᵀ(I + AAᵀ)⁻¹(ε + Aη), with the ε and A of all sites."""
+    def surplus(self) -> Tensor:
+        """Return (ε + Aη)ᵀ(I + AAᵀ)⁻¹(ε + Aη), with the ε and A of all sites, less its expectation: their number."""
         if self.drawn is None or len(self.noise) != len(self._directions):
             raise PyroDropoutError("the joint density of a network-wide low-rank guide needs a draw of all its sites.")
         noise = torch.cat([self.noise[index] for index in range(len(self.noise))], -1)
-        return mahalanobis(noise, factorised(torch.cat(self._directions)), self.drawn).squeeze(-1)
+        return mahalanobis(noise, factorised(torch.cat(self._directions)), self.drawn).squeeze(-1) - noise.shape[-1]
 
 
 class NetBlock(LowRankNormal):
@@ -82,7 +82,10 @@ class NetBlock(LowRankNormal):
                 " each site."
             )
         log_det = 2 * self.log_scale().sum() + self.low_rank_log_det().squeeze()
-        form = self.shared.quadratic() if self.index == 0 else self._draw.noise.new_zeros(self._draw.noise.shape[:-2])
+        # Every share expects as many as it has numbers: beside a site whose KL is in closed form it must not be moved.
+        form: Tensor = self._draw.noise.new_full(self._draw.noise.shape[:-2], self.rest)
+        if self.index == 0:
+            form = form + self.shared.surplus()
         return -0.5 * (form + log_det + self.rest * LOG_2PI)
 
 

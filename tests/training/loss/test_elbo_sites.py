@@ -254,6 +254,26 @@ def test_sites_that_share_noise_and_depend_on_each_other(plates: bool) -> None:
     alike(model, guide, repeats=500)
 
 
+def test_a_share_of_a_joint_density_expects_what_its_closed_form_is() -> None:
+    """Or a loss in which some sites have a closed form and others a draw would be off by a constant."""
+
+    def model() -> None:
+        for name, size in (("a", 2), ("b", 5)):
+            pyro.sample(name, dist.Normal(0.0, 1.0).expand([size]).to_event(1))
+
+    guide = pd.AutoLowRank(model, rank=3, per="net", init_scale=0.4)
+    guide()
+    drawn, closed, prior = {"a": [], "b": []}, {}, dist.Normal(0.0, 1.0)  # type: ignore[var-annotated]
+    for _ in range(REPEATS):
+        for name, site in poutine.trace(guide).get_trace().iter_stochastic_nodes():
+            q, w = site["fn"], site["value"]
+            drawn[name].append((q.log_prob(w) - prior.log_prob(w).sum()).item())
+            closed[name] = pd.paper.kl(q, prior.expand(w.shape).to_event(1)).item()
+    for name, found in drawn.items():
+        each = torch.tensor(found)
+        assert abs(each.mean() - closed[name]) <= 4.5 * each.std() / REPEATS**0.5
+
+
 @pytest.mark.parametrize("make", [pd.AutoDropout, lambda m: pd.AutoDropout(m, keep=1.0), pd.AutoMeanField])
 def test_the_loss_is_the_same_without_gradients(make: Any) -> None:
     """Of a prior that is made from draws and parameters the normaliser moves, whether or not gradients are on."""
