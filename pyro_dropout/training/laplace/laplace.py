@@ -131,9 +131,10 @@ def weights_at(model: Any, point: object) -> Weights:
             "point must be a guide, a dict of weights by site, or the model, for its network as it is; got"
             f" {describe(point)}."
         )
+    missing = [name for name in sites if not isinstance(found.get(name), Tensor)]
+    if missing:
+        raise PyroDropoutError(f"point has no value for {missing[0]!r}; the sites are {', '.join(sites)}.")
     for name in sites:
-        if not isinstance(found.get(name), Tensor):
-            raise PyroDropoutError(f"point has no value for {name!r}; the sites are {', '.join(sites)}.")
         shape, own = tuple(found[name].shape), tuple(network_in(model).net.get_parameter(name).shape)
         if shape != own:
             raise ShapeError(
