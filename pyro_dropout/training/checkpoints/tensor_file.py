@@ -86,7 +86,7 @@ def _opened(path: Path) -> Iterator[tuple[Any, Record]]:
                 raise _damaged(path, "its header lacks facts or tensors")
             yield file, told
     except SafetensorError as cause:
-        raise _damaged(path, str(cause).split("\n")[0][:200]) from None
+        raise _damaged(path, f"it is cut off or damaged ({str(cause).splitlines()[0][:200]})") from None
     except OSError as cause:
         raise PyroDropoutError(f"{path.name} cannot be read: {cause.strerror or cause}.") from None
 
