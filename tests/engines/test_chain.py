@@ -113,6 +113,15 @@ def test_a_chain_takes_its_steps_one_after_another_on_the_tensors_of_the_step(wr
     assert (step.t.item(), step.state[0][0].tolist()) == (5, [4.0] * 3)
 
 
+@pytest.mark.parametrize("count", [1, 4])
+def test_what_the_steps_are_given_is_copied(count: int) -> None:
+    """Each replay writes into the memory of the chain: the tensors of the first step stay the user's."""
+    step = step_of(count)
+    chain, _ = chain_of(step, step.program())
+    assert chain.rows[0].untyped_storage().data_ptr() != step.row[0].untyped_storage().data_ptr()
+    assert step.row[0].tolist() == [0.0] * 3
+
+
 def test_a_warm_up_that_fails_leaves_the_parameters_as_they_were() -> None:
     step, calls = step_of(), []
     program = step.recorded
