@@ -5,7 +5,8 @@
 
 A cell is a table, a network and a number of steps, as in ``defaults``. Its mean field is written out in torch, for all
 temperatures and three seeds at once: T = cN/P for c from 1/32 to 8, and 1 where that is more. A rule is judged at its
-own T by the gains over plain torch at the temperatures around it, interpolated in log T.
+own T by the gains over plain torch at the temperatures around it, interpolated in log T. Beyond the last of them the
+gain there counts, and the number of such cells is printed.
 """
 
 import argparse
@@ -126,20 +127,21 @@ def measured(name: str, depth: int, width: int, device: str) -> list[tuple[objec
 
 
 def level(rows: list[dict[str, str]], rule: Callable[[float], float]) -> str:
-    """Say in how many cells of each group a rule, T of N/P, is level with plain torch, and its mean gain."""
+    """Say where a rule, T of N/P, is level with plain torch, its mean gain, and how many cells are beyond."""
     cells = defaultdict(dict)
     for row in rows:
         ratio = float(row["data"]) / float(row["weights"])
         key = (row["table"], row["depth"], row["width"], row["steps"], ratio)
         cells[key][min(1.0, float(row["c"]) * ratio)] = (float(row["gain"]), float(row["error"]))
-    told = []
+    told, beyond = [], 0
     for steps in ("2000", "20000"):
         for tables in GROUPS.values():
             mine = {key: cell for key, cell in cells.items() if key[0] in tables and key[3] == steps}
             found = [_between(cell, rule(key[4])) for key, cell in mine.items()]
+            beyond += sum(not min(cell) <= rule(key[4]) <= max(cell) for key, cell in mine.items())
             count, mean = sum(gain >= -error for gain, error in found), sum(gain for gain, _ in found) / len(found)
             told.append(f"{count} of {len(found)} ({mean:+.3f})")
-    return " | ".join(told)
+    return " | ".join([*told, str(beyond)])
 
 
 def _between(cell: dict[float, tuple[float, float]], heat: float) -> tuple[float, float]:
@@ -166,6 +168,7 @@ def main() -> None:
     with KEPT.open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     heads = [f"{group}, {steps}" for steps in ("2,000", "20,000") for group in GROUPS]
+    heads.append("cells beyond")
     print(f"| T | {' | '.join(heads)} |\n|---|{'---|' * len(heads)}")
     for a, b in itertools.product((1 / 8, 1 / 5, 1 / 4, 1 / 3, 1 / 2), (0.4, 0.5, 0.6, 0.75, 1.0)):
         print(f"| {a:.3g} (N/P)^{b:g} | {level(rows, lambda ratio, a=a, b=b: min(1.0, a * ratio**b))} |")
