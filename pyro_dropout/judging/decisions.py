@@ -257,7 +257,7 @@ def cascade(
     if not callable(uncertainty):
         check_choice("uncertainty", uncertainty, ("auto", *_OF_CLASSES, *_OF_MOMENTS), "a function of a Prediction")
     first = _called("weak", weak, x)
-    unsure = _uncertainty_of(first, uncertainty)
+    unsure = uncertainty_of(first, uncertainty)
     deferred = defer(unsure, budget, threshold)
     mean, second = first.mean, None
     if bool(deferred.any()):
@@ -277,7 +277,7 @@ def _called(name: str, predict: Callable[[Tensor], Prediction], x: Tensor) -> Pr
     return found
 
 
-def _uncertainty_of(prediction: Prediction, kind: str | Callable[[Prediction], Tensor]) -> Tensor:
+def uncertainty_of(prediction: Prediction, kind: str | Callable[[Prediction], Tensor]) -> Tensor:
     """Return one number for each input, (N,)."""
     check_prediction(prediction)
     if callable(kind):
