@@ -124,7 +124,10 @@ class FittedTable:
     def save(self, folder: str | Path) -> None:
         """Write the run into a new or empty folder, for ``pyro-dropout predict`` and ``FittedTable.load``."""
         folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise PyroDropoutError(f"{str(folder)!r} cannot be a folder, as a file is there; give a folder.") from None
         if any(folder.iterdir()):
             raise PyroDropoutError(f"{str(folder)!r} is not empty; give a new folder.")
         self.run.write(folder)

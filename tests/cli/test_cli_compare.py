@@ -2,6 +2,9 @@
 
 import json
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import pytest
 import xarray
 
 import pyro_dropout as pd
+from pyro_dropout.comparison import folder as comparison_folder
 from pyro_dropout.tabular import choice
 from pyro_dropout.training.checkpoints.folder_claim import claimed
 from tests.cli.command import FEW, contents, houses, run, table_of, trees, written
@@ -106,6 +110,34 @@ def test_where_nothing_can_be_computed_the_code_is_one(tmp_path: Path, monkeypat
     assert "the loss is nan at step 1" in (tmp_path / "out" / "report.html").read_text("utf-8")
 
 
+@pytest.mark.parametrize("stop", [2, 3, 4])
+def test_a_comparison_is_killed_while_it_replaces_another(
+    stop: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a kill between two moves the record says that the folder is unfinished, and the next one replaces it."""
+    listed = ["comparison.json", "posteriors/a.nc", "posteriors/b.nc", "report.html"]
+    for name in ("posteriors/old.nc", *(f".unfinished/{name}" for name in listed[1:])):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    (tmp_path / "comparison.json").write_text(json.dumps({"files": ["posteriors/old.nc"]}))
+    left, rename, replace = iter(range(stop)), Path.replace, os.replace
+
+    def until_killed(call: Any, *paths: Any) -> Any:
+        if next(left, None) is None:
+            raise SystemExit
+        return call(*paths)
+
+    monkeypatch.setattr(Path, "replace", lambda self, to: until_killed(rename, self, to))
+    monkeypatch.setattr(os, "replace", lambda self, to: until_killed(replace, self, to))
+    with pytest.raises(SystemExit):
+        comparison_folder._put(tmp_path, listed, {})
+    monkeypatch.undo()
+    assert json.loads((tmp_path / "comparison.json").read_text())["unfinished"]
+    with comparison_folder.claimed_folder(tmp_path):
+        assert not (tmp_path / ".unfinished").exists()
+        assert set(comparison_folder._older(tmp_path)) <= set(listed)
+
+
 def test_one_comparison_at_a_time_and_no_links(tmp_path: Path) -> None:
     data = written(tmp_path, houses())
     with claimed(tmp_path / "out", make=True):
@@ -155,3 +187,17 @@ def test_classes_and_series_have_no_scale_to_choose(tmp_path: Path) -> None:
     }.items():
         done = run("compare", *options, "--guides", "dropout", *FEW, "--out", tmp_path / "out")
         assert (done.exit_code, complaint in done.stderr) == (2, True), done.stderr
+
+
+@pytest.mark.deep
+def test_the_same_seed_gives_the_same_table_in_two_processes(tmp_path: Path) -> None:
+    data, times = written(tmp_path, houses()), {"us", "us_error", "seconds", "seconds_error"}
+    how = ["compare", data, "--target", "price", "--guides", "dropout", "--seeds", 2, "--steps", 20, "--samples", 30]
+    assert run(*how, "--quiet", "--out", tmp_path / "one").exit_code == 0
+    words = [sys.executable, "-m", "pyro_dropout", *map(str, how), "--quiet", "--out", str(tmp_path / "two")]
+    subprocess.run(words, check=True, capture_output=True)
+    one, two = (
+        [{k: v for k, v in row.items() if k not in times} for row in table_of(tmp_path / name / "table.csv")]
+        for name in ("one", "two")
+    )
+    assert one == two != []

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -99,6 +101,25 @@ def test_two_processes_do_not_write_into_one_folder(twins: Path, tmp_path: Path)
             done = run(*command)
         assert (done.exit_code, "is in use: another process is writing to it" in done.stderr) == (2, True)
     assert contents(tmp_path) == {"run": None} | {f"run/{name}": what for name, what in before.items()}
+
+
+def test_a_killed_process_holds_nothing(twins: Path, tmp_path: Path) -> None:
+    script = (
+        "import sys, pathlib; from pyro_dropout.training.checkpoints.folder_claim import claimed\n"
+        "with claimed(pathlib.Path(sys.argv[1]), make=True): print('held', flush=True); sys.stdin.read()"
+    )
+    out = tmp_path / "run"
+    command = [sys.executable, "-c", script, str(out)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        assert "is in use" in run("fit", twins / "one.csv", "--out", out, *PLAIN).stderr
+        other.kill()
+    assert (out / LOCK).exists()
+    (out / ".abcd_123-run.json").write_text("{")  # as if it had been writing
+    done = run("fit", twins / "one.csv", "--out", out, *PLAIN)
+    assert done.exit_code == 0, done.stderr
+    assert sorted(path.name for path in out.iterdir()) == ["checkpoints", "posterior.safetensors", "run.json"]
 
 
 # --- what is not ours -------------------------------------------------------------------------------------------------

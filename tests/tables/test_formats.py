@@ -1,6 +1,7 @@
 """One table in all formats: the same cells, the same encoding, the same inputs, bit for bit."""
 
 import datetime
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -208,6 +209,20 @@ def test_excel_and_json_have_the_cells_of_a_csv_file(tmp_path: Path) -> None:
     frame.to_excel(tmp_path / "t.xlsx", index=False, header=["1.5", "2.5"])
     with pytest.raises(pd.errors.ShapeError, match=r"t.xlsx has no header"):
         read_file(tmp_path / "t.xlsx")
+
+
+def test_without_openpyxl_excel_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = as_excel(houses(), tmp_path)
+    monkeypatch.setitem(sys.modules, "openpyxl", None)
+    with pytest.raises(pd.errors.PyroDropoutError, match=r'houses.xlsx: .*pip install "pyro-dropout\[excel\]"'):
+        read_file(path)
+
+
+def test_without_pyarrow_a_csv_file_has_the_same_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path, "a,b\n1.5, oak\n,NA\n-3e2,elm\n")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pandas.option_context("mode.string_storage", "python"):
+        assert cells_in(read_file(path)) == {"a": ["1.5", None, "-3e2"], "b": ["oak", None, "elm"]}
 
 
 # --- standard input ---------------------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ def test_the_final_network_sees_all_rows_and_the_calibration_none_of_those_held_
     assert fitted.held is not None
     wanted = pd.conformal(fitted.held, held)
     assert fitted.calibration.intervals is not None
-    assert torch.equal(fitted.calibration.intervals.scores[""], wanted.scores[""])
+    assert torch.equal(fitted.calibration.intervals.scores, wanted.scores)
 
 
 def test_a_folder_answers_as_the_fit_did_in_python_and_on_the_command_line(fitted: FittedTable, tmp_path: Path) -> None:
@@ -80,6 +80,9 @@ def test_a_folder_answers_as_the_fit_did_in_python_and_on_the_command_line(fitte
         assert int(row["unfamiliar"]) == own["unfamiliar"]
     with pytest.raises(pd.errors.PyroDropoutError, match="not empty"):
         fitted.save(tmp_path / "run")
+    for path in (tmp_path / "new.csv", tmp_path / "new.csv" / "run"):
+        with pytest.raises(pd.errors.PyroDropoutError, match=r"a file is there; give a folder"):
+            fitted.save(path)
 
 
 def test_predictions_of_rows_with_the_target_are_compared_with_it(fitted: FittedTable, tmp_path: Path) -> None:
