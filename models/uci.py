@@ -115,7 +115,9 @@ def report(experiment, records):
         count = len(better[best])
         verdict = "holds" if count >= 2 / 3 * len(names) else "holds in part" if count else "does not hold"
         text = "an extension beats MC dropout by more than a standard error on two sets of three"
-        number = f"{best}, picked by these test scores: {count} of {len(names)} ({', '.join(better[best]) or 'none'})"
+        mixed = len(wins(scores, best, "dropout, 1, stacked"))
+        number = f"{best}, picked by these test scores: {count} of {len(names)} beside dropout unstacked,"
+        number += f" {mixed} of {len(names)} beside dropout stacked"
         experiment.claim(text, verdict, number)
         for kind in (kind for kind in ENSEMBLES if f"{kind}, 1" in better):
             won, lost = better[f"{kind}, 1"], wins(scores, "dropout, 1", f"{kind}, 1")

@@ -139,11 +139,12 @@ figure.suptitle("The eight that are deferred first, and the eight that are kept 
 plt.show()
 
 # %% [markdown]
-# Note what deferral did not need: calibration. A temperature hardly changes the order of the entropies, and so hardly
-# changes who is deferred. Calibration makes a number mean what it says; deferral needs only the order.
+# Note what deferral did not need: calibration. A temperature changes little here: the decision is the same for more
+# than 80 % of the images, where chance gives 68 %. Calibration makes a number mean what it says; deferral needs only
+# the order.
 
 # %%
 again = pdrop.defer(cooler.entropy, budget=0.2)
 agreement = float((again == deferred).float().mean())
 print(f"the tempered model defers the same images in {agreement:.0%} of cases")
-assert agreement > 0.8
+assert agreement > 0.8  # 0.2² + 0.8² = 0.68, by chance
