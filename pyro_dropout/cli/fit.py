@@ -201,6 +201,8 @@ def _claimed(folder: Path, make: bool = False) -> Iterator[None]:
     from pyro_dropout.training.checkpoints.atomic_file import clear_unfinished
     from pyro_dropout.training.checkpoints.folder_claim import claimed
 
+    if os.environ.get("WORLD_SIZE", "1") not in ("", "1"):
+        raise options.refusal("fit", "a table is fitted by one process: start the command without torchrun.")
     with contextlib.ExitStack() as held:
         with plain_warnings():
             held.enter_context(claimed(folder, make=make))

@@ -52,7 +52,7 @@ class Watch:
         surprise = self._of_network if is_network(self.call.model) else self._of_sites
         seed = int.from_bytes(hashlib.sha256(f"{self.seed + step}:0".encode()).digest()[:8]) % 2**32
         with evaluating(self.call.model), seeded(seed, self.run.t.device):
-            value = float(surprise())
+            value = float(self.run.agreed(float(surprise()))[0])
         self.seen.append((step, value))
         if value < self.best:
             self.best, self.best_step, self.waited = value, step, 0

@@ -49,6 +49,7 @@ from pyro_dropout.training.preflight import (
     check_validation,
     held_out_share,
 )
+from pyro_dropout.training.processes import SharedTask, join
 from pyro_dropout.training.stream import open_loader
 from pyro_dropout.training.training_task import TrainingTask
 from pyro_dropout.training.unfinished import still_falling
@@ -79,6 +80,7 @@ def fit(
     checkpoint: str | Path | Checkpoint | None = None,
     target: str | int | None = None,
     num_data: int | None = None,
+    distributed: bool = False,
     **kwargs: object,
 ) -> History:
     """Train a guide (and a model's ordinary parameters) on data, and return the history of the loss.
@@ -134,6 +136,8 @@ def fit(
             index in batches that are tuples; 1 in pairs.
         num_data: the number N of data that the batches of a ``DataLoader`` come from; by default the length of its
             dataset. Without a loader, it is an argument of the model.
+        distributed: share this training among the processes that torchrun has started, all of which make this call: see
+            :doc:`scaling`.
         kwargs: the model's own keyword arguments.
 
     Returns:
@@ -150,8 +154,6 @@ def fit(
         >>> history.steps, bool(history.losses[-20:].mean() < history.losses[:20].mean())
         (100, True)
     """
-    if "distributed" in kwargs:
-        raise PyroDropoutError("distributed= is gone: fit trains in one process. Take ELBO into a LightningModule.")
     for label, value in (("model", model), ("guide", guide)):
         if not callable(value):
             raise PyroDropoutError(f"{label} must be a Pyro program, a function or a module; got {describe(value)}.")
@@ -181,12 +183,18 @@ def fit(
     if isinstance(guide, Ensemble):
         update, clip_norm = check_members(guide, update, clip_norm)
     place = place_of([model, guide], call) if device is None else torch.device(device)
-    call = call.trainable().to(place)
-    for module in [] if device is None else holders_of(model, guide):
-        module.to(place)
-    _likelihood_beside(model, place)
     count = call.count or 1
     batch = count if batch_size is None else min(batch_size, count)
+    processes = None
+    if distributed:
+        fixed = device is not None and place.index is not None
+        never = {"a DataLoader": stream is not None, f"compile={compile!r}": compile not in ("auto", False)}
+        processes = join(call, guide, batch, place, fixed, **never, **{"seed=None": seed is None})
+        compile, progress, place = False, progress and not processes.rank, processes.place
+    call = call.trainable().to(place)
+    for module in holders_of(model, guide) if device is not None or distributed else ():
+        module.to(place)
+    _likelihood_beside(model, place)
     per_epoch = max(1, count // batch) if stream is None or epochs is None else stream.length
     total = steps if steps is not None else int(epochs or 0) * per_epoch
     how = decided(compile, total, _training_size(model, guide, batch), place)
@@ -198,11 +206,17 @@ def fit(
         if held_out is not None:
             every = check_every or max(1, total // 50)
             watch = task.watched_by(held_out, task.guide, run, patience, every, seed)
-        if where is not None:
+        if where is not None or processes is not None:
             facts: Record = {"batch": batch, "seed": seed, "update": told_update(update)} | task.facts()
             facts |= {} if precision == "float32" else {"precision": precision}
             facts |= {} if watch is None else {"validation": watch.facts()}
-            keeper = Keeper(where, run, model, task.guide, facts, watch)
+            if processes is not None:
+                facts["processes"] = processes.count
+                asked = facts | {"steps": total}
+                run.ready = functools.partial(processes.check_same, run, model, task.guide, asked)
+            if where is not None:
+                keeper = Keeper(where, run, model, task.guide, facts, watch)
+                keeper.writes = processes is None or not processes.rank
         return loop(run, total, progress, watch=watch, keeper=keeper, blame=task.blame)
 
     def attempt(task: TrainingTask) -> History:
@@ -226,7 +240,10 @@ def fit(
             if stream is not None:
                 stream.device = place
             with as_points(model, guide, loss):
-                history = attempt(TrainingTask(guide, chosen_loss, call, stream))
+                task = TrainingTask(guide, chosen_loss, call, stream)
+                if processes is not None:
+                    task = SharedTask(guide, chosen_loss, call, processes=processes, seed=seed)
+                history = attempt(task)
                 finish_on(guide, call, loader, target, batch_size, held_out)
         if not callable(getattr(loss, "temperature", None)) and history.best_step in (None, history.steps):
             number = call.args[2] if len(call.args) > 2 else call.kwargs.get("num_data")

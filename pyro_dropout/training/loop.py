@@ -39,17 +39,19 @@ def loop(
     for part in [] if keeper is None else keeper.resume(total):
         ledger.enter(part)
     ledger.settle()
+    run.ready()
     done, shown, started = ledger.steps, time.perf_counter(), time.perf_counter()
     stopped = watch is not None and watch.waited >= watch.patience
     with _Interruption(run, keeper, total, progress) as interruption, progress_bar(total, progress, done) as bar:
         while done < total and not stopped:
             ledger.enter(run.advance(min(total - done, run.together if watch is None else watch.ahead(done))))
             taken, done = ledger.steps - done, ledger.steps
-            number = interruption.number  # a later signal is for the next round
+            slow, due = time.perf_counter() - shown > 0.5, keeper is not None and keeper.due(done)
+            number, slow, due = run.agreed(interruption.number, slow, due)  # a later signal is for the next round
             watched = watch is not None and done // watch.every != (done - taken) // watch.every
-            writes = keeper is not None and (keeper.due(done) or bool(number) or done >= total)
+            writes = keeper is not None and (due or number or done >= total)
             # Reading a loss waits for the device, so it is done twice a second and not at every step.
-            looks = time.perf_counter() - shown > 0.5 or done >= total or run.refused or run.failed is not None
+            looks = slow or done >= total or run.refused or run.failed is not None
             if looks or watched or writes:  # parameters that are not finite are neither validated nor saved
                 ledger.check()
             if looks:
@@ -60,7 +62,7 @@ def loop(
                 stopped = watch.stop(done)
             if keeper is not None and (writes or stopped):
                 keeper.write(done, ledger.losses)
-            interruption.leave(number, done)
+            interruption.leave(int(number), done)
         # Not in the checkpoint: a longer run that resumes from it would not have made this check.
         if watch is not None and not stopped and (not watch.seen or watch.seen[-1][0] != done):
             watch.stop(done)
@@ -188,7 +190,8 @@ class _Interruption:
         if self._keeper is None:
             ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
             numbers = [signal.SIGINT] if ours else []
-            self._run.break_off = lambda: bool(self.number)  # a checkpoint is after whole batches
+            if not self._run.shared:  # processes that share a run stop between the same steps
+                self._run.break_off = lambda: bool(self.number)  # a checkpoint is after whole batches
         main = threading.current_thread() is threading.main_thread()
         self._before = {number: signal.signal(number, self._note) for number in numbers if main}
         return self
@@ -217,7 +220,7 @@ class _Interruption:
             where = f"{written}training can resume from {there} (checkpoints in {folder})."
             lost = f"no checkpoint could be written to {folder}, so nothing of this training is saved."
             kept = f"stopped at step {done}; {where if step else lost}"
-        if self._keeper is not None or self._progress:
+        if self._progress or (self._keeper is not None and self._keeper.writes):
             print(f"\n{kept}", file=sys.stderr, flush=True)
         if number == signal.SIGINT:
             stop = KeyboardInterrupt()

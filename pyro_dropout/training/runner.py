@@ -60,6 +60,9 @@ class TrainingRun:
         self.refused = False  # whether the last step was left out, because its loss or gradient was not finite
         self.failed: Exception | None = None  # torch's, which ended the last step, because its numbers have diverged
         self.break_off: Callable[[], bool] = lambda: False  # asked after each step: are no more wanted?
+        self.agreed: Callable[..., Any] = lambda *numbers: numbers  # by all processes that share the run
+        self.shared = False  # whether there are several
+        self.ready: Callable[[], None] = lambda: None  # called before the first step, after a checkpoint is restored
         self.compile_seconds = 0.0
         start = time.perf_counter()
         self._loop, self.why = chosen(compile, step, around=forked, warn=warn_uncompiled)

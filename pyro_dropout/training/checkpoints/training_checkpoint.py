@@ -108,6 +108,7 @@ class Keeper:
         self._time = time.monotonic()
         self._damaged: set[Path] = set()
         self.step = 0  # that of the last checkpoint on disk
+        self.writes = True  # one of several processes that share a run writes for all
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             clear_unfinished(self.folder, "step-*.safetensors")
@@ -125,7 +126,7 @@ class Keeper:
         """Write a checkpoint, then remove the oldest; if it cannot be written, warn and continue training."""
         if step == self.step:
             return
-        if self._written(step, losses):
+        if not self.writes or self._written(step, losses):
             self.step = step
         self._time = time.monotonic()
 

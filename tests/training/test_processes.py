@@ -1,0 +1,161 @@
+"""Two processes that torchrun starts train one model: ``torchrun ... -m tests.training.test_processes FOLDER CASE``.
+
+Every rank writes what it found, as JSON, to FOLDER/CASE.RANK.json, and the tests read it.
+"""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pyro_dropout as pd
+from pyro_dropout.cli.main import main
+
+ROOT, HELD = Path(__file__).parents[2], torch.linspace(-1, 1, 9, dtype=torch.float64).unsqueeze(-1)
+EXACT: Any = {"keep": 1.0, "validation": (HELD, HELD), "patience": 2, "check_every": 7, "steps": 60}
+Found = dict[str, Any]
+
+
+def here() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+class Fragile(pd.Gaussian):
+    """Fails on one rank, whose share of a batch this is."""
+
+    def distribution(self, f: Tensor) -> Any:
+        if here() == 1 and f.shape[-2] == 8:
+            raise KeyError("only here")
+        return super().distribution(f)
+
+
+def train(keep: float = 0.8, norm: bool = False, start: int = 0, distributed: bool = True, **how: Any) -> Found:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.linspace(-1, 1, 48, dtype=torch.float64).unsqueeze(-1)
+    y = torch.sin(3 * x) + 0.1 * torch.randn(48, 1, generator=generator).double() + how.pop("shift", 0)
+    torch.manual_seed(start)
+    net = nn.Sequential(nn.Linear(1, 8), *([nn.BatchNorm1d(8)] if norm else []), nn.Tanh(), nn.Linear(8, 1))
+    model = pd.BayesianNet(net.double(), likelihood=how.pop("kind", pd.Gaussian)(10.0, learn=True)).double()
+    guide = how.pop("made", lambda model: pd.AutoDropout(model, keep=keep))(model)
+    how = {"steps": 30, "batch_size": 16, "lr": 1e-2, "seed": 5, "progress": False} | how
+    history = pd.fit(model, guide, x, y, distributed=distributed, **how)
+    state = {name: value.tolist() for name, value in (*model.state_dict().items(), *guide.state_dict().items())}
+    found = {"losses": history.losses.tolist(), "watched": history.validation, "state": state}
+    return {**found, "hash": hashlib.sha256(json.dumps(found).encode()).hexdigest()}
+
+
+def said(**how: Any) -> str:
+    try:
+        train(**how)
+    except (pd.errors.PyroDropoutError, KeyError, SystemExit) as end:
+        return f"{type(end).__name__}: {end}"
+    return ""
+
+
+def asked_to_end(number: int, at: int, folder: Path, marker: Path) -> Any:
+    """A schedule that sends a signal to one rank, once a training has begun."""
+
+    def schedule(t: Tensor) -> Tensor:
+        if int(t) == at and here() == 1 and folder.exists() and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), number)
+        return torch.ones_like(t)
+
+    return {"schedule": schedule, "checkpoint": pd.training.Checkpoint(folder, every=10), "norm": True}
+
+
+def cases(folder: Path) -> Found:
+    ended = asked_to_end(signal.SIGTERM, 5, folder / "terminated", folder / "terminated.once")
+    return {
+        "exact": train(**EXACT),
+        "whole": train(batch_size=None, keep=1.0),
+        "norm": train(norm=True),
+        "data": said(shift=here()),
+        "start": said(start=here()),
+        "steps": said(steps=20 + here()),
+        "fragile": said(kind=Fragile),
+        "diverged": said(lr=1e300, optim="sgd"),
+        "terminated": said(**ended),
+        "resumed": train(**ended),
+        "uneven": said(batch_size=15),
+        "compile": said(compile=True),
+        "ensemble": said(made=pd.Ensemble),
+        "seed": said(seed=None),
+    }
+
+
+def killed(folder: Path) -> Found:
+    return {"hash": train(**asked_to_end(signal.SIGKILL, 25, folder / "kept", folder / "once"))["hash"]}
+
+
+def ranks(folder: Path, case: str, restarts: int = 0) -> list[Found]:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--max-restarts={restarts}"]
+    how = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    words = [*torchrun, "-m", "tests.training.test_processes", str(folder), case]
+    done = subprocess.run(words, cwd=ROOT, env=how, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-5000:]
+    return [json.loads((folder / f"{case}.{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
+    return ranks(tmp_path_factory.mktemp("ranks"), "cases")
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(("case", "how"), [("exact", EXACT), ("whole", {"batch_size": None, "keep": 1.0})])
+def test_without_noise_ranks_are_equal_and_do_what_one_process_does(found: list[Found], case: str, how: Any) -> None:
+    first, second = (each[case] for each in found)
+    assert first == second
+    alone = train(distributed=False, compile=False, **how)
+    for part in ("losses", "watched", "state"):
+        torch.testing.assert_close(first[part], json.loads(json.dumps(alone[part])), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.deep
+def test_a_signal_to_one_rank_ends_both_and_training_continues(found: list[Found], tmp_path: Path) -> None:
+    first, second = found
+    assert first["norm"] == second["norm"] == first["resumed"] == second["resumed"]
+    again = ranks(tmp_path, "killed", restarts=1)
+    assert (tmp_path / "once").exists()
+    assert [each["hash"] for each in again] == [first["norm"]["hash"]] * 2
+
+
+@pytest.mark.deep
+def test_a_mistake_is_told_by_all_ranks(found: list[Found]) -> None:
+    same, never = (
+        "PyroDropoutError: the 2 processes were not given the same",
+        "PyroDropoutError: distributed=True does not",
+    )
+    words = {"data": same, "start": same, "steps": same, "diverged": "DivergedError", "terminated": "SystemExit: 143"}
+    words |= {"uneven": "PyroDropoutError: batch_size", "compile": never, "ensemble": never, "seed": never}
+    for rank, each in enumerate(found):
+        for case, start in words.items():
+            assert each[case].startswith(start), (rank, case, each[case])
+    assert found[0]["fragile"].startswith("PyroDropoutError: another of the 2 processes failed")
+    assert found[1]["fragile"].startswith("KeyError")
+
+
+def test_without_torchrun_it_is_named_and_under_it_the_command_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert "start the script with torchrun" in said()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    (tmp_path / "wave.csv").write_text("x,y\n1,2\n")
+    assert main(["fit", str(tmp_path / "wave.csv"), "--target", "y", "--out", str(tmp_path / "run")]) == 2
+    assert "without torchrun" in " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert not (tmp_path / "run").exists()
+
+
+if __name__ == "__main__":
+    where, name = Path(sys.argv[1]), sys.argv[2]
+    (where / f"{name}.{here()}.json").write_text(json.dumps({"cases": cases, "killed": killed}[name](where)))
