@@ -14,6 +14,15 @@ def is_mutable(node: fx.Node) -> bool:
     return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
 
+def written_by(node: fx.Node) -> list[fx.Node]:
+    """Return the arguments that an operation writes into."""
+    if not is_mutable(node):
+        return []
+    pairs = zip(node.target._schema.arguments, node.args, strict=False)  # type: ignore[union-attr]
+    written = (value for told, value in pairs if told.alias_info is not None and told.alias_info.is_write)
+    return [each for value in written for each in (value if isinstance(value, list | tuple) else [value])]  # type: ignore[misc]
+
+
 def is_random(node: fx.Node) -> bool:
     """Whether an operation gives something else each time."""
     operation = node.target

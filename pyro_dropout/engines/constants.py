@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from pyro_dropout.engines.aliasing import owner, written_by
 from pyro_dropout.errors import PyroDropoutError
 
 _aten = torch.ops.aten
@@ -52,6 +53,14 @@ def lift_constants(graph: torch.fx.GraphModule, outside: Sequence[Found]) -> lis
         graph.graph.erase_node(node)
         last = given
         lifted.append(found)
+    places = dict(zip(graph.graph.find_nodes(op="placeholder")[len(placeholders) :], lifted, strict=True))
+    for node in graph.graph.nodes:
+        for each in written_by(node):
+            if owner(each) in places:
+                raise PyroDropoutError(
+                    f"it changes {places[owner(each)][0].name!r}, a tensor that is not a buffer, which a compiled step"
+                    " would leave as it is. Register it as a buffer"
+                )
     graph.recompile()
     return lifted
 

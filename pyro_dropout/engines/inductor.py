@@ -79,8 +79,12 @@ class Chain:
     def __init__(self, step: Step, program: Program) -> None:
         self._step, self._program = step, program
         given = [*step.row, *program.outside()]
+        # One row keeps its strides, for which the program was compiled.
         self.rows = [
-            each.expand(step.chain, *each.shape).clone(memory_format=torch.contiguous_format) for each in given
+            each.clone()[None]
+            if step.chain == 1
+            else each.expand(step.chain, *each.shape).clone(memory_format=torch.contiguous_format)
+            for each in given
         ]
         # Every replay reads the memory that it was captured with, so all of it must live as long as the graph.
         self._ahead = torch.arange(step.chain, device=step.t.device, dtype=step.t.dtype)

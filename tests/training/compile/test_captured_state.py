@@ -190,6 +190,19 @@ def test_a_tensor_that_cannot_be_found_again_is_refused_by_name() -> None:
 
 
 @pytest.mark.deep
+@pytest.mark.parametrize("changes", [Tensor.copy_, Tensor.add_], ids=["at its end", "in place"])
+def test_a_tensor_that_the_model_changes_is_refused_by_name(changes: Any) -> None:
+    """As a running baseline: what a step computes in memory of its own would be lost."""
+    baseline = torch.zeros(1)
+
+    def model() -> None:
+        observe(w() - baseline, 1.0, torch.ones(1))
+        changes(baseline, baseline.detach() + 1.0)
+
+    with pytest.raises(pd.errors.PyroDropoutError, match="it changes 'baseline', a tensor that is not a buffer"):
+        losses_of(model, lambda k: None)
+
+
 def test_frozen_parameters_stay() -> None:
     model = pd.BayesianNet(nn.Linear(2, 1))
     guide = pd.AutoMeanField(model)
