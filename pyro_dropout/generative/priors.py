@@ -160,7 +160,9 @@ class Prior:
 
         It turns the penalty of N(0, 1/fan_in) into that of N(0, l⁻²), but into no larger one.
         """
-        sites = list(self.sites(net)) if self.tempered else []
+        if not self.tempered:
+            return {}
+        sites = list(self.sites(net))
         plain, scaled = (self._lengths("length_scale", sites, "weight", scaled=how) for how in (False, True))
         ratios = {name: torch.as_tensor(plain[name]).double() / torch.as_tensor(scaled[name]) for name in plain}
         factors = {name: min(1.0, float(ratio.square().mean())) for name, ratio in ratios.items()}
