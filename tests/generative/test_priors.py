@@ -75,7 +75,8 @@ def test_length_scales_by_name() -> None:
     by_function = widths(Prior(lambda name: 5.0 if name == "2.weight" else None), mlp())
     assert by_function == {"0.weight": 1.0, "0.bias": 1.0, "2.weight": 0.2, "2.bias": 1.0}
     assert widths(Prior(lambda name: 4.0), mlp())["2.weight"] == 0.25
-    assert BayesianNet(mlp(), Prior({"2.weight": 5.0})).prior_of("2.weight").stddev.unique().item() == pytest.approx(0.2)
+    model = BayesianNet(mlp(), Prior({"2.weight": 5.0}))
+    assert model.prior_of("2.weight").stddev.unique().item() == pytest.approx(0.2)
 
 
 def test_a_length_scale_for_each_input() -> None:
