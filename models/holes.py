@@ -17,29 +17,12 @@ import statistics
 import torch
 from experiments.collection import UCI_NAMES, uci
 from experiments.experiment import VERDICTS, Experiment
-from experiments.selection import ENSEMBLES, add_options, beliefs, collect, select
+from experiments.selection import ENSEMBLES, SEVEN, add_options, collect, select
 from experiments.summaries import gain, mean_and_error, plot_gains, said
-from torch import nn
-
-import pyro_dropout as pdrop
 
 KINDS = ("dropout", "mean-field", *ENSEMBLES)
 ASKED = ("steps", "folds", "samples", "grid", "seed", "inputs")  # options that identify a run
 LEAST = 3  # different values of an input that has a middle
-SEVEN = 7 / 9  # share of the sets on which an ensemble should be better
-
-
-def model(x, y, width, **setting):
-    """Return a network with one hidden layer of ReLU, in the units of the data."""
-    net = nn.Sequential(nn.Linear(x.shape[1], width), nn.ReLU(), nn.Linear(width, 1))
-    return pdrop.Standardised(pdrop.BayesianNet(net, *beliefs(len(x), **setting)), x, y)
-
-
-def guide(model, kind, drop):
-    """Return q(w), for an ensemble that of a member; dropout of nothing is a point."""
-    if kind.endswith("mean-field"):
-        return pdrop.AutoMeanField(model, init_scale=0.02)
-    return pdrop.AutoDropout(model, keep=1 - drop)
 
 
 # --- holes ------------------------------------------------------------------------------------------------------------
@@ -70,12 +53,7 @@ def run(name, kind, args, device):
     """Train and score one method in all holes of one set; return the record."""
     data = uci(name)
     rows, told = holes(data.x, args.seed, args.inputs)
-
-    def build(x, y, **setting):
-        made = model(x, y, 100 if name == "protein" else 50, **setting)
-        return made, guide(made, kind, setting["drop"])
-
-    return select(build, kind, 1, data, rows, name, args, device) | told
+    return select(name, kind, 1, data, rows, args, device) | told
 
 
 # --- what is found ----------------------------------------------------------------------------------------------------
@@ -122,10 +100,8 @@ def main(argv=None):
     add_options(experiment, steps=15_000)
     args = experiment.start(argv)
     tasks = [{"set": name, "kind": kind} for kind, name in itertools.product(args.kinds, args.sets)]
-    records = collect(
-        experiment, __file__, lambda task: run(task["set"], task["kind"], args, experiment.device), tasks, ASKED
-    )
-    report(experiment, records)
+    ran = lambda task: run(task["set"], task["kind"], args, experiment.device)  # noqa: E731
+    report(experiment, collect(experiment, ran, tasks, ASKED))
     experiment.finish()
 
 

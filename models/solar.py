@@ -21,7 +21,7 @@ import torch
 from experiments.collection import solar
 from experiments.experiment import Experiment
 from experiments.figures import PALETTE, band_panels
-from experiments.series_posteriors import SCALED, anchored_ensemble, fit_beside, other_guides
+from experiments.series_posteriors import SCALED, anchored_ensembles, fit_beside, fitted_gp, other_guides
 from torch import nn
 
 import pyro_dropout as pdrop
@@ -68,20 +68,14 @@ def train(x, y, args, device):
         net = model(args.width, decay, len(x))
         return net, guide(net)
 
-    found = {}
-    for name, scaled in SCALED.items():
-        of = {"scaled": scaled, "tau": TAU, "members": args.members, "steps": args.ensemble_steps}
-        found[name] = anchored_ensemble(build(LAMBDAS[0])[0].net, x, y, **of, **how)
+    found = anchored_ensembles(lambda: build(LAMBDAS[0])[0].net, x, y, TAU, args, **how)
     if args.ensembles:
         return found
     fleet, rate = pdrop.Fleet(build, {"decay": LAMBDAS}), RATE / (TAU * len(x))
     fleet.fit(x, y, steps=args.steps, lr=rate, optim="sgd", schedule=pdrop.training.inverse_decay(), **how)
     found = dict(zip(LAMBDAS, fleet, strict=True)) | found
     found |= fit_beside(lambda: build(LAMBDAS[0])[0], OTHERS, x, y, steps=args.guide_steps, **how)
-    gp = pdrop.generative.GP("se", TAU, learn_tau=True, length_scale=0.1).fit(
-        x, y, steps=args.gp_steps, progress=not args.quiet
-    )
-    return found | {"GP": (SimpleNamespace(likelihood=pdrop.Gaussian(gp.tau)), pdrop.references.gp_posterior(gp))}
+    return found | fitted_gp(x, y, TAU, args)
 
 
 # --- what they answer -------------------------------------------------------------------------------------------------

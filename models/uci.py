@@ -14,11 +14,8 @@ from pathlib import Path
 
 from experiments.collection import UCI_NAMES, uci
 from experiments.experiment import VERDICTS, Experiment
-from experiments.selection import ENSEMBLES, GRIDS, add_options, beliefs, collect, select
+from experiments.selection import ENSEMBLES, GRIDS, SEVEN, add_options, collect, select
 from experiments.summaries import gain, mean_and_error, plot_gains, said, wins
-from torch import nn
-
-import pyro_dropout as pdrop
 
 PAPER = {  # 1 layer: log-likelihood, its standard error, RMSE (Gal and Ghahramani 2016, table 1)
     "boston": (-2.46, 0.06, 2.97), "concrete": (-3.04, 0.02, 5.23), "energy": (-1.99, 0.02, 1.66),
@@ -26,48 +23,13 @@ PAPER = {  # 1 layer: log-likelihood, its standard error, RMSE (Gal and Ghahrama
     "protein": (-2.89, 0.00, 4.36), "wine": (-0.93, 0.01, 0.62), "yacht": (-1.55, 0.03, 1.11),
 }  # fmt: skip
 ASKED = ("steps", "folds", "splits", "samples", "grid", "seed")  # options that identify a run
-SEVEN = 7 / 9  # share of the sets on which an ensemble should be better
-
-
-def model(x, y, kind, layers, width, **setting):
-    """Return a network with ``layers`` hidden layers of ReLU, in the units of the data."""
-    outputs = 2 if kind == "heteroscedastic" else 1
-    sizes = [x.shape[1], *[width] * layers]
-    parts = [part for a, b in itertools.pairwise(sizes) for part in (nn.Linear(a, b), nn.ReLU())]
-    net = nn.Sequential(*parts, nn.Linear(width, outputs))
-    prior, noise = beliefs(len(x), **setting)
-    return pdrop.Standardised(
-        pdrop.BayesianNet(net, prior, pdrop.HeteroscedasticGaussian() if outputs == 2 else noise), x, y
-    )
-
-
-def guide(model, kind, drop):
-    """Return q(w), for an ensemble that of a member; "heteroscedastic" is dropout too, and without drop a point."""
-    start = {"init_scale": 0.02}
-    if kind == "multiplicative":
-        return pdrop.AutoMultiplicative(model, alpha=drop / (1 - drop))
-    if kind == "concrete":
-        return pdrop.AutoConcreteDropout(model, keep=1 - drop)
-    if kind.endswith("mean-field"):
-        return pdrop.AutoMeanField(model, **start)
-    if kind == "row-mixture":
-        return pdrop.AutoRowMixture(model, components=2, bias="gaussian", **start)
-    if kind == "low-rank":
-        return pdrop.AutoLowRank(model, rank=2, **start)
-    return pdrop.AutoDropout(model, keep=1 - drop)
 
 
 def run(name, kind, layers, args, device):
     """Train and score one method on one set; return the record."""
     data = uci(name)
     splits = min(args.splits, len(data.train_rows))
-
-    def build(x, y, **setting):
-        made = model(x, y, kind, layers, 100 if name == "protein" else 50, **setting)
-        return made, guide(made, kind, setting["drop"])
-
-    rows = data.train_rows[:splits], data.test_rows[:splits]
-    return select(build, kind, layers, data, rows, name, args, device)
+    return select(name, kind, layers, data, (data.train_rows[:splits], data.test_rows[:splits]), args, device)
 
 
 def report(experiment, records):
@@ -172,7 +134,7 @@ def main(argv=None):
         return run(task["set"], task["kind"], task["layers"], args, experiment.device)
 
     told = json.loads(args.records.read_text("utf-8")) if args.records else None
-    report(experiment, told or collect(experiment, __file__, made, tasks, ASKED))
+    report(experiment, told or collect(experiment, made, tasks, ASKED))
     experiment.finish()
 
 

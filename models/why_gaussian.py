@@ -13,14 +13,13 @@ the data, as in ``in_between``.
 import copy
 import warnings
 from argparse import Namespace
-from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from types import SimpleNamespace
 
+import pandas
 import torch
 from experiments.collection import uci
 from experiments.experiment import Experiment
-from experiments.summaries import compared, write_rows
 from experiments.two_clusters import TAU, gap_ratio, two_clusters
 from torch import nn
 from tqdm.auto import tqdm
@@ -32,10 +31,14 @@ PRIORS, READS = ("fixed", "learned"), ("sampled", "linearised")
 TITLES = ("guide", "prior", "start", "T", "read")
 STARTS = {"mean field": ("0.1", "fan-in", "MAP", "Laplace"), "low rank": ("0.1", "fan-in", "MAP", "Laplace", "SWAG")}
 HEATS = ("1", "0.1", "warm-up")
-CHANGES = [("a learned prior", 1, "fixed", "learned"), ("linearised reading", 4, "sampled", "linearised")]
-CHANGES[1:1] = [(f"T = {heat}", 3, "1", heat) for heat in HEATS[1:]]
 AFTER = {"fan-in": "0.1", "MAP": "fan-in", "Laplace": "MAP", "SWAG": "MAP"}
-CHANGES[1:1] = [(f"a start from {start}, after {before}", 2, before, start) for start, before in AFTER.items()]
+CHANGES = [
+    ("a learned prior", "prior", "fixed", "learned"),
+    *((f"a start from {start}, after {before}", "start", before, start) for start, before in AFTER.items()),
+    *((f"T = {heat}", "T", "1", heat) for heat in HEATS[1:]),
+    ("linearised reading", "read", "sampled", "linearised"),
+]
+VISIBLE = 0.02  # nats a point: a smaller gain would be lost in the noise of training
 
 
 # --- the model and its guides -----------------------------------------------------------------------------------------
@@ -57,26 +60,18 @@ def guide(name, net, start, known):
 
 
 # --- the problems -----------------------------------------------------------------------------------------------------
-@dataclass
-class Problem:
-    """Data in standardised units, and the points at which a gap is measured, if there is one."""
-
-    x: Any
-    y: Any
-    test_x: Any
-    test_y: Any
-    tau: float
-    asked: Any
-
-
 def problems(args):
-    """Return the regression set, its first split, and the two clusters, whose test data are drawn anew."""
+    """Return the regression set, its first split, and the two clusters, whose test data are drawn anew.
+
+    Data are in standardised units; ``asked`` are the points at which a gap is measured, if there is one.
+    """
     table = uci(args.set)
     train, test = (torch.as_tensor(rows[0]) for rows in (table.train_rows, table.test_rows))
     (x, y), data = ((value - value[train].mean(0)) / value[train].std(0) for value in (table.x, table.y)), {}
-    data[table.name] = Problem(x[train], y[train], x[test], y[test], NOISE, x[:0])
+    data[table.name] = SimpleNamespace(x=x[train], y=y[train], test_x=x[test], test_y=y[test], tau=NOISE, asked=x[:0])
     near, other = two_clusters(1, args.seed), two_clusters(1, args.seed + 1)
-    data["two clusters"] = Problem(near.x, near.y, other.x, other.y, TAU, near.asked)
+    held = {"test_x": other.x, "test_y": other.y, "tau": TAU}
+    data["two clusters"] = SimpleNamespace(x=near.x, y=near.y, asked=near.asked, **held)
     return data
 
 
@@ -144,21 +139,42 @@ def rows_of(problem, args, bar):
     return found
 
 
+# --- what is found ----------------------------------------------------------------------------------------------------
+def compared(found):
+    """Return one row for each change and problem, with what it gains for each seed."""
+    rows = []
+    for (words, changed, before, after), problem in product(CHANGES, found["problem"].unique()):
+        here = found[(found["problem"] == problem) & found["guide"].isin(STARTS)]
+        same = [name for name in ("seed", *TITLES) if name != changed]
+        pairs = here[here[changed] == before].merge(here[here[changed] == after], on=same)
+        gains = (pairs["log p_y"] - pairs["log p_x"]).groupby(pairs["seed"])
+        if len(pairs):
+            parts = {
+                f"gain more than {VISIBLE:g}": gains.agg(lambda gain: str((gain > VISIBLE).sum())),
+                f"lose more than {VISIBLE:g}": gains.agg(lambda gain: str((gain < -VISIBLE).sum())),
+                "median gain": gains.median().map("{:.3g}".format),
+            }
+            row = {"change": words, "problem": problem, "comparisons": int(gains.size().iloc[0])}
+            rows.append(row | {title: ", ".join(each) for title, each in parts.items()})
+    return rows
+
+
 def beside_dropout(found):
     """Return one row for each problem and seed: dropout, the Laplace approximation, and all trained Gaussians."""
     rows = []
-    for problem, seed in product(next(iter(found.values())), found):
-        scores = found[seed][problem]
-        whole = [scores["Laplace", "fixed", "MAP", "1", how] for how in READS]
-        dropout = scores["dropout", "fixed", "0.1", "1", "sampled"]
-        others = [score for key, score in scores.items() if key[0] in STARTS and key[3] != "untrained"]
-        above = sum(score["log p"] > dropout["log p"] for score in others)
-        row = {"problem": problem, "seed": seed, "log p: dropout": dropout["log p"]}
-        row |= {f"Laplace, {how}": score["log p"] for how, score in zip(READS, whole, strict=True)}
-        row |= {"trained Gaussians above dropout": f"{above} of {len(others)}"}
-        gaps = {"ratio: dropout": dropout, "Laplace linearised": whole[1]}
-        row |= {name: score.get("ratio", "") for name, score in gaps.items()}
-        rows.append(row | {"largest of trained Gaussians": max(score.get("ratio", "") for score in others)})
+    for problem, seed in product(found["problem"].unique(), found["seed"].unique()):
+        here = found[(found["problem"] == problem) & (found["seed"] == seed)]
+        whole, (dropout, ratio) = (
+            here[here["guide"] == "Laplace"],
+            here.set_index("guide").loc["dropout", ["log p", "ratio"]],
+        )
+        others = here[here["guide"].isin(STARTS) & (here["T"] != "untrained")]
+        row = {"problem": problem, "seed": int(seed), "log p: dropout": dropout}
+        row |= {f"Laplace, {how}": value for how, value in zip(READS, whole["log p"], strict=True)}
+        row |= {"trained Gaussians above dropout": f"{(others['log p'] > dropout).sum()} of {len(others)}"}
+        gaps = {"ratio: dropout": ratio, "Laplace linearised": whole["ratio"].iloc[1]}
+        gaps |= {"largest of trained Gaussians": others["ratio"].max()}
+        rows.append(row | {name: "" if pandas.isna(value) else value for name, value in gaps.items()})
     return rows
 
 
@@ -172,16 +188,23 @@ def main(argv=None):
     experiment.option("--steps", type=int, default=500, quick=5, help="Adam steps of a guide (500)")
     experiment.option("--samples", type=int, default=500, quick=5, help="draws of a prediction (500)")
     args = experiment.start(argv)
-    found = {}
+    rows = []
     runs = args.seeds * 2 * len(args.priors) * len(args.heats) * len(STARTS)
     with tqdm(total=runs, disable=args.quiet, unit="fleet") as bar:
         for seed in range(args.seed, args.seed + args.seeds):
             one = Namespace(**vars(args) | {"seed": seed})
-            found[seed] = {name: rows_of(problem, one, bar) for name, problem in problems(one).items()}
-    write_rows(args.out / "rows.csv", found, [*TITLES, "log p", "RMSE", "ratio"])
-    words = f"Test log-likelihood in nats a point, of standardised targets, for seeds {', '.join(map(str, found))}."
+            for name, problem in problems(one).items():
+                start = {"problem": name, "seed": seed}
+                rows += [
+                    start | dict(zip(TITLES, key, strict=True)) | score
+                    for key, score in rows_of(problem, one, bar).items()
+                ]
+    found = pandas.DataFrame(rows, columns=["problem", "seed", *TITLES, "log p", "RMSE", "ratio"])
+    found.to_csv(args.out / "rows.csv", index=False, float_format="%.5g")
+    seeds = ", ".join(map(str, found["seed"].unique()))
+    words = f"Test log-likelihood in nats a point, of standardised targets, for seeds {seeds}."
     words += f" {args.set}: one split. `rows.csv` has every posterior."
-    experiment.table("What each change gains, all else being equal", compared(found, CHANGES, list(STARTS)), words)
+    experiment.table("What each change gains, all else being equal", compared(found), words)
     experiment.table("Beside dropout", beside_dropout(found), "ratio: the std of f in the gap, divided by that at data")
     return experiment.finish()
 

@@ -1,12 +1,8 @@
-"""The errors of a classifier, what deferring its uncertain inputs gains, and what uncertainty detects (§5.2).
+"""The errors of a classifier, what deferring its uncertain inputs gains, and what uncertainty detects (§5.2)."""
 
-AUROC = P(s > s') + ½ P(s = s'),   s the score of an odd input, s' that of an ordinary one
-"""
-
-import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from pyro import poutine
@@ -17,46 +13,11 @@ from experiments.figures import curve_panels
 from experiments.summaries import standard_error
 from pyro_dropout.generative.likelihoods import likelihood_of
 from pyro_dropout.judging.decisions import cascade, defer, rejection_curve
+from pyro_dropout.judging.out_of_distribution import separation
 from pyro_dropout.mathematics.shapes import Bool, Float
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.protocols import Figure
 from pyro_dropout.training.loss.per_example import per_example
-
-_F64 = torch.float64
-
-
-class AUROC(NamedTuple):
-    """How well a score separates two sets; returned by ``auroc``.
-
-    Attributes:
-        value: the probability that an odd input has the higher score; a tie counts half.
-        error: its standard error over inputs of both kinds; NaN if one kind has a single input.
-    """
-
-    value: float
-    error: float
-
-
-def auroc(odd: Float[Tensor, " M"], ordinary: Float[Tensor, " N"]) -> AUROC:
-    """Return the area under the ROC curve of separating odd inputs from ordinary ones by a score, with its error.
-
-    The standard error is that of DeLong, DeLong and Clarke-Pearson (1988): for each input, take the share of the other
-    kind that it is ordered correctly with; the area is the mean of these shares over either kind. It assumes that the
-    two sets are independent; if an odd input is a changed ordinary one, it is somewhat too large or too small. Both are
-    computed by sorting, in (M + N) log N.
-    """
-    ordinary = ordinary.to(odd)
-    won, lost = _shares_below(odd, ordinary), 1 - _shares_below(ordinary, odd)
-    if min(len(won), len(lost)) < 2:
-        return AUROC(won.mean().item(), math.nan)
-    return AUROC(won.mean().item(), (won.var() / len(won) + lost.var() / len(lost)).sqrt().item())
-
-
-def _shares_below(values: Tensor, others: Tensor) -> Tensor:
-    """Return for each value the share of the others below it; ties count half."""
-    others, values = others.sort().values, values.contiguous()
-    twice = torch.searchsorted(others, values) + torch.searchsorted(others, values, right=True)
-    return twice.to(_F64) / (2 * len(others))
 
 
 def envelopes_overlap(f: Float[Tensor, "T N C"], level: float = 0.95) -> Bool[Tensor, " N"]:
@@ -124,8 +85,10 @@ def detection_row(
     """Return how well uncertainties detect changed inputs, and those among them that mislead the model."""
     count = int(misled.sum())
     row: dict[str, Any] = {"misled": count, **{name: value.mean().item() for name, value in odd.items()}}
-    row |= {f"AUROC, {name}": auroc(value, ordinary[name]).value for name, value in odd.items()}
-    told = {name: auroc(value[misled], ordinary[name]).value if count >= fewest else 0.5 for name, value in odd.items()}
+    row |= {f"AUROC, {name}": separation(ordinary[name], value).auroc for name, value in odd.items()}
+    told = {
+        name: separation(ordinary[name], value[misled]).auroc if count >= fewest else 0.5 for name, value in odd.items()
+    }
     return row | {f"misled, {name}": value for name, value in told.items()}
 
 

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_dropout.generative.inputs import AnyInputs, Inputs, inputs_of, leaves_of
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.prediction.predict_fleet import predict_fleet
@@ -32,7 +31,7 @@ _SAMPLES = 2**27  # outputs held in memory at once
 def choose(
     build: Callable[..., object],
     grid: Mapping[str, Sequence[object]],
-    x: Any,
+    x: Tensor,
     y: Tensor,
     train_rows: Sequence[Tensor],
     test_rows: Sequence[Tensor],
@@ -52,12 +51,11 @@ def choose(
 
     ``build(x, y, **setting)`` returns a replica, (model, guide), for the rows that it will train on; all combinations
     of ``grid`` are tried, and its "lr" goes to the training. At most ``best`` settings are mixed. A replica of a whole
-    training set is an ensemble of ``members`` networks, each with its own anchor if they are ``anchored``; that of a
-    fold has ``fold_members``. ``samples`` draws for the test sets are divided among members. ``options`` are those of
-    ``Fleet.fit``.
+    training set is an ensemble of ``members`` networks, each with its own noise in the targets if they are
+    ``anchored``; that of a fold has ``fold_members``. ``samples`` draws for the test sets are divided among members.
+    ``options`` are those of ``Fleet.fit``.
     """
     fold_members = members if fold_members is None else fold_members
-    x = inputs_of(x)
     combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     splits, count = len(train_rows), len(combinations)
     device = options.get("device") or x.device
@@ -76,16 +74,18 @@ def choose(
     values = {name: [setting[name] for setting in combinations for _ in range(each)] * splits for name in grid}
     if "lr" in values:
         options = options | {"lr": torch.tensor(values.pop("lr"))}
-    if anchored:
-        seeds = torch.randint(2**62, (splits, 1, each), generator=torch.Generator().manual_seed(seed), device="cpu")
-        options = options | {"anchors": seeds.expand(-1, count, -1).flatten()}
 
     def built(row: Tensor, **setting: object) -> object:
-        own = inputs[row.unique()]
-        return build(own.given if isinstance(own, Inputs) else own, targets[row.unique()], **setting)
+        return build(inputs[row.unique()], targets[row.unique()], **setting)
 
     fleet = Fleet(built, {"row": list(rows.cpu()), **values}, progress=progress)
-    history = fleet.fit(x, y, indices=rows, progress=progress, seed=seed, **options)
+    known = x, y, rows
+    if anchored:  # every replica has targets of its own
+        spread = torch.stack([targets[row.unique()].std() for row in rows.cpu()]) / torch.tensor(values["tau"]).sqrt()
+        noise = torch.stack([torch.randn(len(y), 1)[row] for row in rows.cpu()]) * spread[:, None, None]
+        places = torch.arange(rows.numel(), device=device).view_as(rows)
+        known = x[rows].flatten(0, 1), (y[rows] + noise.to(y)).flatten(0, 1), places
+    history = fleet.fit(*known[:2], indices=known[2], progress=progress, seed=seed, **options)
     place = torch.arange(len(fleet)).view(splits, count, each)
 
     kept = min(len(held) for part in parts for _, held in part)
@@ -136,11 +136,9 @@ def folds_of(rows: Tensor, folds: int, seed: int) -> list[tuple[Tensor, Tensor]]
     return [(torch.cat([*held[:k], *held[k + 1 :]]), held[k]) for k in range(folds)]
 
 
-def _twins(x: AnyInputs, train: Tensor, test: Tensor) -> Tensor:
+def _twins(x: Tensor, train: Tensor, test: Tensor) -> Tensor:
     """Return which test rows have the same inputs as a training row."""
-    both = torch.cat([train, test])
-    flat = torch.cat([leaf[both].flatten(1).double() for leaf in leaves_of(x)], 1)
-    kind = flat.unique(dim=0, return_inverse=True)[1]
+    kind = x[torch.cat([train, test])].unique(dim=0, return_inverse=True)[1]
     return torch.isin(kind[len(train) :], kind[: len(train)])
 
 
@@ -152,7 +150,7 @@ def repeated(rows: Tensor, length: int) -> Tensor:
 class _Exam:
     """Log densities of held-out targets under ensembles of a fleet's replicas, each at its own rows and noise."""
 
-    def __init__(self, fleet: Fleet, x: AnyInputs, y: Tensor, seed: int) -> None:
+    def __init__(self, fleet: Fleet, x: Tensor, y: Tensor, seed: int) -> None:
         self.fleet, self.x, self.y, self.seed = fleet, x, y, seed
         self.homoscedastic = isinstance(fleet[0][0].likelihood, Gaussian)
 

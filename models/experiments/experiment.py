@@ -4,13 +4,10 @@ import argparse
 import json
 import platform
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import PackageNotFoundError, version
-from itertools import groupby
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +15,7 @@ import pyro
 import torch
 from matplotlib.figure import Figure
 
+import pyro_dropout as pdrop
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.mathematics.checks import check_device
 
@@ -73,23 +71,6 @@ class Experiment:
         self._started = time.perf_counter()
         return self.args
 
-    def processes(self, script: str | Path, flag: str, values: Sequence[str], jobs: int) -> list[Path]:
-        """Run the script once for each value of an option, ``jobs`` at a time; return the folders of their results."""
-        options, leave = list[str](), False
-        for word in self._words:  # all that were given, but for those that each process has of its own
-            leave = word.split("=")[0] in (flag, "--jobs", "--out") if word.startswith("--") else leave
-            options += [] if leave else [word]
-
-        def run(value: str) -> Path:
-            folder: Path = self.args.out / value
-            words = [sys.executable, script, *options, flag, value, "--out", folder]
-            if subprocess.run([str(word) for word in words]).returncode:
-                print(f"{flag} {value} failed; see its output above.", file=sys.stderr, flush=True)
-            return folder
-
-        with ThreadPoolExecutor(jobs) as pool:
-            return list(pool.map(run, values))
-
     # --- what is found --------------------------------------------------------------------------------------------
 
     def table(self, title: str, rows: Sequence[Row], note: str = "") -> None:
@@ -113,12 +94,8 @@ class Experiment:
 
     def finish(self) -> Path:
         """Write ``results.json`` and ``results.md``, and return the path of the first."""
-        versions = {"python": platform.python_version()}
-        for package in ("pyro-dropout", "torch", "pyro-ppl", "numpy"):
-            try:
-                versions[package] = version(package)
-            except PackageNotFoundError:
-                versions[package] = "from source"
+        versions = {"python": platform.python_version(), "pyro-dropout": pdrop.__version__}
+        versions |= {package: version(package) for package in ("torch", "pyro-ppl", "numpy")}
         how = {
             "command": shlex.join(["pyro-dropout", "reproduce", self.name, *self._words]),
             "seed": self.args.seed,
@@ -131,36 +108,15 @@ class Experiment:
         path.write_text(json.dumps(record, indent=1, ensure_ascii=False, default=_plain) + "\n", "utf-8")
         parts = []
         for table in self._found["tables"]:
-            parts += [
-                f"**{table['title']}**",
-                _markdown(_cells(table["rows"])),
-                *([table["note"]] if table["note"] else []),
-            ]
+            parts += [f"**{table['title']}**", _markdown(_cells(table["rows"])), table["note"]]
         if claims := [{**claim, "verdict": f"**{claim['verdict']}**"} for claim in self._found["claims"]]:
             parts.append(_markdown(_cells(claims)))
         parts += [f"![{each['caption']}]({each['file']})" for each in self._found["figures"]]
         said = ", ".join(f"{name} {number}" for name, number in versions.items())
         parts.append(f"`{how['command']}`, seed {how['seed']}: {how['seconds']} s on {how['device']}; {said}.")
-        (self.args.out / "results.md").write_text("\n\n".join(parts) + "\n", "utf-8")
+        (self.args.out / "results.md").write_text("\n\n".join(filter(None, parts)) + "\n", "utf-8")
         print(f"\n{how['seconds']} s in total. Results: {path.parent}", flush=True)
         return path
-
-
-def read_rows(page: Path) -> list[dict[str, Any]]:
-    """Return the rows of the first table that an experiment wrote to ``page``, with its numbers as floats."""
-    lines = page.read_text("utf-8").splitlines()
-    table = next((list(group) for inside, group in groupby(lines, lambda line: line.startswith("|")) if inside), [])
-    if not table:
-        raise PyroDropoutError(f"{str(page)!r} has no table; give the results.md of an earlier run.")
-    names, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in table)
-    return [dict(zip(names, map(_number, row), strict=True)) for row in rows]
-
-
-def _number(cell: str) -> float | str:
-    try:
-        return float(cell)
-    except ValueError:
-        return cell
 
 
 def _plain(value: Any) -> Any:

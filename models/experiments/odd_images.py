@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.classifiers import auroc
 from experiments.experiment import Experiment
 from experiments.figures import curve_panels
 from experiments.summaries import standard_error
+from pyro_dropout.judging.out_of_distribution import separation
 from pyro_dropout.judging.scores.class_calibration import ece
 from pyro_dropout.prediction.predict import predict
 from pyro_dropout.prediction.prediction import Prediction
@@ -79,8 +79,8 @@ def detection_table(
                 continue
             row: dict[str, Any] = {"posterior": name, "by": by.replace("_", " ")}
             for kind, others in odd.items():
-                found = [auroc(getattr(a, by), getattr(b, by)) for a, b in zip(others[name], runs, strict=True)]
-                values = torch.tensor([each.value for each in found])
+                found = [separation(getattr(b, by), getattr(a, by)) for a, b in zip(others[name], runs, strict=True)]
+                values = torch.tensor([each.auroc for each in found])
                 errors = [max(each.error for each in found)]
                 errors += [standard_error(values).item()] if len(values) > 1 else []
                 row |= {kind: values.mean().item(), f"± {kind}": max(errors)}

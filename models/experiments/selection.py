@@ -5,11 +5,11 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
+from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import pyro_dropout as pdrop
 from experiments.collection import UCI
@@ -35,6 +35,7 @@ GRIDS: dict[str, dict[str, tuple[float, ...]]] = {  # in addition to τ
 }
 ANCHORED = "ensemble"  # its members are points, each with its own anchor
 ENSEMBLES = (ANCHORED, "ensemble of dropout", "ensemble of mean-field")
+SEVEN = 7 / 9  # share of the sets on which an ensemble should be better
 DEEPER = {"drop": (0.002, 0.005, 0.02, 0.05)}  # with 2 hidden layers, for guides that drop
 
 
@@ -50,6 +51,50 @@ def beliefs(
         length = pdrop.paper.implied_length_scale(1 - drop, 1.0, decay, points)
     prior = pdrop.Prior(length_scale=length, bias_length_scale=length, width_scaled=tau is not None)
     return prior, pdrop.Gaussian(tau or 1.0, learn=decay is None and tau is None)
+
+
+class Anchored(nn.Linear):
+    """A linear layer with weights that are counted from a draw of their prior: N(0, s²) is then a prior around it."""
+
+    def __init__(self, inputs: int, outputs: int, scale: float) -> None:
+        super().__init__(inputs, outputs)
+        self.register_buffer("weight_anchor", scale * torch.randn_like(self.weight))
+        self.register_buffer("bias_anchor", torch.randn_like(self.bias))
+        with torch.no_grad():  # training starts where it would without an anchor
+            self.weight -= self.get_buffer("weight_anchor")
+            self.bias -= self.get_buffer("bias_anchor")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs of the layer with its anchors added."""
+        weight, bias = self.weight + self.get_buffer("weight_anchor"), self.bias + self.get_buffer("bias_anchor")
+        return nn.functional.linear(x, weight, bias)
+
+
+def model(x: Tensor, y: Tensor, kind: str, layers: int, width: int, **setting: Any) -> pdrop.Standardised:
+    """Return a network with ``layers`` hidden layers of ReLU, in the units of the data."""
+    sizes = [x.shape[1], *[width] * layers, 2 if kind == "heteroscedastic" else 1]
+    parts: list[nn.Module] = []
+    for k, (a, b) in enumerate(pairwise(sizes)):
+        parts += [Anchored(a, b, a**-0.5 if k else 1.0) if kind == ANCHORED else nn.Linear(a, b), nn.ReLU()]
+    prior, noise = beliefs(len(x), **setting)
+    likelihood = pdrop.HeteroscedasticGaussian() if kind == "heteroscedastic" else noise
+    return pdrop.Standardised(pdrop.BayesianNet(nn.Sequential(*parts[:-1]), prior, likelihood), x, y)
+
+
+def guide(net: Any, kind: str, drop: float) -> Any:
+    """Return q(w), for an ensemble that of a member; "heteroscedastic" is dropout too, and without drop a point."""
+    start: Any = {"init_scale": 0.02}
+    if kind == "multiplicative":
+        return pdrop.AutoMultiplicative(net, alpha=drop / (1 - drop))
+    if kind == "concrete":
+        return pdrop.AutoConcreteDropout(net, keep=1 - drop)
+    if kind.endswith("mean-field"):
+        return pdrop.AutoMeanField(net, **start)
+    if kind == "row-mixture":
+        return pdrop.AutoRowMixture(net, components=2, bias="gaussian", **start)
+    if kind == "low-rank":
+        return pdrop.AutoLowRank(net, rank=2, **start)
+    return pdrop.AutoDropout(net, keep=1 - drop)
 
 
 def grid_of(kind: str, layers: int, most: int) -> dict[str, tuple[float, ...]]:
@@ -76,23 +121,20 @@ def add_options(experiment: Experiment, steps: int) -> None:
     experiment.option("--grid", type=int, default=99, quick=2, help="maximum number of values per setting")
     experiment.option("--members", type=int, default=16, quick=3, help="members of an ensemble (16)")
     experiment.option("--fold-members", type=int, default=4, quick=2, help="members of an ensemble in a fold (4)")
-    experiment.option("--jobs", type=int, default=1, help="data sets in parallel, each in its own process")
 
 
 def select(
-    build: Callable[..., object],
-    kind: str,
-    layers: int,
-    data: UCI,
-    rows: tuple[list[Tensor], list[Tensor]],
-    name: str,
-    args: Any,
-    device: torch.device,
+    name: str, kind: str, layers: int, data: UCI, rows: tuple[list[Tensor], list[Tensor]], args: Any, device: Any
 ) -> Record:
     """Choose the settings of one method on one set, score it on the test rows, print the scores and return them."""
     start, size = time.perf_counter(), min(map(len, rows[0]))
     steps = args.steps * LONGER.get(name, 1)
     points = kind == ANCHORED  # every draw of a point is the same
+
+    def build(x: Tensor, y: Tensor, **setting: Any) -> tuple[Any, Any]:
+        made = model(x, y, kind, layers, 100 if name == "protein" else 50, **setting)
+        return made, guide(made, kind, setting["drop"])
+
     found = choose(
         build,
         grid_of(kind, layers, args.grid),
@@ -127,18 +169,14 @@ def select(
 
 
 def collect(
-    experiment: Experiment, script: str, run: Callable[[Record], Record], tasks: Iterable[Record], asked: Iterable[str]
+    experiment: Experiment, run: Callable[[Record], Record], tasks: Iterable[Record], asked: Iterable[str]
 ) -> list[Record]:
     """Return a record for each task; ``records.json`` in the results folder has those that are made already."""
     args = experiment.args
-    if args.jobs > 1 and len(args.sets) > 1:
-        files = [folder / "records.json" for folder in experiment.processes(script, "--sets", args.sets, args.jobs)]
-        return [record for file in files for record in _read(file)]
     file = args.out / "records.json"
     told = {key: getattr(args, key) for key in asked}
-    records = [  # this run continues from them
-        record for record in _read(file) if (told | members_of(record["kind"], args)).items() <= record.items()
-    ]
+    known: list[Record] = json.loads(file.read_text("utf-8")) if file.exists() else []  # this run continues from them
+    records = [record for record in known if (told | members_of(record["kind"], args)).items() <= record.items()]
     for task in tasks:
         whole = told | task | members_of(task["kind"], args)
         if any(whole.items() <= record.items() for record in records):
@@ -149,8 +187,3 @@ def collect(
             print(f"{', '.join(map(str, task.values()))}: all replicas diverged: {lost}", file=sys.stderr, flush=True)
         file.write_text(json.dumps(records), "utf-8")
     return records
-
-
-def _read(file: Path) -> list[Record]:
-    found: list[Record] = json.loads(file.read_text("utf-8")) if file.exists() else []
-    return found

@@ -7,12 +7,13 @@ the size of a layer's outputs, or N(0, 2), under which functions grow with width
 """
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor, nn
 
 from pyro_dropout.errors import DivergedError
+from pyro_dropout.generative.exact_gp import GP
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.priors import Prior
@@ -24,6 +25,7 @@ from pyro_dropout.guides import (
     AutoRowMixture,
 )
 from pyro_dropout.guides.ensemble import Ensemble
+from pyro_dropout.references.exact import gp_posterior
 from pyro_dropout.training.fit import fit
 
 _NEXT_TO_ALL = 0.999  # a learned keep must start below 1
@@ -52,30 +54,16 @@ def learned_prior_guides(rank: int = 5) -> dict[str, Callable[[Any], Any]]:
     return {f"{name}, learned prior": make for name, make in made.items()}
 
 
-def reproduced(
-    errors: Mapping[str, float], dropout: float, whose: str = "dropout", limit: float = 2.0
-) -> tuple[str, list[tuple[float]], Callable[[tuple[float]], bool], str]:
-    """Return the claim that Gaussian guides with learned priors reproduce the data: numbers, rule and text."""
-    words = f"RMSE on the data over that of {whose}: {{}}; ≤ {limit:g} asked"
-    rows = [(error / dropout,) for error in errors.values()]
-    return (
-        f"Gaussian guides with learned priors reproduce the data, beside {whose}",
-        rows,
-        lambda row: row[0] <= limit,
-        words,
-    )
-
-
 def fit_beside(
     build: Callable[[], Any], guides: Mapping[str, Callable[[Any], Any]], x: Tensor, y: Tensor, **how: Any
 ) -> dict[str, tuple[Any, Any]]:
     """Fit each of several guides to its own model; one that diverges keeps its last finite parameters."""
-    found, folder = {}, how.pop("checkpoint", None)
+    found = {}
     for name, make in guides.items():
         model = build()
         found[name] = model, make(model)
         try:
-            fit(*found[name], x, y, checkpoint=folder and Path(folder, name), **how)
+            fit(*found[name], x, y, **how)
         except DivergedError as cause:
             print(f"{name}: {cause}", flush=True)
     return found
@@ -92,11 +80,20 @@ def anchored_prior(net: nn.Module, scaled: bool) -> Prior:
     return Prior(later | {next(iter(weights)): 1.0})
 
 
-def anchored_ensemble(
-    net: nn.Module, x: Tensor, y: Tensor, *, scaled: bool, tau: float, members: int, steps: int, seed: int, **how: Any
-) -> tuple[BayesianNet, Ensemble]:
-    """Train an anchored ensemble of a network; return its model and the ensemble."""
-    model = BayesianNet(net, anchored_prior(net, scaled), Gaussian(tau))
-    ensemble = Ensemble(model, members=members, start="fresh", seed=seed)
-    fit(model, ensemble, x, y, steps=steps, lr=RATE, schedule=lambda done: 1 - done / steps, seed=seed, **how)
-    return model, ensemble
+def anchored_ensembles(
+    build: Callable[[], nn.Module], x: Tensor, y: Tensor, tau: float, args: Any, **how: Any
+) -> dict[str, tuple[Any, Any]]:
+    """Train an anchored ensemble of a network under each of two priors; return the models and the ensembles."""
+    found, steps = {}, args.ensemble_steps
+    for name, scaled in SCALED.items():
+        net = build()
+        model = BayesianNet(net, anchored_prior(net, scaled), Gaussian(tau))
+        found[name] = model, Ensemble(model, members=args.members, start="fresh", seed=args.seed)
+        fit(*found[name], x, y, steps=steps, lr=RATE, schedule=lambda done: 1 - done / steps, **how)
+    return found
+
+
+def fitted_gp(x: Tensor, y: Tensor, tau: float, args: Any) -> dict[str, tuple[Any, Any]]:
+    """Return a Gaussian process with the squared exponential, its hyperparameters fitted."""
+    gp = GP("se", tau, learn_tau=True, length_scale=0.1).fit(x, y, steps=args.gp_steps, progress=not args.quiet)
+    return {"GP": (SimpleNamespace(likelihood=Gaussian(gp.tau)), gp_posterior(gp))}

@@ -1,11 +1,7 @@
 """What is said of scores: standard errors, gains over a baseline, distances between predictions, learning curves."""
 
-import csv
 import math
 from collections.abc import Mapping, Sequence
-from itertools import product
-from pathlib import Path
-from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
@@ -108,40 +104,3 @@ def first_reach(scores: Any, level: float) -> NDArray[np.float64]:
     """Return the first time at which a score is at least ``level``; infinity if it never is."""
     there = np.asarray(scores, dtype=np.float64) >= level
     return np.where(there.any(0), there.argmax(0) + 1.0, np.inf)
-
-
-Key = tuple[str, ...]  # what a posterior is, such as (guide, prior, start, T, read)
-Found = Mapping[int, Mapping[str, Mapping[Key, Mapping[str, float]]]]  # by seed and problem
-VISIBLE = 0.02  # nats a point: a smaller gain would be lost in the noise of training
-
-
-def compared(
-    found: Found, changes: Sequence[tuple[str, int, str, str]], kinds: Sequence[str]
-) -> list[dict[str, object]]:
-    """Return one row for each change and problem, with what it gains for each seed."""
-    rows = []
-    for (words, k, before, after), problem in product(changes, next(iter(found.values()))):
-        columns = []
-        for scores in (data[problem] for data in found.values()):
-            pairs = [(key, (*key[:k], after, *key[k + 1 :])) for key in scores if key[0] in kinds and key[k] == before]
-            gains = [scores[new]["log p"] - scores[old]["log p"] for old, new in pairs if new in scores]
-            if gains:
-                gained, lost = (sum(sign * gain > VISIBLE for gain in gains) for sign in (1, -1))
-                columns.append((str(gained), str(lost), f"{median(gains):.3g}", len(gains)))
-        if columns:
-            more, less, middle, counts = zip(*columns, strict=True)
-            row: dict[str, object] = {"change": words, "problem": problem, "comparisons": counts[0]}
-            titles = (f"gain more than {VISIBLE:g}", f"lose more than {VISIBLE:g}", "median gain")
-            rows.append(row | dict(zip(titles, map(", ".join, (more, less, middle)), strict=True)))
-    return rows
-
-
-def write_rows(path: Path, found: Found, titles: Sequence[str]) -> None:
-    """Write every posterior as a row of a CSV file: problem, seed, what it is, and its scores."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["problem", "seed", *titles])
-        for seed, data in found.items():
-            for problem, scores in data.items():
-                for key, score in scores.items():
-                    writer.writerow([problem, seed, *key, *(f"{value:.5g}" for value in score.values())])

@@ -26,7 +26,7 @@ BY_HAND = [FOLDER / "bnn.py", FOLDER / "deep_gp.py"]
 EXPERIMENTS = [path for path in SCRIPTS if path not in BY_HAND]
 QUICK = ("evidence",)  # the others run in the long tests
 TASKS = ("regression", "classification")
-ALLOWED = {"torch", "pyro", "numpy", "matplotlib", "tqdm", "pyro_dropout", "experiments"}
+ALLOWED = {"torch", "pyro", "numpy", "pandas", "matplotlib", "tqdm", "pyro_dropout", "experiments"}
 NUMBER = re.compile(r"-?(?:\d+\.\d+|inf|nan)")
 
 

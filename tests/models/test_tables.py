@@ -1,9 +1,7 @@
-"""Nine regression tables: settings that folds choose, Laplace approximations of a fleet, scores and stored records."""
+"""Nine regression tables: settings that folds choose, scores and stored records."""
 
 import json
-import math
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -12,30 +10,23 @@ import torch
 from experiments import cross_validation
 from experiments.cross_validation import choose, stacked
 from experiments.experiment import Experiment
-from experiments.laplace_splits import laplace_fleet
-from experiments.selection import add_options, collect
+from experiments.selection import add_options, collect, guide, model
 from experiments.summaries import gain, wins
 from torch import nn
 
 import pyro_dropout as pd
-from tests.models.test_scripts import FOLDER, loaded
-
-
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    return loaded(FOLDER / "uci.py")
 
 
 @pytest.mark.deep
-def test_the_weight_decay_is_that_of_the_objective(script: ModuleType) -> None:
+def test_the_weight_decay_is_that_of_the_objective() -> None:
     """-ELBO is N(½ mean square + λ‖M‖²) at τ = 1, so its slope in M by the prior alone is 2Nλ·M."""
     torch.manual_seed(0)
     x, y, decay = torch.randn(40, 3), torch.randn(40, 1), 1e-2
-    model = script.model(x, y, "dropout", 2, 8, drop=0.1, decay=decay)
-    guide = script.guide(model, "dropout", 0.1)
-    parts = pd.ELBO().parts(model, guide, x, y, 40)
+    net = model(x, y, "dropout", 2, 8, drop=0.1, decay=decay)
+    posterior = guide(net, "dropout", 0.1)
+    parts = pd.ELBO().parts(net, posterior, x, y, 40)
     parts["kl"].backward()
-    for state in (state for state in guide.states.values() if hasattr(state, "keep")):
+    for state in (state for state in posterior.states.values() if hasattr(state, "keep")):
         torch.testing.assert_close(state.loc.grad, 2 * 40 * decay * state.loc.detach())
 
 
@@ -54,7 +45,7 @@ def collected(out: Path, *options: str) -> tuple[list[str], list[dict[str, Any]]
         ran.append(task["kind"])
         return {"score": len(ran)}
 
-    return ran, collect(experiment, "x.py", run, TASKS, ("steps", "seed"))
+    return ran, collect(experiment, run, TASKS, ("steps", "seed"))
 
 
 def test_a_run_continues_from_records_with_the_same_options(tmp_path: Path) -> None:
@@ -69,46 +60,6 @@ def test_a_run_continues_from_records_with_the_same_options(tmp_path: Path) -> N
     ran, records = collected(tmp_path, "--steps", "7")
     assert ran == ["dropout", "ensemble"]
     assert [record["steps"] for record in records] == [7, 7]
-
-
-X = torch.linspace(-2, 2, 60).unsqueeze(-1)
-Y = 3 * torch.sin(2 * X) + 5
-HOW: Any = {"steps": 400, "compile": False, "progress": False, "seed": 0}
-
-
-def with_decay(x: torch.Tensor, y: torch.Tensor, decay: float) -> tuple[Any, Any]:
-    net = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
-    length = pd.paper.implied_length_scale(1.0, 1.0, decay, len(x))
-    prior = pd.Prior(length, bias_length_scale=length, width_scaled=False)
-    model = pd.Standardised(pd.BayesianNet(net, prior, pd.Gaussian(1.0)), x, y)
-    return model, pd.AutoDropout(model, keep=1.0)
-
-
-@pytest.mark.deep
-def test_answers_equal_those_of_the_library_one_by_one() -> None:
-    torch.manual_seed(0)
-    rows, asked = [torch.arange(0, 60, 2)] * 2, torch.arange(1, 60, 2).expand(2, -1)
-    made: list[tuple[Any, Any]] = []
-
-    def remembered(x: torch.Tensor, y: torch.Tensor, decay: float) -> tuple[Any, Any]:
-        made.append(with_decay(x, y, decay))
-        return made[-1]
-
-    found = laplace_fleet(remembered, {"decay": [1e-4, 1e-2], "lr": [0.03, 0.03]}, X, Y, rows, asked, **HOW)
-    for k, (model, guide) in enumerate(made[-2:]):
-        tau = found.tau[k, 0] * model.y_std.square().item()
-        lengths = {name: float(1 / model.prior_of(name).base_dist.scale.flatten()[0]) for name in model.sites}
-        posterior = pd.laplace(model, guide, X[rows[k]], Y[rows[k]], "full")
-        answer = pd.predict(model, posterior, X[asked[k]], method="linearised")
-        torch.testing.assert_close(found.mean[k].float(), answer.mean.squeeze(-1), rtol=1e-4, atol=1e-4)
-        extra = (answer.epistemic / answer.aleatoric).squeeze(-1)
-        torch.testing.assert_close(found.extra[k, 0].float(), extra, rtol=1e-3, atol=1e-5)
-        scaled = {name: length * math.sqrt(tau) for name, length in lengths.items()}
-        best = posterior.log_evidence(float(tau), scaled)
-        assert found.log_evidence[k, 0].item() == pytest.approx(best.item(), abs=1e-2)
-        for factor in (0.9, 1.1):  # no other τ with the same weight decay has more evidence
-            near = {name: length * math.sqrt(factor * tau) for name, length in lengths.items()}
-            assert posterior.log_evidence(factor * float(tau), near) < best
 
 
 QUICK: Any = {"steps": 150, "lr": 0.02, "compile": False, "progress": False, "samples": 60, "folds": 2}
