@@ -7,8 +7,6 @@ The model is plain Pyro and does not mention dropout. Dropout is the guide, one 
 with Pyro's ``AutoNormal(model)``, and the rest of the script runs unchanged.
 """
 
-from types import SimpleNamespace
-
 import pyro
 import pyro.distributions as dist
 import torch
@@ -68,9 +66,8 @@ def functions(model, guide, x, samples):
 
 
 def main(argv=None):
-    parts = {"regression": regression, "classification": classification, "fit": fit, "functions": functions}
-    script = SimpleNamespace(name="bnn", about=__doc__, **parts)
-    run(script, argv, rows=100, title="A ReLU network with dropout as its posterior", reach=7)
+    parts = {"models": (regression, classification), "fit": fit, "functions": functions}
+    run("bnn", __doc__, argv, **parts, rows=100, title="A ReLU network with dropout as its posterior", reach=7)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,6 @@ process is two (§4.5). In weight space, where F = ΦWᵀ with W ~ N(0, I) stand
     Φ2 = √(1/K2) σ(F1 + b2)       F2 = Φ2 W3ᵀ        the second, observed through y
 """
 
-from types import SimpleNamespace
-
 import pyro
 import pyro.distributions as dist
 import torch
@@ -68,9 +66,8 @@ def functions(model, guide, x, samples):
 
 
 def main(argv=None):
-    parts = {"regression": regression, "classification": classification, "fit": fit, "functions": functions}
-    script = SimpleNamespace(name="deep_gp", about=__doc__, **parts)
-    run(script, argv, rows=500, title="A deep GP (tanh) with dropout as its posterior", reach=4)
+    parts = {"models": (regression, classification), "fit": fit, "functions": functions}
+    run("deep_gp", __doc__, argv, **parts, rows=500, title="A deep GP (tanh) with dropout as its posterior", reach=4)
 
 
 if __name__ == "__main__":

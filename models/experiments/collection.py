@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,10 +29,7 @@ CO2_END = 3.72  # how far the paper's figure extrapolates, in its own units
 PAPER_SERIES = "https://github.com/yaringal/DropoutUncertaintyCaffeModels"
 _CO2_MONTHS = 272  # recorded from March 1958 to March 1981: the paper's training set
 
-Source = Literal["the paper's", "bundled", "made"]
-PAPER: Source = "the paper's"
-BUNDLED: Source = "bundled"
-MADE: Source = "made"
+PAPER, BUNDLED, MADE = "the paper's", "bundled", "made"  # where data come from
 Array = npt.NDArray[np.float64]
 
 
@@ -46,7 +43,7 @@ class Held:
     test_x: Tensor  # held out, on the scale of x
     test_y: Tensor
     note: str  # where it comes from
-    source: Source
+    source: str
     gaps: tuple[tuple[float, float], ...] = ()  # (first, last) held-out input of every gap in a series
     x_name: str = ""
     y_name: str = ""
@@ -62,7 +59,7 @@ class UCI:
     train_rows: list[Tensor]
     test_rows: list[Tensor]
     note: str
-    source: Source
+    source: str
 
 
 def co2_paper() -> Held:

@@ -80,27 +80,34 @@ def report_classification(functions: Functions, train: Data, test: Data, path: s
     figure.savefig(path, dpi=120)
 
 
-def run(script: Any, argv: Sequence[str] | None, *, rows: int, title: str, reach: float) -> None:
-    """Fit and report one of the two models of a script, as its options say."""
-    parser = argparse.ArgumentParser(description=script.about.split("\n")[0])
+def run(
+    name: str,
+    about: str,
+    argv: Sequence[str] | None,
+    *,
+    models: tuple[Any, Any],
+    fit: Callable[..., Any],
+    functions: Callable[..., Tensor],
+    rows: int,
+    title: str,
+    reach: float,
+) -> None:
+    """Fit and report one of the two models of a script, of the curve and of the moons, as its options say."""
+    parser = argparse.ArgumentParser(description=about.split("\n")[0])
     parser.add_argument("--task", choices=("regression", "classification"), default="regression")
     parser.add_argument("--steps", type=int, default=1200, help="optimiser steps")
     parser.add_argument("--quick", action="store_true", help="use few steps and draws, to check that it runs")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", default=f"{script.name}.png", metavar="FILE.png", help="where to save the plot")
+    parser.add_argument("--out", default=f"{name}.png", metavar="FILE.png", help="where to save the plot")
     args = parser.parse_args(argv)
     pyro.set_rng_seed(args.seed)
     pyro.clear_param_store()
     is_curve, samples = args.task == "regression", 10 if args.quick else 300
-    model, data = (script.regression, curve) if is_curve else (script.classification, moons)
+    model, data = (models[0], curve) if is_curve else (models[1], moons)
     train, test = data(rows), data(500)
-    guide = script.fit(model, *train, steps=30 if args.quick else args.steps)
-
-    def functions(x: Tensor) -> Tensor:
-        drawn: Tensor = script.functions(model, guide, x, samples)
-        return drawn
-
+    guide = fit(model, *train, steps=30 if args.quick else args.steps)
+    drawn = lambda x: functions(model, guide, x, samples)  # noqa: E731
     if is_curve:
-        report_regression(functions, train, test, args.out, title, reach)
+        report_regression(drawn, train, test, args.out, title, reach)
     else:
-        report_classification(functions, train, test, args.out)
+        report_classification(drawn, train, test, args.out)

@@ -29,18 +29,6 @@ def draw_std_bands(
     axes.plot(at, middle, lw=1.3, **style)
 
 
-def draw_fan(axes: Axes, x: Any, draws: Any, *, color: str, levels: Sequence[float] = (0.5, 0.95)) -> None:
-    """Draw the mean of draws, (T, N), and at every position the central share of them: a band for each level."""
-    at, drawn = _numbers(x), _numbers(draws)
-    alpha = _DARKEST / (1 + len(levels))
-    for k, level in enumerate(sorted(levels, reverse=True)):
-        low, high = drawn.quantile(torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=drawn.dtype), dim=0)
-        axes.fill_between(at, low, high, color=color, alpha=alpha, lw=0)
-        seen = 1 - (1 - alpha) ** (k + 1)  # drawn over the wider bands; an empty one for the legend
-        axes.fill_between([], [], color=color, alpha=seen, lw=0, label=f"{level:.0%} of the draws")
-    axes.plot(at, drawn.mean(0), color=color, lw=1.3, label="mean")
-
-
 def band_panels(x: Any, answers: Mapping[str, tuple[Any, Any]], columns: int, size: Any, **style: Any) -> Figure:
     """Draw one panel for each posterior, with its mean and bands, on shared axes; its title is the posterior's name."""
     figure = _grid(answers, columns, size, share=True)

@@ -1,21 +1,14 @@
-"""The record of an experiment, and what is said of classifiers, beside counts of pairs and tables by hand."""
+"""The record of an experiment."""
 
 import json
-import math
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from experiments.classifiers import auroc
-from experiments.experiment import Experiment, read_rows
-from hypothesis import given
-from hypothesis import strategies as st
+from experiments.experiment import Experiment
 from matplotlib.figure import Figure
-from sklearn.metrics import roc_auc_score
-
-from tests.oracles.both_types import dtypes
 
 
 def started(tmp_path: Path, *words: str) -> Experiment:
@@ -54,20 +47,3 @@ def test_the_record_is_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "HOLDS IN PART: it is fair (1 of 2)" in said
     for words in ("| b | 0.25 |", "| it is fair | **holds in part** | 1 of 2 |", "![A line.](line.png)", "A note."):
         assert words in page
-    assert read_rows(path.parent / "results.md") == record["tables"][0]["rows"]
-
-
-FEW = st.lists(st.integers(0, 5), min_size=1, max_size=20)  # with many ties
-
-
-@given(odd=FEW, ordinary=FEW, dtype=dtypes)
-def test_an_area_counts_pairs(odd: list[int], ordinary: list[int], dtype: torch.dtype) -> None:
-    found = auroc(torch.tensor(odd, dtype=dtype), torch.tensor(ordinary, dtype=dtype))
-    pairs = [(a > b) + 0.5 * (a == b) for a in odd for b in ordinary]
-    assert found.value == pytest.approx(sum(pairs) / len(pairs))
-    labels = [1] * len(odd) + [0] * len(ordinary)
-    assert found.value == pytest.approx(roc_auc_score(labels, odd + ordinary))
-    mirrored = auroc(torch.tensor(ordinary, dtype=dtype), torch.tensor(odd, dtype=dtype))
-    assert found.value + mirrored.value == pytest.approx(1)
-    assert math.isnan(found.error) == (min(len(odd), len(ordinary)) < 2)
-    assert mirrored.error == pytest.approx(found.error, nan_ok=True)

@@ -1,11 +1,11 @@
-"""The series of the paper, forecasts, gaps and digits: models are what they are called, beside closed forms."""
+"""The series of the paper, gaps and digits: models are what they are called, beside closed forms."""
 
 from typing import Any
 
 import pytest
 import torch
 from experiments.two_clusters import on_line
-from torch import Tensor, nn
+from torch import Tensor
 
 import pyro_dropout as pd
 from tests.models.test_scripts import FOLDER, loaded
@@ -69,50 +69,6 @@ def test_a_fleet_takes_the_steps_of_sgd_on_the_papers_objective() -> None:
         assert max((w - start).abs().max() for w, start in zip(weights, first, strict=True)) > 1e-2
         for learned, oracle in zip(guide.parameters(), weights, strict=True):
             assert torch.allclose(learned, oracle, atol=2e-5)
-
-
-sequence = loaded(FOLDER / "sequence.py")
-
-
-@pytest.mark.deep
-def test_without_masks_it_is_the_lstm_of_torch() -> None:
-    torch.manual_seed(0)
-    net, theirs = sequence.Forecaster(5), nn.LSTM(1, 5, batch_first=True)
-    # Torch orders the gates i, f, g, o, and has no + 1 before the forgetting.
-    order = torch.cat([torch.arange(0, 10), torch.arange(15, 20), torch.arange(10, 15)])
-    with torch.no_grad():
-        theirs.weight_ih_l0.copy_(net.input.weight[order])
-        theirs.weight_hh_l0.copy_(net.recurrent.weight[order])
-        theirs.bias_ih_l0.copy_(net.input.bias[order])
-        theirs.bias_hh_l0.zero_()[5:10] = 1.0
-        x = torch.randn(3, 7)
-        last = theirs((x - x[:, -1:]).unsqueeze(-1))[0][:, -1]
-        torch.testing.assert_close(net(x), x[:, -1:] + net.output(last))
-
-
-@pytest.mark.deep
-def test_one_draw_of_a_free_run_is_one_function() -> None:
-    """With one hidden unit there are four draws, of which two drop W_y and agree: three noiseless forecasts."""
-    torch.manual_seed(2)
-    net = sequence.model("sequence", 0.5, 1, 1.0)
-    posterior = sequence.guide(net, "sequence", 0.5)
-    x = torch.randn(1, 5)
-    posterior(x, torch.zeros(1, 1))
-    f = sequence.free_run(net, posterior, x, 6, tau=1e14, samples=300).f[:, 0]
-    mean = {name: value.detach() for name, value in posterior.mean().items()}
-    expected = []
-    for kept in ((0, 0), (0, 1), (1, 0), (1, 1)):
-        weights = dict(mean)
-        for site, z in zip(sequence.DROPPED, kept, strict=True):
-            weights[site] = 2 * z * mean[site]
-        window, steps = x, []
-        for _ in range(6):
-            steps.append(net.evaluate(weights, window))
-            window = torch.cat([window[:, 1:], steps[-1]], 1)
-        expected.append(torch.cat(steps, 1)[0])
-    distance = (f[:, None] - torch.stack(expected).detach()).abs().amax(-1)
-    assert bool((distance.amin(1) < 1e-4).all())
-    assert set(distance.argmin(1).tolist()) == {0, 1, 3}  # one of them is missed with probability < 1e-30
 
 
 in_between = loaded(FOLDER / "in_between.py")
