@@ -8,7 +8,6 @@ the q(ω) of the theory, which drops whole channels of a convolution; the image 
 §5.2 asks: is the averaged prediction more accurate; does its spread reveal that a rotated 1 is not a digit; are
 the inputs that it would defer to a human the ones it gets wrong, and is a cascade of two networks worth its cost; and
 does it detect adversarial images (FGSM: x + ε sign ∇_x loss) against the mean network or MC dropout, and plain noise?
-Beyond the paper: does an ensemble, of plain or of anchored networks, tell digits from other images better than one?
 """
 
 from functools import partial
@@ -18,7 +17,6 @@ from experiments import classifiers as tables
 from experiments.collection import mnist
 from experiments.experiment import VERDICTS, Experiment
 from experiments.figures import class_panels
-from experiments.odd_images import judge_detection
 from experiments.summaries import standard_error
 from torch import nn
 
@@ -27,7 +25,6 @@ import pyro_dropout as pdrop
 LENET, SMALL = (20, 50, 500), (4, 8, 32)  # channels, channels and hidden units; SMALL is the cascade's first network
 WEIGHTS = ("0.weight", "2.weight", "5.weight", "7.weight")
 KEEP = {"ip": (1.0, 1.0, 1.0, 0.5), "all": (1.0, 0.5, 0.5, 0.5), "none": (1.0, 1.0, 1.0, 1.0)}
-ANCHORED = {"a plain ensemble": False, "an anchored ensemble": True}
 WEIGHT_DECAY = 2.5e-4  # λ of ‖M‖² added to the mean loss: LeNet's default (5e-4 as an optimiser's weight_decay)
 ROWS = 2**13  # images times draws per forward pass; fixed, so that a seed gives the same draws on any GPU
 ANGLES = torch.linspace(0, 90, 12)  # degrees; a 1 on its side is not a digit
@@ -48,16 +45,14 @@ def model(widths=LENET, num_data=60_000):
     return pdrop.BayesianNet(net, pdrop.Prior(length, length, width_scaled=False), pdrop.Categorical())
 
 
-def guide(bayesian_net, arm, members=10):
-    if arm in ANCHORED:
-        return pdrop.Ensemble(bayesian_net, members=members, anchored=ANCHORED[arm])
+def guide(bayesian_net, arm):
     return pdrop.AutoDropout(bayesian_net, keep=dict(zip(WEIGHTS, KEEP[arm], strict=True)))
 
 
 def trained(arm, widths, train, seed, args, device):
     torch.manual_seed(seed)
     net = model(widths, len(train[0]))
-    posterior = guide(net, arm, args.members)
+    posterior = guide(net, arm)
     how = {"epochs": args.epochs, "batch_size": args.batch, "compile": False if args.quick else "auto", "seed": seed}
     falling = pdrop.training.inverse_decay(10 * args.batch / (args.epochs * len(train[0])), 1.0)  # lr falls to a tenth
     pdrop.fit(net, posterior, *train, lr=args.lr, schedule=falling, device=device, progress=not args.quiet, **how)
@@ -175,25 +170,19 @@ def main(argv=None):
     experiment.option("--samples", type=int, default=100, quick=5, help="draws T of MC dropout")
     experiment.option("--ones", type=int, default=200, quick=5, help="images of a 1 to rotate")
     experiment.option("--attacked", type=int, default=2000, quick=60, help="images to attack")
-    experiment.option("--members", type=int, default=10, quick=3, help="networks in an ensemble")
     experiment.option("--attack-draws", type=int, default=20, quick=2, help="draws in the gradient of the MC loss")
-    experiment.option("--odd", action="store_true", help="only ensembles, and images that are not digits")
     args, device = experiment.start(argv), experiment.device
     data, widths = mnist(), tuple(max(1, round(args.size * width)) for width in LENET)
     train = data.x[: args.images].to(device), data.y[: args.images].to(device)
     x, y = data.test_x[: args.test].to(device), data.test_y[: args.test].to(device)
     starts = range(1000 * args.seed, 1000 * args.seed + args.seeds)
     pairs = {arm: [trained(arm, widths, train, seed, args, device) for seed in starts] for arm in KEEP}
-    if not args.odd:
-        answers = {arm: [asked(pair, x, args) for pair in seeds] for arm, seeds in pairs.items()}
-        error_rates(experiment, answers, y)
-        rotated_one(experiment, pairs["ip"][0], x[y == 1][: args.ones])
-        rejection(experiment, answers, y)
-        cascades(experiment, trained("ip", SMALL, train, starts[0], args, device), pairs["all"][0], widths, x, y)
-        adversaries(experiment, pairs["all"][0], x[: args.attacked], y[: args.attacked])
-    mixed = {"single network": pairs["none"], "MC dropout, ip": pairs["ip"][:1], "MC dropout, all": pairs["all"][:1]}
-    mixed |= {arm: [trained(arm, widths, train, starts[0], args, device)] for arm in ANCHORED}
-    judge_detection(experiment, mixed, x, y, better=list(ANCHORED), samples=args.samples, chunk=ROWS)
+    answers = {arm: [asked(pair, x, args) for pair in seeds] for arm, seeds in pairs.items()}
+    error_rates(experiment, answers, y)
+    rotated_one(experiment, pairs["ip"][0], x[y == 1][: args.ones])
+    rejection(experiment, answers, y)
+    cascades(experiment, trained("ip", SMALL, train, starts[0], args, device), pairs["all"][0], widths, x, y)
+    adversaries(experiment, pairs["all"][0], x[: args.attacked], y[: args.attacked])
     return experiment.finish()
 
 

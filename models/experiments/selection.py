@@ -61,8 +61,8 @@ class Anchored(nn.Linear):
         self.register_buffer("weight_anchor", scale * torch.randn_like(self.weight))
         self.register_buffer("bias_anchor", torch.randn_like(self.bias))
         with torch.no_grad():  # training starts where it would without an anchor
-            self.weight -= self.get_buffer("weight_anchor")
-            self.bias -= self.get_buffer("bias_anchor")
+            self.weight.sub_(self.get_buffer("weight_anchor"))
+            self.bias.sub_(self.get_buffer("bias_anchor"))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs of the layer with its anchors added."""
