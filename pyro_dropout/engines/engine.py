@@ -70,9 +70,8 @@ class Step:
         inputs: other inputs: trees of tensors, the same at every step.
         row: an example of what is given anew to each step.
         gradient: the step without its optimiser, a pure function; None where both are one.
-        take: takes a step on its tensors, eagerly or with this ``gradient`` in place of its own.
-        bind: returns the optimiser for gradients that are always in these tensors, which also counts the step.
-        guarded: whether ``take`` leaves out a step whose loss or gradient is not finite.
+        move: changes the parameters and the optimiser's state by a gradient, where they are, and counts the step.
+        guarded: whether a step with a ``move`` is left out if its loss or gradient is not finite.
         outside: where tensors are that it may read besides its inputs, to be read anew at every step; without them, the
             step holds what it reads as it is.
         like: recorded programs that may equal its own.
@@ -89,8 +88,7 @@ class Step:
     inputs: tuple[Tree, ...] = ()
     row: Row = field(default_factory=list)
     gradient: Gradient | None = None
-    take: Callable[[Row, Gradient | None], Taken] | None = None
-    bind: Callable[[list[Tensor]], Callable[[], None]] | None = None
+    move: Callable[[list[Tensor]], None] | None = None
     guarded: bool = False
     outside: Sequence[Found] | None = None
     like: Sequence[Program] = ()
@@ -155,12 +153,19 @@ class Step:
     def eagerly(self, row: Row, gradient: Gradient | None = None) -> Taken:
         """Take a step, with this gradient in place of its own if there is one."""
         with torch.no_grad():
-            if self.take is not None:
-                return self.take(row, gradient)
-            assert self.whole is not None
-            *found, loss = tree_leaves(self.whole(self.values, self.state, self.t, self.lr, *self.inputs, *row))
-            copy_into(self.leaves, found)
-            self.t.add_(1)
+            gradient = gradient or self.gradient
+            if self.move is None or gradient is None:
+                assert self.whole is not None
+                *found, loss = tree_leaves(self.whole(self.values, self.state, self.t, self.lr, *self.inputs, *row))
+                copy_into(self.leaves, found)
+                self.t.add_(1)
+                return loss, True
+            loss, slopes = gradient(self.values, self.t, *self.inputs, *row)
+            if self.guarded:
+                sizes = torch.stack([loss.to(self.t), *(size.to(self.t) for size in torch._foreach_norm(slopes))])
+                if not bool(torch.isfinite(sizes).all()):
+                    return loss, False
+            self.move(slopes)
             return loss, True
 
 

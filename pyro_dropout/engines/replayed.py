@@ -5,6 +5,7 @@ operations one by one. On a GPU many steps are captured in one CUDA graph.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor
 
@@ -23,7 +24,7 @@ class Replayed:
     def loop(self, step: Step) -> Loop:
         """Return what takes the steps."""
         on_gpu = step.t.is_cuda
-        if step.gradient is None or step.bind is None or (on_gpu and step.whole is not None and not step.huge):
+        if step.gradient is None or step.move is None or (on_gpu and step.whole is not None and not step.huge):
             if on_gpu:
                 return Captured(step, step.recorded, self.name)
             program = step.recorded
@@ -31,7 +32,7 @@ class Replayed:
         given = (step.values, step.t, *step.inputs, *step.row)
         program, loop = Program(step.gradient, *given, compile=False, fake=step.large), None
         if not step.guarded and not on_gpu:
-            loop = self._on_tape(step, program, [*step.values, step.t], [], step.bind)
+            loop = self._on_tape(step, program, [*step.values, step.t], [], step.move)
         return loop or Direct(step, program, self.name)
 
     def _on_tape(
@@ -40,7 +41,7 @@ class Replayed:
         program: Program,
         changed: list[Tensor],
         fixed: list[Tensor],
-        bind: Callable[[list[Tensor]], Callable[[], None]] | None = None,
+        move: Callable[[list[Tensor]], None] | None = None,
     ) -> Loop | None:
         """Return the steps of a program on a tape; None if it does not fit on one."""
         own = [each.clone() for each in step.row]
@@ -50,5 +51,5 @@ class Replayed:
             tape = Tape(program.graph, inputs, changing)
         except NoTapeError:
             return None
-        then = (lambda: None) if bind is None else bind(tape.results[1:])
+        then = partial(move, tape.results[1:]) if move is not None else lambda: None
         return Fixed(step, self.name, own, tape, begin=tape.begin, then=then)

@@ -18,7 +18,6 @@ from pyro_dropout.mathematics.checks import check_count, check_non_negative, che
 
 Schedule = Callable[[Tensor], Tensor]
 State = list[list[Tensor]]  # the optimiser's tensors for each parameter
-InPlace = Callable[[Tensor, Tensor], None]  # (t, lr) -> None
 
 
 @dataclass(frozen=True)
@@ -32,11 +31,9 @@ class Update:
         apply: (parameter, gradient, state, *numbers) -> (parameter, state).
         numbers: (lr, t) -> the numbers that ``apply`` needs at a step, with t counted from 1; by default lr and t.
         clip_norm: the largest norm of the whole gradient; None for no limit.
-        clip_value: the largest size of one element of the gradient, after ``clip_norm``; None for no limit.
-        clip_each: whether ``clip_norm`` is the largest norm of each parameter's gradient, as in Pyro's optimisers.
         options: the settings of ``apply`` except the learning rate, so that two updates can be compared.
         schedule: multiplies ``lr``; a function of the number of steps done, as a tensor.
-        fused: (parameters, gradients, state) -> a function of (t, lr) that changes these tensors where they are.
+        fused: changes (parameters, gradients, state, t, lr) where they are.
         optimiser: one of torch's, which runs itself, beside the step.
 
     Example:
@@ -52,11 +49,9 @@ class Update:
     apply: Callable[..., tuple[Tensor, list[Tensor]]]
     numbers: Callable[[Tensor, Tensor], list[Tensor]] = lambda lr, t: [lr, t]
     clip_norm: float | None = None
-    clip_value: float | None = None
     schedule: Schedule | None = None
-    clip_each: bool = False
     options: tuple[tuple[str, object], ...] = ()
-    fused: Callable[[list[Tensor], list[Tensor], State], InPlace] | None = None
+    fused: Callable[[list[Tensor], list[Tensor], State, Tensor, Tensor], None] | None = None
     optimiser: torch.optim.Optimizer | None = None
 
     def __post_init__(self) -> None:
@@ -65,9 +60,8 @@ class Update:
         for name, value in (("apply", self.apply), ("numbers", self.numbers), ("schedule", self.schedule)):
             if value is not None and not callable(value):
                 raise PyroDropoutError(f"{name} must be a function; got {type(value).__name__} {value!r}.")
-        for name, limit in (("clip_norm", self.clip_norm), ("clip_value", self.clip_value)):
-            if limit is not None:
-                check_positive(name, limit)
+        if self.clip_norm is not None:
+            check_positive("clip_norm", self.clip_norm)
 
     def start(self, parameters: list[Tensor]) -> State:
         """Return the state before the first step: zeros."""
@@ -85,37 +79,26 @@ class Update:
         ]
         return [new.to(old.dtype) for (new, _), old in zip(done, parameters, strict=True)], [s for _, s in done]
 
-    def in_place(self, parameters: list[Tensor], gradients: list[Tensor], state: State) -> InPlace:
-        """Return a function of (t, lr) that changes these tensors as ``step`` does, without a second copy of them."""
-        fused = self.fused if parameters and all(map(_plain, [*parameters, *gradients])) else None
-        if fused is not None and self.clip_norm is None and self.clip_value is None:
-            run = fused(parameters, gradients, state)
-            return lambda t, lr: run(t, self.prepared([], t, lr)[1])
-
-        def update(t: Tensor, lr: Tensor) -> None:
-            slopes, rate = self.prepared(gradients, t, lr)
-            if fused is not None:
-                fused(parameters, slopes, state)(t, rate)
-                return
-            numbers = _stored(self.numbers(rate, t))
-            for p, g, own in zip(parameters, slopes, state, strict=True):
-                value, new = self.apply(p.to(_counted(p)), g.to(_counted(g)), own, *numbers)
-                for mine, each in zip([p, *own], [value, *new], strict=True):
-                    mine.copy_(each)
-
-        return update
+    def in_place(self, parameters: list[Tensor], gradients: list[Tensor], state: State, t: Tensor, lr: Tensor) -> None:
+        """Change parameters and state as ``step`` does, where they are, without a second copy of all of them."""
+        gradients, lr = self.prepared(gradients, t, lr)
+        if self.fused is not None and parameters and all(map(_plain, [*parameters, *gradients])):
+            self.fused(parameters, gradients, state, t, lr)
+            return
+        numbers = _stored(self.numbers(lr, t))
+        for p, g, own in zip(parameters, gradients, state, strict=True):
+            value, new = self.apply(p.to(_counted(p)), g.to(_counted(g)), own, *numbers)
+            for mine, each in zip([p, *own], [value, *new], strict=True):
+                mine.copy_(each)
 
     def prepared(self, gradients: list[Tensor], t: Tensor, lr: Tensor) -> tuple[list[Tensor], Tensor]:
         """Return the clipped gradients, and the learning rate of a step."""
         if self.schedule is not None:
             lr = lr * self.schedule(t - 1)
         if self.clip_norm is not None:
-            squares = [g.square().sum() for g in gradients]
-            norms = squares if self.clip_each else [torch.stack(squares).sum()] * len(squares)
-            shrink = [(self.clip_norm / (norm.sqrt() + 1e-6)).clamp(max=1.0) for norm in norms]
-            gradients = [g * each.to(g.dtype) for g, each in zip(gradients, shrink, strict=True)]  # also of scalars
-        if self.clip_value is not None:
-            gradients = [g.clamp(-self.clip_value, self.clip_value) for g in gradients]
+            norm = torch.stack([g.square().sum() for g in gradients]).sum().sqrt()
+            shrink = (self.clip_norm / (norm + 1e-6)).clamp(max=1.0)
+            gradients = [g * shrink.to(g.dtype) for g in gradients]  # also of scalars
         return gradients, lr
 
 
@@ -164,21 +147,14 @@ def adam(
         square = beta2 * state[1] + (1 - beta2) * g * g
         return p - rate * mean / (square.sqrt() * unbias + eps), [mean, square]
 
-    def fused(parameters: list[Tensor], gradients: list[Tensor], state: State) -> InPlace:
-        kernel, done = fused_adam(decoupled), torch.zeros((), dtype=torch.float32, device=parameters[0].device)
+    def fused(parameters: list[Tensor], gradients: list[Tensor], state: State, t: Tensor, lr: Tensor) -> None:
+        kernel, done, rate = fused_adam(decoupled), t.float(), float(lr)
         settings: Any = {"beta1": beta1, "beta2": beta2, "weight_decay": weight_decay, "eps": eps}
         rows = [(p, g, *slots) for p, g, slots in zip(parameters, gradients, state, strict=True)]
-        calls = []
         for kind in dict.fromkeys(p.dtype for p in parameters):
             own = [row for row in rows if row[0].dtype == kind]
-            calls.append([*(list(column) for column in zip(*own, strict=True)), [], [done] * len(own)])
-
-        def update(t: Tensor, lr: Tensor) -> None:
-            done.copy_(t)
-            for lists in calls:
-                kernel(*lists, lr=float(lr), amsgrad=False, maximize=False, **settings)
-
-        return update
+            lists = [list(column) for column in zip(*own, strict=True)]
+            kernel(*lists, [], [done] * len(own), lr=rate, amsgrad=False, maximize=False, **settings)
 
     name = "adamw" if decoupled else "adam"
     options = (("betas", betas), ("eps", eps), ("weight_decay", weight_decay))
@@ -263,12 +239,8 @@ def chosen(optim: object, lr: float, schedule: Schedule | None, clip_norm: float
     return optim
 
 
-def clock(update: Update, parameters: list[Tensor], taken: int) -> tuple[Tensor, Tensor]:
+def clock(lr: float, parameters: list[Tensor], taken: int) -> tuple[Tensor, Tensor]:
     """Return the number of steps taken and the base learning rate as tensors, in the parameters' type and device."""
-    if not parameters:
-        return torch.tensor(float(taken)), torch.tensor(update.lr)
-    dtype = max((p.dtype for p in parameters), key=lambda kind: torch.finfo(kind).bits)
-    # A 16-bit type cannot count far.
-    dtype = torch.float32 if torch.finfo(dtype).bits < 32 else dtype
-    like = parameters[0]
-    return like.new_full((), float(taken), dtype=dtype), like.new_full((), update.lr, dtype=dtype)
+    like = max(parameters, key=lambda p: torch.finfo(p.dtype).bits, default=torch.empty(0))
+    kind: Any = {"dtype": _counted(like), "device": like.device}  # a 16-bit type cannot count far
+    return torch.tensor(float(taken), **kind), torch.tensor(lr, **kind)

@@ -16,10 +16,7 @@ from pyro_dropout.engines.engine import (
     CHAIN,
     Direct,
     Eager,
-    Gradient,
-    Row,
     Step,
-    Taken,
     copy_into,
     is_large,
 )
@@ -186,32 +183,17 @@ def make_run(
     around, state = surroundings(values, update, inputs, how["batches"]), update.start(values)
     t, lr, guarded = around["t"], around["lr"], guarded and beside is None and is_large(values)
 
-    def bind(gradients: list[Tensor]) -> Callable[[], None]:
+    def move(gradients: list[Tensor]) -> None:
         if beside is not None:
-            return lambda: beside.move(values, [each.clone() for each in gradients], t)  # it may change them
-        some = [k for k in range(len(values)) if k not in parameters.unused]
-        move = update.in_place([values[k] for k in some], [gradients[k] for k in some], [state[k] for k in some])
-
-        def moved() -> None:
-            move(t, lr)
-            t.add_(1)
-
-        return moved
-
-    def take(row: Row, recorded: Gradient | None) -> Taken:
-        loss, gradients = (recorded or gradient_of)(values, t, *inputs, *row)
-        if guarded:
-            sizes = torch.stack([loss.to(t), *(size.to(t) for size in torch._foreach_norm(gradients))])
-            if not bool(torch.isfinite(sizes).all()):
-                return loss, False
-        if beside is None:
-            bind(gradients)()
-        else:
             beside.move(values, gradients, t)
-        return loss, True
+        else:
+            some = [k for k in range(len(values)) if k not in parameters.unused]
+            own = [values[k] for k in some], [gradients[k] for k in some], [state[k] for k in some]
+            update.in_place(*own, t, lr)
+        t.add_(1)
 
     whole = make_step(gradients_of, parameters, update) if beside is None else None
-    step = Step(whole, values, state, gradient=gradient_of, take=take, bind=bind, guarded=guarded, **around)
+    step = Step(whole, values, state, gradient=gradient_of, move=move, guarded=guarded, **around)
     return TrainingRun(step, write=write, beside=beside, **how)
 
 
@@ -219,6 +201,6 @@ def surroundings(
     values: list[Tensor], update: Update, inputs: tuple[Tree, ...], batches: Source | None
 ) -> dict[str, Any]:
     """Return what a step has besides its functions, parameters and state."""
-    t, lr = clock(update, values, 1)
+    t, lr = clock(update.lr, values, 1)
     row = [] if batches is None else batches.example()
     return {"t": t, "lr": lr, "inputs": inputs, "row": row, "chain": CHAIN if batches is None or batches.chained else 0}

@@ -146,7 +146,7 @@ class SVI(pyro.infer.SVI):
         setting = (torch.get_float32_matmul_precision(), torch.get_default_dtype())
         known = self._programs.setdefault((given.key, setting), [])
         for program in known:
-            if program.valid(given):
+            if program.valid():
                 return program
         if self._built >= _MOST:
             changed = next((program.changed for program in known if program.changed), "")
@@ -155,12 +155,7 @@ class SVI(pyro.infer.SVI):
         self._built += 1
         parts = (self.model, self.guide, elbo, self.optim, given, known)
         try:
-            try:
-                program = CompiledStep(*parts)
-            except Exception:
-                if not given.floats:
-                    raise
-                program = CompiledStep(*parts, fixed=True)  # the model reads the values of floats
+            program = CompiledStep(*parts)
         except ShapeError:  # a mistake in the data, which an eager step would meet as well
             raise
         except Exception as cause:

@@ -25,13 +25,13 @@ class TorchOptimiser:
             )
 
     def move(self, values: list[Tensor], gradients: list[Tensor], t: Tensor) -> None:
-        """Take step number ``t``, at the optimiser's learning rates times the schedule, and count it.
+        """Take step number ``t``, at the optimiser's learning rates times the schedule.
 
         ``values`` are the parameters' memory, which stays the same.
         """
         slopes, factor = self._update.prepared([gradients[k] for k in self._held], t, torch.ones_like(t))
         for parameter, slope in zip(self._held.values(), slopes, strict=True):
-            parameter.grad = slope
+            parameter.grad = slope.clone()  # the optimiser may change it
         rates = [group["lr"] for group in self._optimiser.param_groups]
         if self._update.schedule is not None:
             for group, rate in zip(self._optimiser.param_groups, rates, strict=True):
@@ -43,7 +43,6 @@ class TorchOptimiser:
         for mine, theirs in zip(values, self._trained, strict=True):
             if mine.data_ptr() != theirs.data_ptr():  # the optimiser has given a parameter new memory
                 theirs.data = mine.copy_(theirs.detach())
-        t.add_(1)
 
     def state(self) -> tuple[dict[str, Tensor], Record]:
         """Return its state: tensors by name, and the rest, which is JSON."""

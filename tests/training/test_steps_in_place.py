@@ -41,7 +41,7 @@ def test_in_place_equals_the_functional_update(update: Update, clip: float | Non
     for t in range(1, 8):
         slopes, when = [torch.randn_like(value) for value in values], torch.tensor(float(t), dtype=dtype)
         values, state = update.step(values, slopes, state, when, lr)
-        update.in_place(mine, [slope.clone() for slope in slopes], slots)(when, lr)
+        update.in_place(mine, [slope.clone() for slope in slopes], slots, when, lr)
     slack = 1e-6 if dtype == torch.float32 else 1e-7  # torch's kernel takes the learning rate as a float
     torch.testing.assert_close(mine, values, rtol=slack, atol=slack)
     torch.testing.assert_close(slots, state, rtol=slack, atol=slack)
@@ -53,7 +53,7 @@ def test_numbers_may_lie_in_memory_in_another_order(turned: str) -> None:
     slope, value = torch.arange(12.0).sub(5.5).reshape(3, 4), torch.zeros(3, 4)
     slope, value = (slope.reshape(4, 3).mT, value) if turned == "gradient" else (slope, torch.zeros(4, 3).mT)
     update = adam(0.1)
-    update.in_place([value], [slope], update.start([value]))(torch.tensor(1.0), torch.tensor(0.1))
+    update.in_place([value], [slope], update.start([value]), torch.tensor(1.0), torch.tensor(0.1))
     torch.testing.assert_close(value, -0.1 * slope.sign())
 
 

@@ -35,7 +35,7 @@ def test_updates_are_torchs(update: pd.training.Update, make: Callable[..., Any]
         for leaf, gradient in zip(leaves, gradients, strict=True):
             leaf.grad = gradient.clone()
         optimiser.step()
-        t, lr = clock(update, values, taken)
+        t, lr = clock(update.lr, values, taken)
         values, state = update.step(values, gradients, state, t, lr)
         torch.testing.assert_close(values, [leaf.detach() for leaf in leaves], rtol=1e-12, atol=1e-12)
 
@@ -49,7 +49,7 @@ def test_clipping_is_torchs() -> None:
     torch.nn.utils.clip_grad_norm_(parameters, 0.7)
     torch.optim.SGD(parameters, 0.1).step()
     update = replace(sgd(0.1), clip_norm=0.7)
-    new, _ = update.step(values, gradients, update.start(values), *clock(update, values, 1))
+    new, _ = update.step(values, gradients, update.start(values), *clock(update.lr, values, 1))
     torch.testing.assert_close(new, [p.detach() for p in parameters], rtol=1e-12, atol=0)
 
 
@@ -76,7 +76,7 @@ def test_adam_decays_weights_as_it_is_told(decoupled: bool) -> None:
     for taken in (1, 2, 3):
         leaf.grad = gradient.clone()
         optimiser.step()
-        values, state = update.step(values, [gradient], state, *clock(update, values, taken))
+        values, state = update.step(values, [gradient], state, *clock(update.lr, values, taken))
     torch.testing.assert_close(values[0], leaf.detach(), rtol=1e-12, atol=1e-12)
 
 

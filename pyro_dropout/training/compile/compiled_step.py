@@ -5,7 +5,8 @@ tensor and every float in them is an input of a compiled step; everything else i
 """
 
 import enum
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,18 +15,18 @@ from pyro.optim.optim import PyroOptim
 from torch import Tensor
 
 from pyro_dropout.engines.choose import chosen
-from pyro_dropout.engines.engine import Loop, Step
-from pyro_dropout.engines.program import Function, Program
+from pyro_dropout.engines.engine import Step
+from pyro_dropout.engines.program import Program
 from pyro_dropout.engines.torch_internals import tree_flatten, tree_unflatten
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.protocols import PyroModel
 from pyro_dropout.training.compile.captured_state import CapturedState, Place
-from pyro_dropout.training.compile.functional import Buffers, Gradients, Parameters, make_gradients, make_step
-from pyro_dropout.training.compile.optimiser_state import OptimiserState
+from pyro_dropout.training.compile.functional import Buffers, Parameters, make_gradients, make_step
+from pyro_dropout.training.compile.optimiser_state import OptimiserState, from_group
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.loss.temperature import at_step
-from pyro_dropout.training.optimisers import Update, clock
+from pyro_dropout.training.optimisers import clock
 
 _OF_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 _PLAIN = (bool, int, float, str, bytes, complex, type(None), type(...), slice, range, enum.Enum, *_OF_TORCH)
@@ -72,12 +73,11 @@ class Arguments:
             )
         return (kind, id(leaf))
 
-    def rebuilt(
-        self, tensors: Iterator[Tensor], floats: Iterator[float | Tensor]
-    ) -> tuple[tuple[object, ...], dict[str, object]]:
-        """Return arguments of the same structure with other tensors and floats."""
+    def rebuilt(self, tensors: Sequence[Tensor]) -> tuple[tuple[object, ...], dict[str, object]]:
+        """Return arguments of the same structure with other tensors: first those for tensors, then those for floats."""
+        own, numbers = iter(tensors), iter(tensors[len(self.tensors) :])
         leaves = [
-            next(tensors) if isinstance(leaf, Tensor) else next(floats) if type(leaf) is float else leaf
+            next(own) if isinstance(leaf, Tensor) else next(numbers) if type(leaf) is float else leaf
             for leaf in self._leaves
         ]
         found: tuple[tuple[object, ...], dict[str, object]] = tree_unflatten(leaves, self._spec)
@@ -88,8 +88,7 @@ class CompiledStep:
     """A compiled step; the optimiser's state stays where Pyro keeps it.
 
     It is traced with the arguments ``given``. ``known`` are steps for arguments of the same structure, whose
-    surroundings have since changed. ``fixed`` makes the floats among the arguments part of the structure, because the
-    model reads their values.
+    surroundings have since changed.
 
     Attributes:
         changed: what had invalidated the step at the last check; empty if nothing had.
@@ -104,38 +103,43 @@ class CompiledStep:
         optim: PyroOptim,
         given: Arguments,
         known: Sequence["CompiledStep"],
-        fixed: bool = False,
     ) -> None:
-        self.changed = ""
-        self._optim, self._given, self._fixed, self.loss = optim, given, fixed, loss
+        self.changed, self.loss, self._optim = "", loss, optim
         self._scheduled = callable(loss.temperature)
         self.parameters = Parameters(model, guide, loss, given.args, given.kwargs)
         self.buffers = Buffers(model, guide)
         trained, values = list(self.parameters.by_name.values()), self.parameters.values
-        state = OptimiserState(optim, trained)
-        self._update = self._now = state.update if state.steps is not None else None
-        self.t, self.lr = clock(self._update or _NO_UPDATE, values, 0)
-        inputs = self._inputs(given)
+        whole_state = OptimiserState(optim, trained)
+        now = whole_state.shared
+        self._update = None if now is None else from_group(now.kind, {**now.options, "lr": now.lr})
+        self._options = None if now is None else now.options
+        self._t, self._lr = clock(0.0, values, 0)
         self._outside = CapturedState(
             [model, guide, loss, *given.objects], [*trained, *self.buffers.values, *given.tensors]
         )
         if self._outside.unwatched:
             raise PyroDropoutError(self._outside.unwatched)
-        gradients_of = make_gradients(model, guide, loss, self.parameters, self._call)
-        gradients_of = _by_number(gradients_of) if self._scheduled else gradients_of
-        if given.floats and not fixed:
-            self._check_floats(model, guide, inputs)
-        self._own: Step | None = None
-        self._loop: Loop
+        row, count = self._row(given), len(self.buffers.values)
+        if given.floats:
+            self._check_floats(model, guide, given, row[count:])
+        gradients_of = make_gradients(model, guide, loss, self.parameters, lambda *inputs: given.rebuilt(inputs))
+
+        def gradients(values: list[Tensor], *row: Tensor) -> tuple[Tensor, list[Tensor]]:
+            with at_step(row[-1]) if self._scheduled else nullcontext():
+                return gradients_of(values, list(row[:count]), *row[count : len(row) - self._scheduled])
+
         with quietly(model, guide):
             if self._update is None:
-                self.program = Program(
-                    gradients_of, values, self.buffers.values, *inputs, outside=self._outside.tensors
-                )
+                self._own: Step | None = None
+                self.program = Program(gradients, values, *row, outside=self._outside.tensors)
             else:
-                whole, slots = make_step(gradients_of, self.parameters, self._update), state.read(self._update)
-                like = [step for step in known if step._update is not None]
-                self._by_an_engine(whole, values, slots, inputs, like)
+                like = [step for step in known if step._own is not None]
+                whole = make_step(gradients, self.parameters, self._update)
+                own = [value.clone() for value in values], whole_state.copied(self._update)
+                more: Any = {"outside": self._outside.tensors, "chain": 1, "buffers": count}
+                step = Step(whole, *own, self._t, self._lr, row=row, like=[each.program for each in like], **more)
+                self.program = step.recorded
+                self._take_up(step, next((each for each in like if each.program is self.program.twin), None))
         # torch's optimisers skip parameters that the loss does not depend on.
         self._used = [k for k in range(len(trained)) if k not in self.parameters.unused]
         self._state = OptimiserState(optim, [trained[k] for k in self._used])
@@ -148,67 +152,41 @@ class CompiledStep:
             self._ignored = [*self.replaces._ignored, *filter(None, [self.replaces._place])]
             self._outside.forget(self._ignored)
 
-    def _by_an_engine(
-        self,
-        whole: Function,
-        values: list[Tensor],
-        slots: list[list[Tensor]],
-        inputs: list[Tensor],
-        like: Sequence["CompiledStep"],
-    ) -> None:
-        """Let an engine take the steps, on tensors that the parameters and the optimiser hold from then on."""
-        count = len(self.buffers.values)
+    def _take_up(self, step: Step, same: "CompiledStep | None") -> None:
+        """Let an engine take the steps, on tensors that the parameters and the optimiser hold from then on.
 
-        def flat(
-            values: list[Tensor], state: list[list[Tensor]], t: Tensor, lr: Tensor, *row: Tensor
-        ) -> tuple[list[Tensor], list[list[Tensor]], Tensor]:
-            return whole(values, state, t, lr, list(row[:count]), *row[count:])
-
-        copies = [value.clone() for value in values], [[slot.clone() for slot in own] for own in slots]
-        more: Any = {"row": [*self.buffers.values, *inputs], "outside": self._outside.tensors}
-        more |= {"chain": 1, "buffers": count}
-        step = Step(flat, *copies, self.t, self.lr, like=[each.program for each in like], **more)
-        self.program = step.recorded
-        same = next((each for each in like if each.program is self.program.twin), None)
-        if same is not None:  # its loop goes on, with what is outside in the places where it was found now
+        The loop of a step with the ``same`` program goes on, with what is outside in the places where it is now.
+        """
+        if same is None:
+            self._own, (self._loop, _) = step, chosen(True, step, warn=_not_eagerly)
+        else:
             assert same._own is not None
             same._own.recorded.lifted[:] = self.program.lifted
-            self._own, self._loop, self.t, self.lr = same._own, same._loop, same.t, same.lr
-            return
-        self._own, (self._loop, _) = step, chosen(True, step, warn=_not_eagerly)
+            self._own, self._loop = same._own, same._loop
 
-    def _call(self, *tensors: Tensor) -> tuple[tuple[object, ...], dict[str, object]]:
-        """Return the model's arguments with these tensors, and with tensors for floats that are not fixed."""
-        count = len(self._given.tensors)
-        floats = self._given.floats if self._fixed else tensors[count:]
-        return self._given.rebuilt(iter(tensors[:count]), iter(floats))
-
-    def _check_floats(self, model: PyroModel, guide: PyroModel, inputs: list[Tensor]) -> None:
+    def _check_floats(self, model: PyroModel, guide: PyroModel, given: Arguments, inputs: list[Tensor]) -> None:
         """Raise an error unless the loss is the same with tensors in place of floats."""
         found = []
-        for args, kwargs in ((self._given.args, self._given.kwargs), self._call(*inputs)):
+        for args, kwargs in ((given.args, given.kwargs), given.rebuilt(inputs)):
             with torch.no_grad(), quietly(model, guide), poutine.block():
                 found.append(self.loss.differentiable_loss(model, guide, *args, **kwargs))
         slack = 1e3 * torch.finfo(found[0].dtype).eps
         if not torch.allclose(found[0], found[1].to(found[0]), rtol=slack, atol=slack, equal_nan=True):
             raise PyroDropoutError("a float among the arguments behaves differently as a tensor")
 
-    def _inputs(self, given: Arguments) -> list[Tensor]:
-        floats = [] if self._fixed else given.floats
+    def _row(self, given: Arguments) -> list[Tensor]:
+        """Return what a step is given anew: buffers, tensors, floats and, for a schedule, the number of the step."""
         step = [self.loss.steps + 1.0] if self._scheduled else []  # the loss counts its steps, compiled or not
-        return [*given.tensors, *(self.t.new_tensor(value) for value in [*floats, *step])]
+        numbers = [self._t.new_tensor(value) for value in [*given.floats, *step]]
+        return [*self.buffers.values, *given.tensors, *numbers]
 
-    # --- before every use ---------------------------------------------------------------------------------------------
-
-    def valid(self, given: Arguments) -> bool:
+    def valid(self) -> bool:
         """Whether the step still matches an eager one: nothing around the model has changed."""
-        self.changed = self._what_changed(given)
+        self.changed = self._what_changed()
         return not self.changed
 
-    def _what_changed(self, given: Arguments) -> str:
+    def _what_changed(self) -> str:
         self._place = None
-        if self._fixed and given.floats != self._given.floats:
-            return "a float among the arguments"
         if not self.parameters.current():
             return "the parameter store"
         self._place = self._outside.changed()
@@ -216,40 +194,30 @@ class CompiledStep:
             return self._place.name or "the model"
         if not self.program.fits():
             return self.program.lifted[0][0].name
-        if self._update is None:
-            return ""
-        now = self._now = self._state.update
-        same = now is not None and self._state.steps is not None and _settings(now) == _settings(self._update)
-        return "" if same else "the optimiser's settings"
-
-    # --- the step -----------------------------------------------------------------------------------------------------
+        now = None if self._own is None else self._state.shared
+        return "" if self._own is None or (now and now.options == self._options) else "the optimiser's settings"
 
     def step(self, given: Arguments) -> Tensor:
         """Take one step with arguments of the same structure, and return the loss before it."""
-        inputs, own, update = self._inputs(given), self._own, self._now
-        if own is None or update is None:
-            return self._with_other_optimiser(inputs)
-        own.t.fill_((self._state.steps or 0) + 1)
-        own.lr.fill_(update.lr)
-        self._fetch(own.values, own.state, update)
-        loss, _ = self._loop.one([*self.buffers.values, *inputs])
+        row, own, update, now = self._row(given), self._own, self._update, self._state.shared
+        if own is None or update is None or now is None:
+            return self._with_other_optimiser(row)
+        own.t.fill_(now.steps + 1)
+        own.lr.fill_(now.lr)
+        # What a step of another shape, or the user, has put elsewhere.
+        slots = [own.state[k] for k in self._used]
+        for mine, theirs in zip([own.values, *slots], [self.parameters.values, *self._state.read(update)], strict=True):
+            for here, there in zip(mine, theirs, strict=True):
+                if here.data_ptr() != there.data_ptr():
+                    here.copy_(there)
+        loss, _ = self._loop.one(row)
         self.parameters.write(own.values)
-        self._state.write(update, [own.state[k] for k in self._used])
+        self._state.write(update, slots)
         return loss
 
-    def _fetch(self, values: list[Tensor], state: list[list[Tensor]], update: Update) -> None:
-        """Copy what a step of another shape, or the user, has put elsewhere."""
-        for mine, theirs in zip(values, self.parameters.values, strict=True):
-            if mine.data_ptr() != theirs.data_ptr():
-                mine.copy_(theirs)
-        for k, other in zip(self._used, self._state.read(update), strict=True):
-            for slot, value in zip(state[k], other, strict=True):
-                if slot is not value:
-                    slot.copy_(value)
-
-    def _with_other_optimiser(self, inputs: list[Tensor]) -> Tensor:
+    def _with_other_optimiser(self, row: list[Tensor]) -> Tensor:
         """Compute compiled gradients, and leave the rest to the optimiser."""
-        loss, gradients = self.program(self.parameters.values, self.buffers.values, *inputs)
+        loss, gradients = self.program(self.parameters.values, *row)
         trained = list(self.parameters.by_name.values())
         for k in self._used:
             trained[k].grad = gradients[k]
@@ -259,24 +227,5 @@ class CompiledStep:
         return torch.as_tensor(loss)
 
 
-def _by_number(gradients_of: Gradients) -> Gradients:
-    """Return the same function with one more input, the number of the step."""
-
-    def numbered(values: list[Tensor], buffers: list[Tensor], *inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
-        *rest, step = inputs
-        with at_step(step):
-            return gradients_of(values, buffers, *rest)
-
-    return numbered
-
-
 def _not_eagerly(cause: Exception, engine: str) -> None:
     raise cause
-
-
-_NO_UPDATE = Update("none", 0.0, 0, lambda p, g, state, *numbers: (p, state))
-
-
-def _settings(update: Update) -> object:
-    """Return the parts of an update that are compiled into a step; the learning rate is an input."""
-    return update.name, update.slots, update.options

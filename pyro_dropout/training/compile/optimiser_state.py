@@ -4,8 +4,8 @@ Pyro keeps one torch optimiser for each parameter. A compiled step reads its mom
 back, so that ``get_state`` and ``save`` hold what eager steps would, and ``set_state`` takes effect.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 import pyro
 import torch
@@ -16,61 +16,55 @@ from pyro_dropout.protocols import Record
 from pyro_dropout.training.optimisers import Update, adam, plain, sgd
 
 _SLOTS = {"adam": ("exp_avg", "exp_avg_sq"), "adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
+_OPTIONS = ("betas", "eps", "weight_decay", "decoupled_weight_decay", "momentum", "nesterov")
+
+
+class Shared(NamedTuple):
+    """What all parameters of an optimiser have in common at a step."""
+
+    kind: type
+    options: Record  # without the learning rate
+    lr: float
+    steps: int  # taken before; 0 where they are not counted
 
 
 class OptimiserState:
     """The torch optimisers behind a Pyro optimiser, for the parameters that a step trains."""
 
     def __init__(self, optim: PyroOptim, parameters: list[Tensor]) -> None:
-        self._parameters = parameters
-        self._clip = getattr(optim, "pt_clip_args", None) or {}
-        found = [_known(optim, parameter) for parameter in parameters]
-        self._each = [each for each in found if isinstance(each, torch.optim.Optimizer)]
-        # A scheduler wraps its optimiser, and steps separately.
-        self._simple = 0 < len(self._each) == len(found) and not callable(self._clip)
-        self._options: Record | None = None
-        self._update: Update | None = None
+        self._pairs: list[tuple[Any, Tensor]] = [(_of(optim, parameter), parameter) for parameter in parameters]
+        # A scheduler wraps its optimiser, and steps separately; Pyro clips gradients outside its optimisers.
+        known = all(isinstance(each, torch.optim.Optimizer) for each, _ in self._pairs)
+        self._alike = known and len({type(each) for each, _ in self._pairs}) == 1 and not optim.pt_clip_args
 
     @property
-    def update(self) -> Update | None:
-        """The update that all parameters share; None if they differ, or if it is not implemented here."""
-        if not self._simple:
+    def shared(self) -> Shared | None:
+        """What all parameters have in common; None if they differ in their settings or their numbers of steps."""
+        groups = [group for each, _ in self._pairs for group in each.param_groups] if self._alike else []
+        if len(groups) != len(self._pairs) or not groups:
             return None
-        groups = [each.param_groups for each in self._each]
-        if any(len(group) != 1 for group in groups):
+        settings = [{name: value for name, value in group.items() if name != "params"} for group in groups]
+        counts = {int(each.state[p].get("step", 0)) if p in each.state else 0 for each, p in self._pairs}
+        if len(counts) > 1 or any(other != settings[0] for other in settings[1:]):
             return None
-        options = [{name: value for name, value in group[0].items() if name != "params"} for group in groups]
-        if any(other != options[0] for other in options[1:]):
-            return None
-        if self._options != options[0]:
-            self._options = options[0]
-            update = from_group(type(self._each[0]), self._options)
-            norm, value = self._clip.get("clip_norm"), self._clip.get("clip_value")
-            self._update = update and replace(update, clip_norm=norm, clip_value=value, clip_each=True)
-        return self._update
-
-    @property
-    def steps(self) -> int | None:
-        """How many steps all parameters have taken, where that is counted; None if the numbers differ."""
-        if not self._simple:
-            return None
-        counts = {int(float(each.state[p].get("step", 0))) if p in each.state else 0 for each, p in self._pairs()}
-        return counts.pop() if len(counts) == 1 else None
+        return Shared(type(self._pairs[0][0]), settings[0], settings[0].pop("lr"), counts.pop())
 
     def read(self, update: Update) -> list[list[Tensor]]:
         """Return the moments of all parameters; zeros where there are none yet."""
-        names = _SLOTS[update.name][: update.slots]
-        found = []
-        for each, p in self._pairs():
+        names, found = _SLOTS[update.name][: update.slots], []
+        for each, p in self._pairs:
             state = each.state.get(p) or {}
             found.append([torch.zeros_like(p.detach()) if state.get(k) is None else state[k] for k in names])
         return found
 
+    def copied(self, update: Update) -> list[list[Tensor]]:
+        """Return copies of the moments."""
+        return [[slot.clone() for slot in own] for own in self.read(update)]
+
     def write(self, update: Update, slots: list[list[Tensor]]) -> None:
         """Write the moments after one more step back to the optimisers."""
-        names = _SLOTS[update.name][: update.slots]
-        counters = []
-        for (each, p), values in zip(self._pairs(), slots, strict=True):
+        names, counters = _SLOTS[update.name][: update.slots], []
+        for (each, p), values in zip(self._pairs, slots, strict=True):
             state = each.state[p] if names else {}  # torch has no entry for a parameter without state
             state.update(zip(names, values, strict=True))
             if update.name != "sgd":
@@ -82,12 +76,9 @@ class OptimiserState:
         if counters:
             torch._foreach_add_(counters, 1)
 
-    def _pairs(self) -> Iterator[tuple[torch.optim.Optimizer, Tensor]]:
-        return zip(self._each, self._parameters, strict=True)
 
-
-def _known(optim: PyroOptim, parameter: Tensor) -> object:
-    """Return the torch optimiser of a parameter, created as Pyro does when it first sees the parameter."""
+def _of(optim: PyroOptim, parameter: Tensor) -> Any:
+    """Return the optimiser of a parameter, or a scheduler, created as Pyro does when it first sees the parameter."""
     if parameter not in optim.optim_objs:
         optim.optim_objs[parameter] = optim._get_optim(parameter)
         optim.grad_clip[parameter] = optim._get_grad_clip(parameter)  # type: ignore[arg-type]  # Pyro gives it too
@@ -98,9 +89,6 @@ def _known(optim: PyroOptim, parameter: Tensor) -> object:
     return optim.optim_objs[parameter]
 
 
-_OPTIONS = ("betas", "eps", "weight_decay", "decoupled_weight_decay", "momentum", "nesterov")
-
-
 def from_group(kind: type, group: Record) -> Update | None:
     """Return the update of a torch optimiser of this class with one group; None if it is not implemented here."""
     options = {name: plain(value) for name, value in group.items() if name != "params"}
@@ -108,8 +96,7 @@ def from_group(kind: type, group: Record) -> Update | None:
         return None
     if kind in (torch.optim.Adam, torch.optim.AdamW):
         decoupled = kind is torch.optim.AdamW or bool(options.get("decoupled_weight_decay"))
-        beta1, beta2 = options["betas"]
-        found = adam(options["lr"], (beta1, beta2), options["eps"], options["weight_decay"], decoupled=decoupled)
+        found = adam(options["lr"], options["betas"], options["eps"], options["weight_decay"], decoupled=decoupled)
     elif kind is torch.optim.SGD:
         found = sgd(*(options[name] for name in ("lr", "momentum", "weight_decay", "nesterov")))
     else:

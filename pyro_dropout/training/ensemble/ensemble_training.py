@@ -187,7 +187,5 @@ def check_members(ensemble: Ensemble, update: Update, clip_norm: float | None) -
             )
         return update, clip_norm
     if update.clip_norm is not None:
-        if update.clip_each:
-            raise PyroDropoutError("clip_each is not for an ensemble: clip_norm limits each member's whole gradient.")
         return dataclasses.replace(update, clip_norm=None), update.clip_norm
     return update, clip_norm

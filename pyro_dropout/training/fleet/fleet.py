@@ -300,7 +300,7 @@ class Fleet:
                     set_best_widths(*self[k], (x[rows[k, :1]], y[rows[k, :1]], points))
 
         values, places, buffers = self.values(parameters), Buffers(*self[0]), self.buffers()
-        rate = rate.to(clock(update, values, 1)[1])
+        rate = rate.to(clock(update.lr, values, 1)[1])
         batches = None if batch == points else Batches(batch, rows)
 
         def gradients(

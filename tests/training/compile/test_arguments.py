@@ -3,6 +3,7 @@
 import collections
 import itertools
 import os
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import hypothesis.strategies as st
@@ -142,20 +143,16 @@ def thresholded(x: Tensor, y: Tensor, beta: float) -> None:
         pyro.sample("y", dist.Normal(x @ w, 1.0 if beta > 0.5 else 2.0), obs=y)
 
 
-def test_a_float_that_the_model_looks_at_is_part_of_the_program(as_traced: Any) -> None:
+def test_a_float_that_the_model_looks_at_keeps_steps_eager() -> None:
     x = torch.randn(5, 3)
-    svi = pd.SVI(
-        thresholded, pd.AutoMeanField(thresholded), pyro.optim.Adam({"lr": 0.0}), pd.ELBO(per_example=False), True
-    )
+    svi = pd.SVI(thresholded, pd.AutoMeanField(thresholded), pyro.optim.Adam({"lr": 0.0}), pd.ELBO(per_example=False))
     found = []
     for beta in (0.2, 0.8, 0.2):
         torch.manual_seed(0)
-        found.append((svi.step(x, x.sum(1), beta), svi.evaluate_loss(x, x.sum(1), beta)))
-    torch.manual_seed(0)
-    expected = [pd.ELBO(per_example=False).loss(thresholded, svi.guide, x, x.sum(1), 0.2)]
-    assert found[0][0] == pytest.approx(expected[0], rel=1e-5)
-    assert found[2][0] == found[0][0]
-    assert found[1][0] != found[0][0]
+        said = "it reads the value of a tensor.*if beta >"
+        with nullcontext() if found else pytest.warns(UserWarning, match=said):
+            found.append(svi.step(x, x.sum(1), beta))
+    assert found[2] == found[0] != found[1]
 
 
 class Opaque:
