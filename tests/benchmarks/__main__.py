@@ -18,10 +18,8 @@ from tests.benchmarks import (
     cuda_c,
     endurance,
     first_hour,
-    first_step,
     fleets,
     general,
-    growth,
     laplace,
     memory,
     precision,
@@ -33,7 +31,7 @@ from tests.benchmarks import (
 )
 from tests.benchmarks.figures import BENCHMARKS, ROOT, Asked, cpu_model, moment
 
-OURS = (cuda_c, first_step, fleets, general, growth, memory, precision, predictions, steps, transformers)
+OURS = (cuda_c, fleets, general, memory, precision, predictions, steps, transformers)
 MODULES = (*OURS, endurance, first_hour, laplace, tables, waiting)  # they register themselves
 
 

@@ -1,6 +1,6 @@
 """The map of defaults: every guide with all defaults, beside plain torch and the best constant prediction.
 
-    python -m tests.benchmarks.defaults --device cuda --workers 14 --minutes 30
+    python -m tests.benchmarks.defaults --device cuda --minutes 30
     python -m tests.benchmarks.defaults --guides dropout --tables wine --widths 50 200 --steps 2000
     python -m tests.benchmarks.defaults --tables new --depths 1 --widths 50 200 --steps 2000
     python -m tests.benchmarks.defaults --guides estimator-auto fit_table --depths 1 --widths 50 --steps 2000
@@ -9,8 +9,7 @@
 Networks of 1 to 3 hidden layers of 50 to 1,024 units are trained on six tables for 2,000 and 20,000 steps, with three
 seeds as one fleet (an ensemble of 8 and ``AutoLaplace`` with one). Cells are visited in a random order, so that a run
 that ends early (``--minutes``) is a sample of the map; what was measured is kept in out/defaults.json, and a later run
-goes on from there. ``--workers`` trains several cells at once, in processes of their own; on a GPU that needs MPS
-(nvidia-cuda-mps-control -d).
+goes on from there.
 
 A cell is *level* with plain torch if the mean difference of the test log-likelihood is no less than minus one standard
 error (over test rows and over seeds, paired). It is *at chance* if it is within 0.02 nats of the best constant while
@@ -20,12 +19,10 @@ plain torch is better than that by more than 0.1.
 import argparse
 import itertools
 import json
-import multiprocessing
 import random
 import time
 import warnings
 from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -138,14 +135,6 @@ def _rounded(each: Tensor) -> list[list[float]]:
     return [[round(float(value), 4) for value in row] for row in each.clamp(min=-1e4)]
 
 
-def _work(task: tuple[list[Any], str, list[int]]) -> tuple[list[Any], list[dict[str, Any]] | str]:
-    torch.set_num_threads(1)
-    try:
-        return task[0], measured(*task)
-    except Exception as cause:  # a cell that fails is a row that says so
-        return task[0], f"{type(cause).__name__}: {cause}"
-
-
 def cells(names: list[str], depths: list[int], widths: list[int], chosen: list[str], priors: list[str]) -> list[Any]:
     """Return all cells in a random order, plain torch first."""
     nets = list(itertools.product(names, depths, widths))
@@ -170,7 +159,6 @@ def main() -> None:
     parser.add_argument("--priors", nargs="*", default=["default"], help="default, paper")
     parser.add_argument("--steps", nargs="*", type=int, default=list(STEPS))
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--workers", type=int, default=1, help="cells that are trained at once")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no cell after so long")
     parser.add_argument("--kept", type=Path, default=KEPT, help="where what was measured is kept")
     parser.add_argument("--page", action="store_true", help="write the page from what was measured, and stop")
@@ -196,20 +184,19 @@ def main() -> None:
 
 
 def _measured_in_turn(todo: list[Any], given: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
-    """Yield what each cell gives, as soon as it is done; begin none when the time is up."""
-    start, steps, waiting = time.perf_counter(), sorted(given.steps), list(reversed(todo))
-    with ProcessPoolExecutor(given.workers, multiprocessing.get_context("spawn")) as pool:
-        running: set[Any] = set()
-        while True:
-            while waiting and len(running) < given.workers and time.perf_counter() - start < 60 * given.minutes:
-                running.add(pool.submit(_work, (waiting.pop(), given.device, steps)))
-            if not running:
-                return
-            done, running = wait(running, return_when=FIRST_COMPLETED)
-            for cell, rows in (each.result() for each in done):
-                told = rows if isinstance(rows, str) else "  ".join(f"{r['steps']}: {_mean(r):.3f}" for r in rows)
-                print(f"{time.perf_counter() - start:6.0f} s  {' '.join(map(str, cell))}  {told}", flush=True)
-                yield [{"cell": cell, "failed": rows}] if isinstance(rows, str) else rows
+    """Yield what each cell gives; begin none when the time is up."""
+    start = time.perf_counter()
+    for cell in todo:
+        if time.perf_counter() - start > 60 * given.minutes:
+            return
+        try:
+            rows = measured(cell, given.device, sorted(given.steps))
+            told = "  ".join(f"{row['steps']}: {_mean(row):.3f}" for row in rows)
+        except Exception as cause:  # a cell that fails is a row that says so
+            told = f"{type(cause).__name__}: {cause}"
+            rows = [{"cell": cell, "failed": told}]
+        print(f"{time.perf_counter() - start:6.0f} s  {' '.join(map(str, cell))}  {told}", flush=True)
+        yield rows
 
 
 def _mean(row: dict[str, Any]) -> float:

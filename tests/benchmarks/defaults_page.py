@@ -1,28 +1,33 @@
 """What the map of defaults says: docs/results/defaults.csv, the tables of docs/results/defaults.md, and its picture."""
 
-import csv
 import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import torch
 
 from tests.benchmarks.defaults_doors import DOORS
 from tests.benchmarks.defaults_tables import CHOSEN_ON, DEPTHS, NEW, REPORTED, WIDTHS
 
 _DOCS = Path(__file__).parents[2] / "docs"
-_AS_THEY_COME = ("fit_table", "estimator-auto")
+_AS_THEY_COME = ["fit_table", "estimator-auto"]  # these choose among priors of their own
 _BEGIN, _END = "<!-- measured: begin -->", "<!-- measured: end -->"
-_KEY = ("table", "depth", "width", "guide", "prior", "steps")
-Cells = dict[tuple[Any, ...], dict[str, Any]]
+_NET = ["table", "depth", "width"]
+_TITLES = {
+    "Tables that the default was chosen on": CHOSEN_ON,
+    "Other tables": REPORTED,
+    "Tables that were not used to choose between rules, but had been seen": NEW,
+}
 
 
-def judged(known: Iterable[dict[str, Any]]) -> Cells:
+def judged(known: Iterable[dict[str, Any]]) -> pd.DataFrame:
     """Return each cell of a guide beside plain torch: difference, its error, whether it is level, chance, warned."""
     rows = [row for row in known if "each" in row]
     torches = {(*row["cell"][:3], row["steps"]): row for row in rows if row["cell"][3] == "torch"}
-    found: Cells = {}
+    found = []
     for row in rows:
         *net, guide, prior = row["cell"]
         beside = torches.get((*net, row["steps"]))
@@ -34,124 +39,93 @@ def judged(known: Iterable[dict[str, Any]]) -> Cells:
         between = own + plain.mean(1).var() / len(plain)
         error = math.sqrt(float(apart.var() / len(apart) + between))
         chance = float(each.mean()) < row["constant"] + 0.02 and float(plain.mean()) > row["constant"] + 0.1
-        found[(*net, guide, prior, row["steps"])] = {
-            "gain": float(apart.mean()), "error": error, "level": float(apart.mean()) >= -error,
-            "chance": chance, "told": any(row["told"]), "mean": float(each.mean()),
-        }  # fmt: skip
-    return found
+        cell = dict(zip(_NET, net, strict=True)) | {"guide": guide, "prior": prior, "steps": row["steps"]}
+        cell |= {"gain": float(apart.mean()), "error": error, "level": float(apart.mean()) >= -error}
+        found.append(cell | {"chance": chance, "told": any(row["told"]), "mean": float(each.mean())})
+    return pd.DataFrame(found).drop_duplicates([*_NET, "guide", "prior", "steps"], keep="last")
 
 
-def _share(cells: list[dict[str, Any]], what: str) -> str:
-    return f"{sum(cell[what] for cell in cells)} of {len(cells)}" if cells else "-"
+def _share(of: "pd.Series[bool]") -> str:
+    return f"{of.sum()} of {len(of)}" if len(of) else "-"
 
 
-def text(cells: Cells) -> str:
+def text(cells: pd.DataFrame) -> str:
     """Return the tables in Markdown."""
     lines: list[str] = []
-    names = list(dict.fromkeys(key[3] for key in sorted(cells) if key[4] == "default"))
-    titles: dict[str, tuple[str, ...]] = {"Tables that the default was chosen on": CHOSEN_ON, "Other tables": REPORTED}
-    titles["Tables that were not used to choose between rules, but had been seen"] = NEW
-    for title, tables in titles.items():
-        if not any(key[0] in tables for key in cells):
+    default, paper = cells[cells.prior == "default"], cells[cells.prior == "paper"]
+    order = default.sort_values([*_NET, "guide"]).guide.unique()
+    for title, tables in _TITLES.items():
+        here = default[default.table.isin(tables)]
+        if here.empty:
             continue
         lines += [f"**{title}** ({', '.join(tables)})", ""]
         lines += ["| guide | level after 2,000 steps | level after 20,000 | mean difference |", "|---|---|---|---|"]
-        for name in names:
-            mine = {key: cell for key, cell in cells.items() if key[3:5] == (name, "default") and key[0] in tables}
-            every = list(mine.values())
-            if not every:
-                continue
-            early, late = ([cell for key, cell in mine.items() if key[5] == steps] for steps in (2_000, 20_000))
-            mean = f"{sum(cell['gain'] for cell in every) / len(every):+.3f}"
-            lines.append(f"| {name} | {_share(early, 'level')} | {_share(late, 'level')} | {mean} |")
+        for name in [each for each in order if each in set(here.guide)]:
+            mine = here[here.guide == name]
+            early, late = (_share(mine.level[mine.steps == steps]) for steps in (2_000, 20_000))
+            lines.append(f"| {name} | {early} | {late} | {mine.gain.mean():+.3f} |")
         lines.append("")
-    own = ("fit_table", "estimator-auto")  # these choose among priors of their own
-    ours = [cell for key, cell in cells.items() if key[4] == "default" and key[3] not in own]
-    lines += [f"With the default prior, {_share(ours, 'chance')} cells are at chance.", ""]
-    paper = {key: cell for key, cell in cells.items() if key[4] == "paper"}
-    if paper:
+    ours = default[~default.guide.isin(_AS_THEY_COME)]
+    lines += [f"With the default prior, {_share(ours.chance)} cells are at chance.", ""]
+    if len(paper):
         # Whether a door warned was not looked at.
-        lost = [cell for cell in paper.values() if cell["chance"]]
-        fine = [cell for key, cell in cells.items() if not cell["chance"] and key[3] not in DOORS]
+        lost, fine = paper[paper.chance], cells[~cells.chance & ~cells.guide.isin(list(DOORS))]
         lines += [
             "With the paper's prior, `Prior()`, tried only with three hidden layers of 1,024 units on digits and breast"
-            f" cancer, {_share(list(paper.values()), 'chance')} cells are at chance. The"
-        ]
-        lines += [
-            f"warning fired in {_share(lost, 'told')} of them, and in {_share(fine, 'told')} cells that are not, of all"
+            f" cancer, {_share(paper.chance)} cells are at chance. The",
+            f"warning fired in {_share(lost.told)} of them, and in {_share(fine.told)} cells that are not, of all"
             " priors, where it was looked at: not in those of `estimator`.",
             "Cells of `fit_table` and `estimator-auto` are in neither count.",
             "",
         ]
-    lines += _beside_mean_field(cells)
-    doors = [cell for key, cell in cells.items() if key[3] in _AS_THEY_COME]
-    if doors:
-        share = sum(cell["level"] for cell in doors) / len(doors)
+    lines += _beside_mean_field(default[default.steps == 2_000])
+    doors = cells[cells.guide.isin(_AS_THEY_COME)]
+    if len(doors):
         named = " and ".join(f"`{name}`" for name in _AS_THEY_COME)
-        lines += [f"Over all tables, {named} are level in {_share(doors, 'level')} cells ({share:.0%}).", ""]
+        share = f"{_share(doors.level)} cells ({doors.level.mean():.0%})"
+        lines += [f"Over all tables, {named} are level in {share}.", ""]
     return "\n".join(lines)
 
 
-def _beside_mean_field(cells: Cells) -> list[str]:
+def _beside_mean_field(early: pd.DataFrame) -> list[str]:
     """Say how guides with widths do in the cells of mean field: they were measured in different samples of the map."""
-    early = {key[:4]: cell for key, cell in cells.items() if key[4:] == ("default", 2_000)}
     lines = []
     for guide in ("low-rank", "multiplicative", "mixture", "smooth-dropout"):
-        both = [(cell, early.get((*key[:3], "mean-field"))) for key, cell in early.items() if key[3] == guide]
-        pairs = [(cell, other) for cell, other in both if other is not None]
-        if pairs:
-            mine, others = (_share([pair[k] for pair in pairs], "level") for k in (0, 1))
-            apart = sum(cell["gain"] - other["gain"] for cell, other in pairs) / len(pairs)
-            lines.append(f"- {guide}: level in {mine}, mean field in {others}; mean difference {apart:+.3f} nats")
+        both = early[early.guide == guide].merge(early[early.guide == "mean-field"], on=_NET)
+        if len(both):
+            apart = (both.gain_x - both.gain_y).mean()
+            levels = f"level in {_share(both.level_x)}, mean field in {_share(both.level_y)}"
+            lines.append(f"- {guide}: {levels}; mean difference {apart:+.3f} nats")
     return ["In the cells that both have, after 2,000 steps:", "", *lines, ""] if lines else []
 
 
-def read() -> Cells:
+def read() -> pd.DataFrame:
     """Return the cells of the page."""
-    with (_DOCS / "results/defaults.csv").open(encoding="utf-8") as file:
-        rows = [{name: _value(each) for name, each in row.items()} for row in csv.DictReader(file)]
-    return {tuple(row.pop(name) for name in _KEY): row for row in rows}
+    return pd.read_csv(_DOCS / "results/defaults.csv")
 
 
-def _value(text: str) -> Any:
-    if text in ("True", "False"):
-        return text == "True"
-    try:
-        return float(text) if "." in text or "e" in text.lower() else int(text)
-    except ValueError:
-        return text
-
-
-def write(cells: Cells) -> None:
+def write(cells: pd.DataFrame) -> None:
     """Write the cells and their tables, and draw the picture."""
-    with (_DOCS / "results/defaults.csv").open("w", encoding="utf-8", newline="") as file:
-        out = csv.writer(file, lineterminator="\n")
-        out.writerow([*_KEY, *next(iter(cells.values()))])
-        rounded = ([round(v, 4) if type(v) is float else v for v in cell.values()] for cell in cells.values())
-        out.writerows([*key, *values] for key, values in zip(cells, rounded, strict=True))
+    cells.round(4).to_csv(_DOCS / "results/defaults.csv", index=False)
     page = _DOCS / "results/defaults.md"
     before, rest = page.read_text("utf-8").split(_BEGIN)
     page.write_text(f"{before}{_BEGIN}\n{text(cells)}\n{_END}{rest.split(_END)[1]}", "utf-8")
-    _draw(cells, _DOCS / "figures/defaults.png")
+    _draw(cells[(cells.prior == "default") & ~cells.table.isin(NEW)], _DOCS / "figures/defaults.png")
 
 
-def _draw(cells: Cells, path: Path) -> None:
+def _draw(cells: pd.DataFrame, path: Path) -> None:
     """Draw networks against tables for each guide, coloured by the difference to plain torch after 2,000 steps."""
     import matplotlib.pyplot as plt
-    import numpy as np
 
-    names = list(dict.fromkeys(key[3] for key in cells if key[4] == "default" and key[0] not in NEW))
-    tables, nets = (*CHOSEN_ON, *REPORTED), [(depth, width) for depth in DEPTHS for width in WIDTHS]
-    columns = 3
+    tables, nets = [*CHOSEN_ON, *REPORTED], [(depth, width) for depth in DEPTHS for width in WIDTHS]
+    names, columns = cells.guide.unique(), 3
     lines = -(-len(names) // columns)
     figure, axes = plt.subplots(lines, columns, figsize=(11, 2.1 * lines + 0.8), layout="constrained", squeeze=False)
     for ax, name in zip(axes.flat, names, strict=False):
-        grid = np.full((len(tables), len(nets)), np.nan)
-        for i, table in enumerate(tables):
-            for j, net in enumerate(nets):
-                cell = cells.get((table, *net, name, "default", 2_000))
-                grid[i, j] = np.nan if cell is None else np.clip(cell["gain"], -0.5, 0.5)
-        image = ax.imshow(grid, cmap="RdBu", vmin=-0.5, vmax=0.5, aspect="auto")
+        mine = cells[(cells.guide == name) & (cells.steps == 2_000)]
+        grid = mine.pivot(index="table", columns=["depth", "width"], values="gain").reindex(index=tables)
+        gains = np.stack([grid[net] if net in grid else np.full(len(tables), np.nan) for net in nets], 1)
+        image = ax.imshow(np.clip(gains, -0.5, 0.5), cmap="RdBu", vmin=-0.5, vmax=0.5, aspect="auto")
         ax.set_facecolor("0.92")
         ax.set_title(name, fontsize=9)
         ax.set_xticks(range(len(nets)), [f"{width}" for _, width in nets], fontsize=6, rotation=90)

@@ -1,7 +1,6 @@
 """Large loads and long runs: does memory grow, are files closed, and what happens where it runs out?"""
 
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -69,27 +68,6 @@ def load(asked: Asked) -> Iterator[Figure]:
         yield Figure(f"memory at most {what}", most, "MB")
 
 
-@benchmark("load-columns")
-def load_columns(asked: Asked) -> Iterator[Figure]:
-    """A table with 10,000 columns, two of which say what the target is; 250 rows to fit and 50 to predict."""
-    columns = asked.pick(10_000, 500)
-    x = torch.randn(300, columns, generator=torch.Generator().manual_seed(0))
-    y = 2 * x[:, :1] - x[:, 5:6] + 0.3 * torch.randn(300, 1, generator=torch.Generator().manual_seed(1))
-    lines = [",".join(f"{value:.3f}" for value in row) + "\n" for row in torch.cat([x, y], 1).tolist()]
-    header = ",".join([*(f"c{k}" for k in range(columns)), "y"]) + "\n"
-    predict = ("predict", "run", "new.csv", "--out", "said.csv", "--quiet")
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "table.csv").write_text(header + "".join(lines[:250]))
-        Path(folder, "new.csv").write_text(header + "".join(lines[250:]))
-        for words in ((*FIT, "y"), predict, (*predict, "--plot", "said.png")):
-            before = resource.getrusage(resource.RUSAGE_CHILDREN)
-            subprocess.run(command(*words), cwd=folder, check=True, stdout=sys.stderr)
-            after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            taken = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-            yield Figure(f"{words[0]}{' --plot' * ('--plot' in words)}: CPU time", taken, "s")
-    yield Figure("memory at most", after.ru_maxrss / 1e3, "MB")
-
-
 def train(steps: int, folder: str | None = None) -> pd.training.History:
     """Take so many steps of a small training with everything that ``fit`` has."""
     torch.manual_seed(0)
@@ -140,18 +118,6 @@ def soak(asked: Asked) -> Iterator[Figure]:
         yield Figure(f"memory {when}", sum(memory for memory, _ in part) / len(part), "MB")
         yield Figure(f"open files {when}", min(files for _, files in part))
     yield Figure("open files at most", max(files for _, files in warm))
-
-
-@benchmark("soak-fits")
-def soak_fits(asked: Asked) -> Iterator[Figure]:
-    """Three hundred short trainings in one process."""
-    count = asked.pick(300, 20)
-    for k in range(count):
-        with tempfile.TemporaryDirectory() as folder:
-            train(20, folder)
-        if k + 1 in (count // 10, count):
-            yield Figure(f"memory after {k + 1} trainings", resident(), "MB")
-    yield Figure("open files", open_files())
 
 
 @benchmark("out-of-memory")

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
@@ -17,8 +16,6 @@ from tests.benchmarks.ours import dropout
 from tests.benchmarks.sizes import WIDE
 from tests.benchmarks.timing import seconds
 
-CASES = ((200, 10), (200, 40), (60, 40), (45, 40)), (0.05, 0.3, 1.0, 3.0)  # data and inputs; size of the true weights
-FIXED = (0.25, 0.5, 1.0, 2.0, 4.0)
 NOISE, HIDDEN = 0.3, 50
 WAYS = {"1,000 steps": (1000, 0.0), "300 steps": (300, 0.0), "1,000 steps, weight decay 0.001": (1000, 1e-3)}  # of Adam
 EVIDENCE = ((450, 13, "Tanh", "full"), (450, 13, "Tanh", "kron"), (450, 13, "ReLU", "full"), (8000, 8, "Tanh", "full"))
@@ -124,35 +121,3 @@ def laplace_digits(asked: Asked) -> Iterator[Figure]:
         yield Figure(f"{how}: most that is lost", max(losses), "nats")
         yield Figure(f"{how}: smallest calibration error", min(errors))
         yield Figure(f"{how}: largest calibration error", max(errors))
-
-
-def gain(rng: np.random.Generator, count: int, inputs: int, size: float) -> float:
-    """Return the mean test log density of a linear model at the learned width, minus that at the best fixed one.
-
-    With XᵀX = N·I and τ = 1 the posterior under N(0, s²) factorises, so mean field is exact: the least squares ŵ are
-    N(w, 1/N), and the evidence is largest at s² = mean(ŵ²) - 1/N, or at zero.
-    """
-    w = size * rng.normal(size=inputs)
-    found = w + rng.normal(size=inputs) / count**0.5
-    x = rng.normal(size=(400, inputs))
-    y = x @ w + rng.normal(size=400)
-
-    def score(square: float) -> float:
-        precision = count + 1 / square
-        variance = 1 + (x**2).sum(1) / precision
-        apart = y - x @ (found * count / precision)
-        return float((-0.5 * np.log(2 * np.pi * variance) - 0.5 * apart**2 / variance).mean())
-
-    return score(max(1e-6, float((found**2).mean()) - 1 / count)) - max(score(width**2) for width in FIXED)
-
-
-@benchmark("linear-widths")
-def linear_widths(asked: Asked) -> Iterator[Figure]:
-    """Learned widths of a linear model beside the best of five fixed ones, all in closed form."""
-    rng, every = np.random.default_rng(0), list[float]()
-    for (count, inputs), size in itertools.product(*CASES):
-        gains = [gain(rng, count, inputs, size) for _ in range(60)]
-        every += gains
-        share = float(np.mean(np.array(gains) >= -0.02))
-        yield Figure(f"{count} data, {inputs} inputs, weights {size}: share within 0.02 nats of the best", share)
-    yield Figure("share of all", float(np.mean(np.array(every) >= -0.02)))

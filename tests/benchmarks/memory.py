@@ -1,10 +1,8 @@
-"""What trainings and Laplace approximations hold in memory, beside plain torch."""
+"""What trainings hold in memory, beside plain torch."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-
-import torch
 
 import pyro_dropout as pd
 from tests.benchmarks.figures import Asked, Figure, apart, benchmark
@@ -16,7 +14,6 @@ from tests.benchmarks.sizes import Size
 LAYERS, BATCH, STEPS = 4, 64, 3
 PLAIN = "plain torch"
 KINDS = {PLAIN: None, "fit eager": False, "fit recorded": "traced", "fit compiled": True}
-LARGE = Size("100 million weights", (784, 8000, 8000, 3500, 512, 10), 1000, classes=True)
 
 
 def train(kind: str, width: int, device: str) -> None:
@@ -64,31 +61,3 @@ def trainings(asked: Asked) -> Iterator[Figure]:
             yield Figure(f"{measure}, {kind}", held / 2**20, "MiB")
             if kind != PLAIN:
                 yield Figure(f"{measure}, {kind} over {PLAIN}", held / base, most=1.25)
-
-
-def laplace_peak(kind: str, images: int) -> int:
-    """Return the most bytes held, the network included."""
-
-    def act() -> object:
-        only = None if kind == "last, all layers random" else "8.*"
-        model = pd.BayesianNet(LARGE.net("cpu"), likelihood=pd.Categorical(), only=only)
-        x, y = LARGE.data("cpu", images)
-        if kind == "forward pass":
-            with torch.no_grad():
-                return model.net(x)
-        return pd.laplace(model, model, x, y, "last")
-
-    return peak_bytes(act, "cpu")
-
-
-@benchmark("laplace-memory", "cpu")
-def laplace(asked: Asked) -> Iterator[Figure]:
-    """Laplace of the last layer of 100 million weights, beside a forward pass of the same images.
-
-    Where all layers are random, the guide has points of its own for the others: a second copy of the network.
-    """
-    base = 0
-    for kind, most in {"forward pass": None, "last": 1.2, "last, all layers random": None}.items():
-        held = apart(laplace_peak, kind, asked.pick(1000, 100))
-        base = base or held
-        yield Figure(f"{kind}, over a forward pass of {base / 2**30:.3f} GiB", held / base, most=most)
