@@ -2,21 +2,21 @@
 
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from pyro import poutine
 from torch import Tensor, nn
+from tqdm.auto import tqdm
 
 from pyro_dropout.comparison.comparison import Comparison
 from pyro_dropout.comparison.exams import Exam, SiteExam, bounds_of
 from pyro_dropout.comparison.findings import REFERENCE, Row, Score, distinct
 from pyro_dropout.comparison.standard_models import standard_guide
-from pyro_dropout.comparison.trained import Trained, WholeBar, as_a_fleet, one_by_one, source_of
+from pyro_dropout.comparison.trained import Trained, as_a_fleet, for_seed, one_by_one
 from pyro_dropout.engines.choose import Compile
 from pyro_dropout.errors import DivergedError, IgnoredInputsWarning, PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.generative.inputs import AnyInputs, check_inputs, check_pairs, inputs_of, takes_all
@@ -41,6 +41,7 @@ from pyro_dropout.training.optimisers import Schedule
 from pyro_dropout.training.svi import check_compile
 
 MakeGuide = Callable[..., PyroModel]  # a function of the model
+Item = TypeVar("Item")
 
 
 @also(num_samples="samples")
@@ -76,9 +77,8 @@ def compare(
     in long training. On a GPU neither is guaranteed.
 
     Args:
-        model: a network, which is copied and reinitialised for every seed; any Pyro model; or a function of the seed
-            that returns one of them. A function is called with a seed to find out which it is. A ``Standardised``
-            model takes raw data.
+        model: a network or another module, which is copied and reinitialised for every seed, or any Pyro model. A
+            ``Standardised`` model takes raw data.
         guides: {name: function that takes the model and returns a guide}, or a list of such functions,
             which are called by their ``__name__``, with a number after a name that repeats. For a network, a guide can
             be given by its name on the command line, such as "mean-field", with the settings that it has there.
@@ -97,7 +97,7 @@ def compare(
             in {"laplace": "linearised"}; the others predict with "mc", and so does the reference.
         loss: ``ELBO()`` by default.
         compile: whether training is compiled, as in ``fit``.
-        progress: show one progress bar for the whole.
+        progress: show a progress bar, guide by guide.
         labels: {"title": ..., "x": ..., "y": ..., "note": ..., "command": ...} for the figures and the HTML report;
             the command is the one that reproduces the comparison.
 
@@ -130,7 +130,9 @@ def compare(
     for name, each in methods.items():
         check_choice("a name in method", name, list(named))
         check_choice("method", each, ("mc", "linearised"))
-    source, first = source_of(model, numbers[0], train)
+    if not callable(model):
+        raise PyroDropoutError(f"model must be a network or any other Pyro model; got {describe(model)}.")
+    first = for_seed(model, numbers[0])
     network = is_network(first)
     exam: Exam | SiteExam
     if network:
@@ -145,13 +147,11 @@ def compare(
     if reference is not None:
         rows.append(reference_row(reference, first, exam, progress))
         exam = replace(exam, reference=rows[0].answer)
-    train_all, runs = (as_a_fleet, 1) if network else (one_by_one, len(numbers))  # the seeds of a fleet are one
-    with closing(WholeBar(len(named), runs * steps, progress)) as bar:
-        for name, make in named.items():
-            own = replace(exam, method=methods.get(name, "mc")) if isinstance(exam, Exam) else exam
-            with bar.part(name):
-                build = partial(_built, source, make)
-                rows.append(examined(name, partial(train_all, build, numbers, own.call, training), own))
+    train_all = as_a_fleet if network else one_by_one
+    for name, make in progress_over(named, progress):
+        own = replace(exam, method=methods.get(name, "mc")) if isinstance(exam, Exam) else exam
+        build = partial(_built, model, make)
+        rows.append(examined(name, partial(train_all, build, numbers, own.call, training), own))
     said = "none" if reference is None else reference if isinstance(reference, str) else type(reference).__name__
     settings = {
         "seeds": len(numbers), **options, "schedule": getattr(schedule, "__name__", None), "samples": samples,
@@ -161,6 +161,15 @@ def compare(
     }  # fmt: skip
     call = exam.call if isinstance(exam, SiteExam) else None
     return Comparison(rows, exam.train, exam.test, settings, time.perf_counter() - start, call)
+
+
+def progress_over(named: Mapping[str, Item], shown: bool) -> Iterator[tuple[str, Item]]:
+    """Yield the items, with a progress bar that says which is at work."""
+    with tqdm(total=len(named), desc="compare", unit="guide", leave=False, disable=not shown) as bar:
+        for name, item in named.items():
+            bar.set_postfix_str(name)
+            yield name, item
+            bar.update()
 
 
 # --- one row ------------------------------------------------------------------------------------------------------
@@ -223,10 +232,10 @@ def _score(row: Row, exam: Exam | SiteExam) -> None:
         row.curve = exam.curve(row.answer, *row.trained[0])
 
 
-def _built(source: Callable[[int], PyroModel], make: MakeGuide, seed: int) -> tuple[PyroModel, PyroModel]:
-    model = source(seed)
+def _built(model: PyroModel, make: MakeGuide, seed: int) -> tuple[PyroModel, PyroModel]:
+    own = for_seed(model, seed)
     torch.manual_seed(seed)
-    return model, make(model)
+    return own, make(own)
 
 
 def reference_row(reference: object, model: PyroModel, exam: Exam | SiteExam, progress: bool) -> Row:

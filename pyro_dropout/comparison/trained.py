@@ -1,15 +1,13 @@
-"""Train the seeds of one guide: as one fleet, or one by one if they cannot form a fleet; with one progress bar for all.
+"""Train the seeds of one guide: as one fleet, or one by one if they cannot form a fleet.
 
-Models are copies of a network, a Pyro model, or the results of a function of the seed. Programs that keep parameters in
-Pyro's param store share them by name: two guides of the same Pyro class, or two training runs of a function that calls
-``pyro.param``. Here each training run has its own param store.
+Programs that keep parameters in Pyro's param store share them by name: two guides of the same Pyro class, or two
+training runs of a function that calls ``pyro.param``. Here each training run has its own param store.
 """
 
 import copy
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 
 import pyro
@@ -17,78 +15,21 @@ import torch
 from pyro import poutine
 from pyro.params.param_store import StateDict
 from torch import nn
-from tqdm.auto import tqdm
 
 from pyro_dropout.errors import DivergedError, IgnoredInputsWarning, PyroDropoutError
-from pyro_dropout.generative.model_call import ModelCall, is_network, name_of, signature_of
+from pyro_dropout.generative.model_call import ModelCall, is_network
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.guides.ensemble import Ensemble
-from pyro_dropout.mathematics.checks import describe
 from pyro_dropout.protocols import PyroModel, Record
 from pyro_dropout.training.fit import fit
 from pyro_dropout.training.fleet.fleet import Fleet
-from pyro_dropout.training.loop import sharing_bar
 
 
-def source_of(model: object, seed: int, train: object) -> tuple[Callable[[int], PyroModel], PyroModel]:
-    """Return a function of the seed that returns models, and the model of the first seed.
-
-    A function that returns a callable when called with a seed is taken to return models. Every other function that can
-    be called with the training data, a tuple or a dict of arguments, is itself a Pyro model, the same for all seeds.
-
-    Example:
-        >>> source_of(lambda x, y: None, 0, (1.0, 2.0))[0](7)(1.0, 2.0) is None
-        True
-        >>> source_of(lambda seed: (lambda x, y: seed), 0, (1.0, 2.0))[0](7)(1.0, 2.0)
-        7
-    """
-    if not callable(model):
-        raise PyroDropoutError(
-            f"model must be a model to copy, or a function of the seed that returns one; got {describe(model)}."
-        )
-    if isinstance(model, nn.Module):
-        return lambda number: _copied(model, number), _copied(model, seed)
-
-    def made(number: int) -> PyroModel:
-        torch.manual_seed(number)
-        found: PyroModel = model(number)
-        return found
-
-    try:
-        with warnings.catch_warnings(), pyro.get_param_store().scope(), poutine.block():
-            warnings.simplefilter("ignore")
-            first: object = made(seed)
-        failure = f"it returns {type(first).__name__}, which is not a model"
-    except Exception as cause:  # a model that was called with a number instead of its data
-        first, failure = None, f"it raises {type(cause).__name__}: {cause}"
-    if callable(first):
-        return made, first
-    if not _takes(model, train):
-        raise PyroDropoutError(
-            "model must be a Pyro model that takes the arguments in train, or a function of the seed that returns one;"
-            f" {name_of(model)} takes {signature_of(model)}; called with a seed, {failure}."
-        )
-    return lambda number: model, model
-
-
-def _takes(model: PyroModel, train: object) -> bool:
-    """Return whether a model's signature accepts these arguments; ``num_data`` may be missing."""
-    known = signature_of(model)
-    if known is None or not isinstance(train, tuple | list | Mapping):
-        return True  # data of another kind are refused elsewhere
-    args, kwargs = ((), dict(train)) if isinstance(train, Mapping) else (tuple(train), {})
-    for more in ({}, {"num_data": 1}):
-        try:
-            known.bind(*args, **kwargs, **more)
-            return True
-        except TypeError:
-            continue
-    return False
-
-
-def _copied(model: nn.Module, seed: int) -> nn.Module:
-    """Return a copy of the model for a seed, with its layers reinitialised."""
+def for_seed(model: PyroModel, seed: int) -> PyroModel:
+    """Return a copy of a module with its layers reinitialised for a seed; any other model is the same for all."""
+    if not isinstance(model, nn.Module):
+        return model
     torch.manual_seed(seed)
     own = copy.deepcopy(model)
     for part in own.modules():
@@ -163,35 +104,3 @@ def _has_parameters(call: ModelCall) -> bool:
     with torch.no_grad(), quietly(call.model), poutine.block():
         trace = poutine.trace(call.model, param_only=True).get_trace(*call.args, **call.kwargs)
     return bool(trace.param_nodes)
-
-
-class WholeBar(tqdm):  # type: ignore[misc]
-    """One progress bar for several trainings: each guide is as long as any other, however many ``steps`` it has.
-
-    Example:
-        >>> whole = WholeBar(guides=2, steps=100, shown=True)
-        >>> with whole.part("dropout"):
-        ...     whole.update(500)
-        >>> whole.n
-        100
-        >>> whole.close()
-    """
-
-    def __init__(self, guides: int, steps: int, shown: bool) -> None:
-        form = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
-        how: Record = {"desc": "compare", "leave": False, "smoothing": 0.0, "bar_format": form}
-        super().__init__(total=guides * steps, disable=not shown, **how)
-        self._each, self._end = steps, 0
-
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """Within this context trainings advance the bar by one guide, and show no bar of their own."""
-        self._end += self._each
-        self.set_description(name)
-        with sharing_bar(self):
-            yield
-        self.update(self._each)
-
-    def update(self, n: float = 1) -> None:
-        """Advance by some steps, at most to the end of the guide; its scores are computed after that."""
-        super().update(min(n, self._end - self.n))

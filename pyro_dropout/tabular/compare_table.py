@@ -6,18 +6,17 @@ Its first seed has the scores that ``fit`` prints; the other seeds say how much 
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import nn
 
-from pyro_dropout.comparison.compare import examined, reference_row
+from pyro_dropout.comparison.compare import examined, progress_over, reference_row
 from pyro_dropout.comparison.comparison import Comparison
 from pyro_dropout.comparison.exams import Exam
 from pyro_dropout.comparison.findings import Row
-from pyro_dropout.comparison.trained import Trained, WholeBar, one_by_one
+from pyro_dropout.comparison.trained import Trained, one_by_one
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.standardised import Standardised
@@ -59,13 +58,10 @@ def compare_table(
     if reference is not None:
         rows.append(_reference(reference, data, next(iter(suit.values()))[0], exam, progress))
         exam = replace(exam, reference=rows[0].answer)
-    longest = max(how.steps for _, how in suit.values())
-    with closing(WholeBar(len(suit), (len(seeds) + 1) * longest, progress)) as bar:
-        for name, (what, how) in suit.items():
-            straight = what.guide != "auto" and resolve_guide(what.guide).method == "linearised"
-            own = replace(exam, method="linearised" if straight else "mc")
-            with bar.part(name):
-                rows.append(examined(name, partial(_trained, data, what, how, seeds, place, recipes, name), own))
+    for name, (what, how) in progress_over(suit, progress):
+        straight = what.guide != "auto" and resolve_guide(what.guide).method == "linearised"
+        own = replace(exam, method="linearised" if straight else "mc")
+        rows.append(examined(name, partial(_trained, data, what, how, seeds, place, recipes, name), own))
     settings: Record = {
         "seeds": len(seeds), "which_seeds": list(seeds), "samples": samples, "recipes": recipes,
         "reference": reference or _NO_REFERENCE, "device": str(place), "when": time.strftime("%Y-%m-%d %H:%M %z"),

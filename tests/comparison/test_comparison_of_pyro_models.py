@@ -14,7 +14,6 @@ from torch import Tensor
 
 import pyro_dropout as pd
 from pyro_dropout.comparison.folder import write_folder
-from pyro_dropout.comparison.trained import source_of
 from tests.prediction.pyro_models import CASES, F64, GROUPS, X, Y, coins, line, two_sites
 
 QUICK: Any = {"steps": 60, "lr": 0.1, "samples": 40, "seeds": 1, "compile": False, "progress": False}
@@ -93,18 +92,6 @@ def test_the_sampler_is_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     found = pd.compare(line, [AutoNormal], (X, Y), (X, Y), reference="nuts", **QUICK)
     assert found.rows[0].name == "reference"
     assert found.rows[1].scores["d_w1"].mean < 0.3
-
-
-def test_which_function_is_a_model() -> None:
-    assert source_of(line, 0, (X, Y))[1] is line
-    assert source_of(CASES["counts"].make(), 0, {"x": X, "exposure": X})[1] is CASES["counts"].make()
-    assert source_of(lambda seed: line, 0, (X, Y))[1] is line
-
-    def broken(seed: int) -> Any:
-        raise RuntimeError("no such file")
-
-    with pytest.raises(pd.errors.PyroDropoutError, match="called with a seed, it raises RuntimeError: no such file"):
-        source_of(broken, 0, (X, Y))
 
 
 def test_what_cannot_be_asked_is_a_row_that_says_so() -> None:
