@@ -173,7 +173,7 @@ def reweighted(prediction: Prediction, likelihood: Likelihood, samples: Tensor) 
     running = Running(points)
     for piece in prediction.pieces():
         running.add(0, count, piece, block_sums(likelihood, samples[:, piece]))
-    made = Prediction(likelihood, running.sums, count, prediction.like, samples, None)
+    made = Prediction(likelihood, running.sums, count, prediction.like, samples)
     made.members = prediction.members
     return made
 

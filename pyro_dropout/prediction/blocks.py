@@ -1,9 +1,7 @@
-"""Runs all pairs of draws and data points in blocks that fit into memory, and can repeat a run with the same draws.
+"""Runs all pairs of draws and data points in blocks that fit into memory.
 
-A block is some draws at some points: one forward pass, reduced over its draws before anything is kept. To repeat the
-very same draws, a second pass needs the random state at the start and the blocks that the first pass used.
-
-How many rows fit is measured by running the model on one point and on two.
+A block is some draws at some points: one forward pass, reduced over its draws before anything is kept. How many rows
+fit is measured by running the model on one point and on two.
 """
 
 import functools
@@ -15,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 from pyro import poutine
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyro_dropout.engines.program import Program
@@ -23,13 +21,10 @@ from pyro_dropout.engines.torch_internals import TorchDispatchMode, tree_leaves
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.inputs import AnyInputs, copies, leaves_of, takes_all
 from pyro_dropout.generative.model_call import ModelCall
-from pyro_dropout.generative.precision import precision_now, products_in
-from pyro_dropout.generative.process_lock import one_at_a_time
-from pyro_dropout.generative.random_state import RandomState, forked, random_state, seeded, set_random_state
+from pyro_dropout.generative.random_state import forked, random_state, seeded, set_random_state
 from pyro_dropout.generative.trial_run import evaluating, quietly
 from pyro_dropout.prediction.weight_draws import WeightDraws
 from pyro_dropout.protocols import Weights
-from pyro_dropout.training.checkpoints.tensor_file import digest
 from pyro_dropout.training.compile.functional import Parameters, unvalidated
 from pyro_dropout.training.out_of_memory import is_out_of_memory, unless_out_of_memory
 
@@ -61,7 +56,7 @@ def bytes_per_row(run: Callable[[int], object]) -> int:
 
 
 Result = TypeVar("Result")
-Reduce = Callable[..., Result]  # outputs (T, N, D) of a block, and what belongs to its N points -> its result
+Reduce = Callable[[Tensor], Result]  # outputs (T, N, D) of a block -> its result
 
 _CPU_ROWS = 8192  # more rows do not make a row faster
 _CPU_BYTES = 2**30  # of the largest tensor in a forward pass; a pass holds a few of them
@@ -120,12 +115,12 @@ def run_blocks(
     run: Callable[[Block], Result],
     receive: Receive[Result],
     prepare: Callable[[Block], None] = lambda block: None,
-) -> list[Block]:
-    """Run blocks in order, and return those that were run: smaller ones if memory ran out.
+) -> None:
+    """Run blocks in order; smaller ones if memory runs out.
 
     ``prepare`` is called before a block, and not repeated by the halves of one that did not fit.
     """
-    todo, taken = deque(blocks), []
+    todo = deque(blocks)
     while todo:
         block = todo.popleft()
         prepare(block)
@@ -138,8 +133,6 @@ def run_blocks(
             todo = deque(part for each in (block, *todo) for part in each.within(block.rows // 2))
             continue
         receive(block, result)
-        taken.append(block)
-    return taken
 
 
 class Walk:
@@ -167,9 +160,6 @@ class Walk:
         together: int | None = None,
     ) -> None:
         self.weights, self.x, self.samples, self.seed, self.compile = weights, x, samples, seed, compile
-        self._precision = precision_now()
-        self._start: RandomState | None = None
-        self._print: list[str] | None = None
         self._programs: dict[Hashable, Program] = {}
         whole = takes_all(weights.model)
         self._some = x if whole else x[:1]
@@ -179,33 +169,10 @@ class Walk:
             rows = chunk or self._rows_that_fit(whole)
         points = len(x) if whole else _even(len(x), max(1, rows // (together or 1)))
         self.together = draws = together or _even(samples, min(most, max(1, rows // points)))
-        self._blocks = [Block(drawn, drawn, p, whole) for drawn in cuts(samples, draws) for p in cuts(len(x), points)]
+        self.blocks = [Block(drawn, drawn, p, whole) for drawn in cuts(samples, draws) for p in cuts(len(x), points)]
 
-    def first(self, label: str, reduce: Reduce[Result], receive: Receive[Result], progress: bool = False) -> None:
-        """Run all blocks, and pass every result to ``receive``; ``label`` tells compiled blocks apart."""
-        with seeded(self.seed, self.x.device):
-            self._start = random_state()
-            self._blocks = self._walk(label, reduce, receive, [], progress)
-
-    @one_at_a_time
-    def again(self, label: str, reduce: Reduce[Result], receive: Receive[Result], *of_points: Tensor) -> None:
-        """Run the same blocks with the same draws; ``reduce`` is also given the rows of ``of_points`` at the points."""
-        if self._start is None or self._fingerprint() != self._print:
-            raise PyroDropoutError(
-                "the model, the posterior or x has changed since predict(), so its draws cannot be repeated, and"
-                " they were not kept. Call predict() again, or use keep_samples=True."
-            )
-        with forked(), products_in(self._precision):
-            set_random_state(self._start)
-            self._walk(label, reduce, receive, list(of_points), False)
-
-    def remember(self) -> None:
-        """Record the values of all parameters, so that a second pass can check that they are the same."""
-        self._print = self._fingerprint()
-
-    def _walk(
-        self, label: str, reduce: Reduce[Result], receive: Receive[Result], of_points: list[Tensor], progress: bool
-    ) -> list[Block]:
+    def run(self, reduce: Reduce[Result], receive: Receive[Result], progress: bool = False) -> None:
+        """Run all blocks, and pass every result to ``receive``; compiled blocks are of the first ``reduce``."""
         held: slice | None = None
         weights: Weights = {}
         call = ModelCall(self.weights.model, (self.x,))
@@ -218,48 +185,47 @@ class Walk:
         def run(block: Block) -> Result:
             first = block.drawn.start
             own = {k: w[block.draws.start - first : block.draws.stop - first] for k, w in weights.items()}
-            x, targets = self.x[block.points], [each[block.points] for each in of_points]
+            x = self.x[block.points]
             if self.compile:
-                return self._compiled(label, reduce, block.count, own, x, targets)
-            return reduce(self.weights.outputs(own, x, block.count), *targets)
+                return self._compiled(reduce, block.count, own, x)
+            return reduce(self.weights.outputs(own, x, block.count))
 
         def pass_on(block: Block, result: Result) -> None:
             receive(block, result)
             bar.update(block.rows)
 
-        self.weights.begin()
         total = self.samples * len(self.x)
         with (
+            seeded(self.seed, self.x.device),
             evaluating(self.weights.model, self.weights.posterior),
             tqdm(total=total, disable=not progress, unit="row", unit_scale=True, desc="predict") as bar,
         ):
-            return run_blocks(self._blocks, run, pass_on, draw)
+            self.weights.begin()
+            run_blocks(self.blocks, run, pass_on, draw)
 
     @functools.cached_property
     def _parameters(self) -> Parameters:
         return Parameters(self.weights.model, self.weights.posterior, self.weights, (self._some,), {})
 
-    def _compiled(
-        self, label: str, reduce: Reduce[Result], count: int, weights: Weights, x: AnyInputs, targets: list[Tensor]
-    ) -> Result:
-        values, inputs = self._parameters.values, (x, *targets)
-        key = (label, count, *((each.shape, each.dtype) for each in (*leaves_of(x), *targets)))
+    def _compiled(self, reduce: Reduce[Result], count: int, weights: Weights, x: AnyInputs) -> Result:
+        values = self._parameters.values
+        key = (count, *((each.shape, each.dtype) for each in leaves_of(x)))
         if key not in self._programs:
 
-            def run(values: list[Tensor], weights: Weights, x: AnyInputs, *of_points: Tensor) -> Result:
+            def run(values: list[Tensor], weights: Weights, x: AnyInputs) -> Result:
                 with unvalidated(), poutine.block(), self._parameters.replaced(values):
-                    return reduce(self.weights.outputs(weights, x, count), *of_points)
+                    return reduce(self.weights.outputs(weights, x, count))
 
             try:
                 with quietly(self.weights.model, self.weights.posterior):
-                    self._programs[key] = Program(run, values, weights, *inputs, bits=True)
+                    self._programs[key] = Program(run, values, weights, x, bits=True)
             except Exception as cause:
                 if is_out_of_memory(cause):
                     raise
                 raise PyroDropoutError(
                     f"this model or posterior cannot be compiled for prediction: {cause} Use compile=False."
                 ) from cause
-        found: Result = self._programs[key](values, weights, *inputs)
+        found: Result = self._programs[key](values, weights, x)
         return found
 
     def _rows_that_fit(self, whole: bool) -> int:
@@ -281,15 +247,6 @@ class Walk:
             free = torch.cuda.mem_get_info(device)[0] + unused
             most = min(_CUDA_ROWS, int(free / 2 * len(x) / peak))
         return 1 << max(0, most.bit_length() - 1)
-
-    def _fingerprint(self) -> list[str]:
-        model, posterior = self.weights.model, self.weights.posterior
-        modules = [part for part in (model, posterior) if isinstance(part, nn.Module)]
-        with forked(), evaluating(model, posterior):
-            found = Parameters(model, posterior, self.weights, (self._some,), {}).by_name.values()
-            owned = (tensor for module in modules for tensor in (*module.parameters(), *module.buffers()))
-            tensors = {id(tensor): tensor for tensor in (*found, *leaves_of(self.x), *owned)}
-            return [digest(tensor) for tensor in tensors.values()]  # an assignment to .data leaves no other mark
 
 
 def cuts(total: int, size: int) -> list[slice]:

@@ -65,7 +65,7 @@ class LinearisedPrediction(Prediction):
         self._outputs = outputs_of(likelihood, Nodes(samples // 2, seed))
         self._members = list(zip(mean, covariance, strict=True))
         sums = _mixed([self._outputs.moments(*each) for each in self._members])
-        super().__init__(likelihood, sums, 1, mean[:, :1], None, None)
+        super().__init__(likelihood, sums, 1, mean[:, :1], None)
 
     def __repr__(self) -> str:
         members = "" if len(self._f) == 1 else f", {len(self._f)} members"

@@ -75,7 +75,8 @@ def predict(
             point (a guide of your own with a distribution other than ``RowMixture``) always share.
         seed: makes the draws reproducible, and leaves torch's random state as it was. On a GPU give ``chunk`` as well:
             it decides in which order random numbers are used, and is measured if not given.
-        keep_samples: whether ``samples`` of the outputs are kept, T·N·D numbers; "auto", when they are few (2²⁴).
+        keep_samples: whether ``samples`` of the outputs are kept, T·N·D numbers, which densities, covariances and
+            intervals need; "auto", when they are few (2²⁶).
         compile: whether to compile the forward passes: about ten seconds for each block shape, worth it in long runs.
             This and the next two options are for networks.
         precision: "bf16" or "fp16" for products of a ``BayesianNet`` in half precision, for speed on a GPU; all sums of

@@ -162,7 +162,7 @@ def predict_fleet(
         blocks = [Block(t, t, e) for e in cuts(len(fleet), together) for t in cuts(samples, draws)]
         with tqdm(total=samples * rows.numel(), disable=not progress, unit="row", unit_scale=True) as bar:
             run_blocks(blocks, lambda block: forward.run(block.points, block.count), receive)
-    answer = FleetPrediction(frozen(fleet[0][0].likelihood), running.sums, samples, like, kept, None)
+    answer = FleetPrediction(frozen(fleet[0][0].likelihood), running.sums, samples, like, kept)
     answer.likelihoods = tuple(frozen(model.likelihood) for model, _ in fleet) if keep_samples else ()
     if y is not None:
         answer.targets, answer.log_sums, answer.given = y[rows], log_sums, given

@@ -47,7 +47,6 @@ def predict_loader(
             if shared and rest.together is None:
                 rest = replace(rest, together=walk_of(model, posterior, x, rest).together)
             answer = predict_network(model, posterior, x, rest)
-            answer._walk = None
             found.append(answer)
             kept += 0 if answer._samples is None else answer._samples.numel()
             if not asked.keeps(kept):  # all or none
@@ -62,7 +61,7 @@ def predict_loader(
     if all(part._samples is not None for part in found):
         samples = torch.cat([part.samples for part in found], 1)
     sums = {name: torch.cat([part._sums[name] for part in found]) for name in first._sums}
-    return Prediction(first.likelihood, sums, asked.samples, first.like, samples, None)
+    return Prediction(first.likelihood, sums, asked.samples, first.like, samples)
 
 
 def _check(model: Predictor, posterior: object, loader: DataLoader[Any]) -> None:

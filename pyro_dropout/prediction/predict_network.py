@@ -26,7 +26,7 @@ from pyro_dropout.protocols import FunctionPosterior, HasDraws, Likelihood, Pred
 
 Keep = Literal["auto"] | bool
 
-_FEW = 2**24  # the most numbers that keep_samples="auto" keeps
+_FEW = 2**26  # the most numbers that keep_samples="auto" keeps
 _ROWS = 2**16  # pairs of a draw and a point, for functions drawn together
 
 
@@ -65,10 +65,8 @@ def predict_network(model: Predictor, posterior: object, x: AnyInputs, asked: Re
         if kept is not None:
             kept[block.draws, block.points] = result[1][0]
 
-    walk.first("moments", reduce, receive, asked.progress)
-    if kept is None:
-        walk.remember()
-    return Prediction(likelihood, running.sums, asked.samples, walk.like, kept, walk if kept is None else None)
+    walk.run(reduce, receive, asked.progress)
+    return Prediction(likelihood, running.sums, asked.samples, walk.like, kept)
 
 
 def shares_draws(posterior: object, asked: Request) -> bool:

@@ -25,7 +25,6 @@ from pyro_dropout.generative.likelihoods.moments import (
     is_class,
 )
 from pyro_dropout.mathematics.checks import check_dense, check_finite, check_level, check_number
-from pyro_dropout.prediction.blocks import Walk
 from pyro_dropout.prediction.tails import Tails, is_whole, log_tails, mixed, mixture_ends
 from pyro_dropout.protocols import Distribution, Likelihood
 
@@ -46,7 +45,6 @@ class Prediction:
         count: how many draws.
         like: some of the model's outputs, (1, 1, outputs) or more, for their dtype and device.
         samples: the outputs, if they were kept.
-        walk: recomputes the outputs, if they were not kept.
 
     Example:
         >>> import torch, pyro_dropout as pdrop
@@ -71,10 +69,9 @@ class Prediction:
         count: int,
         like: Tensor,
         samples: Tensor | None,
-        walk: Walk | None,
     ) -> None:
         self.likelihood, self._sums, self._count, self.like = likelihood, sums, count, like
-        self._samples, self._walk = samples, walk
+        self._samples = samples
 
     def __repr__(self) -> str:
         kept = "samples kept" if self._samples is not None else "samples not kept"
@@ -141,7 +138,7 @@ class Prediction:
     def covariance(self) -> Tensor:
         """Cov[y] between the targets of a point, (N, D, D): E[yyᵀ] - E[y]E[y]ᵀ, noise included (Prop. 4).
 
-        If samples were not kept, the same draws are made again.
+        Samples must be kept, except for classes.
         """
         return self._covariance().to(self._squares)
 
@@ -153,20 +150,13 @@ class Prediction:
         if self._target_dims > 1:
             raise PyroDropoutError("covariance is for points with targets in a row, (N, D); this one has maps of them.")
         noise = torch.diag_embed(self._sums["noise"] / self._count)
-        return self._accumulated("covariance", block_outer, mean, noise, lambda sums, new: sums + new / self._count)
+        return noise + self._of_draws(block_outer, mean, noise.shape) / self._count
 
-    def _accumulated(self, label: str, reduce: _Compute, of_points: Tensor, found: Tensor, add: _Compute) -> Tensor:
-        """Return ``found`` with what all draws add to it: those that were kept, or the same ones made again."""
-
-        def receive(points: Points, new: Tensor) -> None:
-            found[points] = add(found[points], new)
-
-        if self._walk is None:
-            for points in self.pieces():
-                receive(points, reduce(self.distribution_at(points), of_points[points]))
-        else:
-            from_outputs = lambda f, of: reduce(self.likelihood.distribution(f), of)  # noqa: E731
-            self._walk.again(label, from_outputs, lambda block, new: receive(block.points, new), of_points)
+    def _of_draws(self, reduce: _Compute, of_points: Tensor, shape: torch.Size) -> Tensor:
+        """Return what all draws give, for some points at a time, in float64."""
+        found = torch.empty(shape, dtype=F64, device=self.like.device)
+        for points in self.pieces():
+            found[points] = reduce(self.distribution_at(points), of_points[points])
         return found
 
     # --- the whole distribution ---------------------------------------------------------------------------------------
@@ -179,13 +169,8 @@ class Prediction:
         return self._samples
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """Return log p(y | x) ≈ logsumexp_t log p(y | f_t) - log T of each point, (N,).
-
-        If samples were not kept, the same draws are made again.
-        """
-        y = self.checked_targets(y)
-        none = torch.full((len(y),), -math.inf, dtype=F64, device=self.like.device)
-        found = self._accumulated("log_prob", block_log_prob, y, none, torch.logaddexp)
+        """Return log p(y | x) ≈ logsumexp_t log p(y | f_t) - log T of each point, (N,); samples must be kept."""
+        found = self._of_draws(block_log_prob, (y := self.checked_targets(y)), y.shape[:1])
         return (found - math.log(self._count)).to(self.like)
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:

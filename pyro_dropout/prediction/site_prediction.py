@@ -82,7 +82,7 @@ class SitePrediction(Prediction):
     ) -> None:
         tensors = [value for value in vars(base_of(kind)).values() if isinstance(value, Tensor)]
         like = next((value for value in tensors if value.is_floating_point()), torch.zeros(())).new_zeros(())
-        super().__init__(kind, sums, count, like, samples, None)
+        super().__init__(kind, sums, count, like, samples)
         self.site, self._each = site, parts
         self.deterministic: dict[str, SitePrediction] = {}
 

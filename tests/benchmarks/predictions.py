@@ -38,14 +38,13 @@ def walked(size: Size, device: str, samples: int, points: int, compile: bool) ->
 
     def predict() -> Any:
         sums = Running(len(x))
-        walk.first(
-            "moments",
+        walk.run(
             lambda f: block_sums(model.likelihood, f),
             lambda block, result: sums.add(block.draws.start, block.count, block.points, result),
         )
         return sums.sums
 
-    return predict, [block.rows for block in walk._blocks]
+    return predict, [block.rows for block in walk.blocks]
 
 
 def bare_products(size: Size, device: str, blocks: list[int]) -> Callable[[], None]:

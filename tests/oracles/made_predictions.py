@@ -13,7 +13,7 @@ def made(samples: Tensor, likelihood: Any) -> pd.prediction.Prediction:
     """What ``predict`` would return had the network's outputs been ``samples``, (T, N, outputs)."""
     running = Running(samples.shape[1])
     running.add(0, len(samples), slice(None), block_sums(likelihood, samples))
-    return pd.prediction.Prediction(likelihood, running.sums, len(samples), samples[:1, :1], samples, None)
+    return pd.prediction.Prediction(likelihood, running.sums, len(samples), samples[:1, :1], samples)
 
 
 def regression(

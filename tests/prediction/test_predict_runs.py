@@ -1,4 +1,4 @@
-"""How ``predict`` runs: seeds, modes, memory and compiled blocks, what it keeps or walks again, what it refuses."""
+"""How ``predict`` runs: seeds, modes, memory and compiled blocks, what it refuses."""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ def test_when_memory_runs_out_the_blocks_are_halved(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(kind, "outputs", outputs)
     model = pd.BayesianNet(nn.Linear(2, 1))
-    guide, x, y = pd.AutoMeanField(model), torch.ones(7, 2), torch.zeros(7, 1)
+    guide, x = pd.AutoMeanField(model), torch.ones(7, 2)
     options: Any = {"samples": 30, "shared": shared, "seed": 1}
     answer = pd.predict(model, guide, x, chunk=64, **options)
     assert max(tried) > enough
@@ -53,8 +53,6 @@ def test_when_memory_runs_out_the_blocks_are_halved(monkeypatch: pytest.MonkeyPa
     if shared:
         assert torch.allclose(f, f[:, :1].expand_as(f), atol=1e-6)
     assert len(f[:, 0].unique()) == 30
-    streamed = pd.predict(model, guide, x, chunk=64, keep_samples=False, **options)
-    assert torch.allclose(streamed.log_prob(y), answer.log_prob(y), atol=1e-6)
     enough = 0
     with pytest.raises(torch.OutOfMemoryError):
         pd.predict(model, guide, x, **options)
@@ -67,8 +65,7 @@ def test_memory_does_not_grow_with_the_draws() -> None:
 
     def peak(samples: int) -> int:
         options: Any = {"samples": samples, "keep_samples": False, "chunk": 1000}
-        y = torch.zeros(100, dtype=torch.long)
-        return peak_allocated(lambda: pd.predict(model, guide, x, **options).log_prob(y))
+        return peak_allocated(lambda: pd.predict(model, guide, x, **options).mean)
 
     peak(10)
     assert peak(400) <= 1.05 * peak(20)
@@ -91,38 +88,6 @@ def test_compiled_blocks_say_the_same() -> None:
     assert torch.equal(kept.mean, answer.mean)
     assert len(kept.samples[:, 0].unique()) > 16  # masks are drawn anew by each draw, and by each block
     assert not torch.equal(kept.samples[:2000], kept.samples[2000:])
-    y = torch.randn(5, 1)
-    assert torch.allclose(answer.log_prob(y), kept.log_prob(y), atol=1e-6)
-
-
-# --- what is kept, and what is walked again ---------------------------------------------------------------------------
-
-
-def move_data(model: Any, guide: Any, x: Tensor) -> None:
-    guide.states["0/weight"].loc.data[0, 0] += 1e-6  # which torch's version counter does not see
-
-
-def swap_setting(model: Any, guide: Any, x: Tensor) -> None:
-    model.likelihood.log_tau = model.likelihood.log_tau + 1
-
-
-def move_points(model: Any, guide: Any, x: Tensor) -> None:
-    x[0, 0] += 1
-
-
-@pytest.mark.parametrize("change", [move_data, swap_setting, move_points])
-def test_what_has_changed_is_not_walked_again(change: Any) -> None:
-    model, guide, x = problem()
-    y = torch.zeros(5, 1)
-    kept = pd.predict(model, guide, x, samples=10, seed=0)
-    answer = pd.predict(model, guide, x, samples=10, seed=0, keep_samples=False)
-    before = answer.log_prob(y)
-    guide.states["0/weight"].loc.data = guide.states["0/weight"].loc.data.clone()  # nothing but the place has changed
-    assert torch.equal(answer.log_prob(y), before)
-    change(model, guide, x)
-    with pytest.raises(pd.errors.PyroDropoutError, match="changed since"):
-        answer.log_prob(y)
-    assert torch.allclose(kept.log_prob(y), before, atol=1e-6)
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

@@ -253,7 +253,7 @@ def test_scores_take_them_too() -> None:
     like = pd.HeteroscedasticGaussian()
     from pyro_dropout.generative.likelihoods.moments import block_sums
 
-    twin = pd.prediction.Prediction(like, block_sums(like, f), 40, f, f, None)
+    twin = pd.prediction.Prediction(like, block_sums(like, f), 40, f, f)
     y = Y.unsqueeze(-1)
     torch.testing.assert_close(pd.crps(answer, Y), pd.crps(twin, y)[:, 0])
     torch.testing.assert_close(pd.judging.pit(answer, Y), pd.judging.pit(twin, y)[:, 0])

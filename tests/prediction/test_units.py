@@ -29,16 +29,15 @@ def in_units(unit: float, kind: str, dtype: torch.dtype) -> dict[str, Tensor]:
     """Return every answer in the unit of y, as numbers that should not depend on it."""
     model, guide, x, y = pair(unit, kind, dtype)
     answer = pd.predict(model, guide, x, samples=20, seed=1)
-    again = pd.predict(model, guide, x, samples=20, seed=1, keep_samples=False)
     found = {"mean": answer.mean, "std": answer.std}
     found |= {f"interval {k}": end for k, end in enumerate(answer.interval(0.9))}
     found |= {f"crps {how}": pd.crps(answer, y, how, seed=2) for how in ("mixture", "sample")}  # type: ignore[arg-type]
     found["rmse"] = torch.tensor(rmse(answer, y))
     squares = {"variance": answer.variance, "epistemic": answer.epistemic, "aleatoric": answer.aleatoric}
-    squares |= {"covariance": answer.covariance, "covariance again": again.covariance}
+    squares |= {"covariance": answer.covariance}
     whole = {name: value.double() / unit for name, value in found.items()}
     whole |= {name: value.double() / unit**2 for name, value in squares.items()}
-    logs = {"log_prob": answer.log_prob(y), "log_prob again": again.log_prob(y)}
+    logs = {"log_prob": answer.log_prob(y)}
     logs["to_arviz"] = torch.from_numpy(pd.to_arviz(model, guide, x, y, samples=5, seed=0).log_likelihood["y"].values)
     whole |= {name: value.double() + math.log(unit) for name, value in logs.items()}
     if kind == "gaussian":
