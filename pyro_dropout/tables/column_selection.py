@@ -5,16 +5,14 @@ The choice is made from all rows. Nothing is decided about the target: it is rec
 
 import re
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.tables.encoding import Column
 from pyro_dropout.tables.notation import NUMBER, Notation, Written, recognise, settled
-from pyro_dropout.tables.precision import centre_of
-from pyro_dropout.tables.settings import Reading, Task
+from pyro_dropout.tables.settings import Reading
 from pyro_dropout.tables.table import Bools, Floats, Table, brief
 
 # Names such as id, ID, house_id, id_house, houseId and key; not paid, and not idea.
@@ -26,7 +24,6 @@ _IDENTIFIER = re.compile(
 _TIME = re.compile(
     r"(?:.*[\W_])?(?:t|x|time|age|step|second|minute|hour|day|week|month|quarter|year|period)s?(?:[\W_].*)?"
 )
-_MOST = 50  # categories of a target; with more, it probably identifies rows
 
 
 @dataclass(frozen=True)
@@ -58,12 +55,6 @@ class Chosen:
         if name == self.target or notation is None:
             return np.asarray(self.table.column(name).isna(), np.bool_)
         return _read_as(name, notation).gaps_in(self.table)
-
-    def check_some(self, used: Sequence[object]) -> None:
-        """Raise unless there is a column to predict from."""
-        if not used:
-            why = "".join(f"; {name!r} is left out ({why})" for name, why in self.left_out.items())
-            raise ShapeError(f"{self.table.file}: no column is left to predict {self.target!r} from{why}.")
 
 
 def choose_columns(table: Table, target: str, how: Reading) -> Chosen:
@@ -109,11 +100,7 @@ def choose_columns(table: Table, target: str, how: Reading) -> Chosen:
     for name in counting if len(counting) < len(found) - 1 else counting[1:]:
         del found[name]
         left[name] = f"counts the rows; --keep {quoted(name)} uses it"
-    chosen = Chosen(table, target, found, asked, left)
-    if names:
-        outcome_column(table, target, how.task, found[target])  # raises if there is nothing to predict
-    chosen.check_some(chosen.names)
-    return chosen
+    return Chosen(table, target, found, asked, left)
 
 
 def quoted(name: str) -> str:
@@ -174,45 +161,3 @@ def _counts_rows(table: Table, name: str, notation: Notation | None) -> bool:
         return False
     values = _whole(table, name, notation)
     return len(values) == len(table) and bool((values == values[0] + np.arange(len(values))).all())
-
-
-def outcome_column(table: Table, name: str, task: Task, notation: Notation | None) -> Column:
-    """Return the column to predict, as a number or as classes; raise if there is nothing to predict."""
-    place, kind = f"{table.file}, column {name!r}", None if notation is None else notation.kind
-    if kind == "date":
-        raise RangeError(
-            f"{place}: a date cannot be the target; predict a number, such as the days until it, or classes"
-            " (--task classification)."
-        )
-    notation, known = notation or NUMBER, table.column(name).dropna()
-    numbers = table.numbers(name) if kind == "number" and notation == NUMBER else None
-    binary = numbers is not None and not (~np.isnan(numbers) & (numbers != 0) & (numbers != 1)).any()
-    if task == "regression" or (kind == "number" and not binary):
-        column = number_column(table, name, notation if kind == "number" else NUMBER)
-        values = column.numbers(table)[known.index]
-        count = min(2, len(values)) if len(values) and values.min() < values.max() else min(1, len(values))
-    else:
-        labels = dict.fromkeys(notation.labels(table.different(name)[1]))
-        values = {
-            label: np.inf if (value := NUMBER.value(label)) is None or np.isnan(value) else value for label in labels
-        }
-        column, count = (
-            Column(name, tuple(sorted(labels, key=lambda each: (values[each], each))), notation),
-            len(labels),
-        )
-    if count < 2:
-        only = f"only one value, {brief(known.iloc[0])}" if len(known) else "no value"
-        raise RangeError(f"{place}: the target has {only}; there is nothing to predict.")
-    most = max(2, min(_MOST, len(known) // 2))
-    if column.categories is not None and count > most:
-        raise RangeError(
-            f"{place}: {count} different values in {len(known)} rows are too many for classes (at most {most})."
-        )
-    return column
-
-
-def number_column(table: Table, name: str, notation: Notation) -> Column:
-    """Return a column of numbers or dates, centred if single precision needs it."""
-    column = Column(name, None, notation)
-    values = column.numbers(table)
-    return replace(column, centre=centre_of(values[~np.isnan(values)], f"{table.file}, column {name!r}"))

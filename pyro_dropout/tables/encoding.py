@@ -1,7 +1,7 @@
 """How the columns of a table become numbers: inputs as they are or one-hot, a target as a number or a class.
 
 An encoding is learned from the training table and then applied to every other table. It is plain data, which a record
-can hold; the transformer of scikit-learn that it stands for is fitted again from these data, so that no pickle is read.
+can hold.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ import itertools
 import math
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import pandas
@@ -22,9 +22,6 @@ from pyro_dropout.protocols import Record
 from pyro_dropout.tables.notation import MARKS, NUMBER, Notation, without_blanks
 from pyro_dropout.tables.plain_data import built
 from pyro_dropout.tables.table import Bools, Floats, Ints, Series, Table, brief, number_text
-
-if TYPE_CHECKING:
-    from sklearn.compose import ColumnTransformer
 
 Cycle = Literal["day", "week", "year"]
 CYCLES: dict[Cycle, float] = {"day": 1.0, "week": 7.0, "year": 365.2425}  # in days
@@ -97,28 +94,31 @@ class Column:
         named = self.categories is not None and self.notation.kind != "truth"
         return cells if named else without_blanks(cells)
 
+    def places(self, table: Table) -> Ints:
+        """Return the place of each cell among the categories; that after the last for others, and -1 for gaps."""
+
+        def compute() -> Ints:
+            rows, cells = table.different(self.name)
+            known = {label: place for place, label in enumerate(self.categories or ())}
+            found = [known.get(label, len(known)) for label in self.notation.labels(cells)]
+            return np.append(np.where(self.usable(cells).isna(), -1, found), -1)[rows]
+
+        places: Ints = table.once(self, compute)
+        return places
+
     def strangers(self, table: Table) -> Bools:
         """Return which cells are categories that have no feature of their own."""
         if self.categories is None:
             return np.zeros(len(table), np.bool_)
-        return np.equal(self._places(table), len(self.categories))
+        return np.equal(self.places(table), len(self.categories))
 
-    def _places(self, table: Table) -> Ints:
-        """Return the place of each cell among the categories; that after the last for others, and -1 for gaps."""
-        if self not in table.kept:
-            rows, cells = table.different(self.name)
-            known = {label: place for place, label in enumerate(self.categories or ())}
-            places = [known.get(label, len(known)) for label in self.notation.labels(cells)]
-            table.kept[self] = np.append(np.where(self.usable(cells).isna(), -1, places), -1)[rows]
-        found: Ints = table.kept[self]
-        return found
+    def gaps_in(self, table: Table) -> Bools:
+        """Return which cells are missing, or words that mean it."""
+        return np.isnan(self.numbers(table)) if self.categories is None else self.places(table) < 0
 
     def numbers(self, table: Table) -> Floats:
         """Return the column's numbers before centring; NaN for missing values."""
-        key = self.name, self.notation
-        if key not in table.kept:
-            table.kept[key] = self._parsed(table)
-        found: Floats = table.kept[key]
+        found: Floats = table.once((self.name, self.notation), lambda: self._parsed(table))
         return found
 
     def _parsed(self, table: Table) -> Floats:
@@ -137,23 +137,21 @@ class Column:
                 raise RangeError(f"{table.where(row, self.name)}: {brief(cells[row])} {what}.")
         return numbers
 
-    def gaps_in(self, table: Table) -> Bools:
-        """Return which cells are missing, or words that mean it."""
-        if self.categories is None:
-            return np.isnan(self.numbers(table))
-        return self._places(table) < 0
-
     def waves(self, days: Floats) -> Floats:
         """Return centred numbers and the place of dates in their cycles, (1 + 2 cycles, N)."""
         turns = [math.tau * (days % CYCLES[cycle]) / CYCLES[cycle] for cycle in self.cycles]
         return np.stack([days - self.centre, *(wave(turn) for turn in turns for wave in (np.sin, np.cos))])
 
-    def codes(self, table: Table) -> Ints:
-        """Return the place of each cell among the features of categories; -1 for what has none."""
-        codes, known = self._places(table), len(self.categories or ())
-        if not self.other:
-            codes = np.where(codes == known, -1, codes)
-        return np.where(codes < 0, known + self.other, codes) if self.gaps else codes
+    def encoded(self, table: Table) -> Floats:
+        """Return the features of each row, (N, features), gaps filled in; categories are one-hot."""
+        missing = self.gaps_in(table) | (self.strangers(table) & (not self.other))
+        if self.categories is None:
+            features = self.waves(self.numbers(table)).T
+        else:
+            features = np.eye(1 + len(self.fill))[np.where(missing, -1, self.places(table))][:, :-1]
+        if self.categories is None or not self.gaps:  # gaps among categories are one of their own
+            features[missing] = self.fill
+        return np.column_stack([features, missing]) if self.gaps else features
 
 
 @dataclass(frozen=True)
@@ -195,55 +193,19 @@ class Encoding:
         pairs = zip(self.inputs, itertools.pairwise(ends), strict=True)
         return {column.name: list(range(*span)) for column, span in pairs}
 
-    @functools.cached_property
-    def transformer(self) -> "ColumnTransformer":
-        """What turns numbers and codes of categories into inputs, fitted to an example with the same means and gaps."""
-        from sklearn.compose import ColumnTransformer
-        from sklearn.impute import SimpleImputer
-        from sklearn.preprocessing import OneHotEncoder
-
-        parts: list[tuple[str, object, list[int]]] = []
-        example: list[tuple[float, float]] = []
-        plain: list[int] = []  # places of the numbers without gaps before this column, which share an imputer
-        for column in self.inputs:
-            start = len(example)
-            if column.categories is not None:
-                sizes = [np.arange(len(column.features), dtype=np.float64)]
-                coder = OneHotEncoder(categories=sizes, handle_unknown="ignore", sparse_output=False)
-                parts.append((column.name, coder, [start]))
-                example.append((0.0, 0.0))
-            else:
-                first = math.nan if column.gaps else column.fill[0]
-                example += [(first, column.fill[0]), *((value, value) for value in column.fill[1:])]
-                places = list(range(start, len(example)))
-                if plain and not column.gaps:
-                    plain += places
-                    continue
-                parts.append((column.name, SimpleImputer(add_indicator=column.gaps), places))
-            plain = parts[-1][2] if column.categories is None and not column.gaps else []
-        return ColumnTransformer(parts).fit(np.array(example).T)
-
     def inputs_of(self, table: Table) -> tuple[Tensor, Remarks]:
         """Return the inputs of a table, (N, Q), missing values filled in, and what was done with its cells."""
         remarks, gaps = Remarks(), Remarks()
-        parts: list[Floats | Ints] = []
         for column in self.inputs:
             given, missing, strange = table.column(column.name), column.gaps_in(table), column.strangers(table)
-            blank = missing & given.notna().to_numpy(bool)
-            for text, count in given[blank].value_counts(sort=False).items() if blank.any() else ():
+            for text, count in given[missing].dropna().value_counts(sort=False).items() if missing.any() else ():
                 remarks[f"{brief(text)} read as missing", column.name] += count
             if strange.any():
                 what = "(other)" if column.other else "missing"
                 remarks[f"rare or not seen in training, read as {what}", column.name] += int(strange.sum())
-            count = int(missing.sum()) + (0 if column.other else int(strange.sum()))
-            if count:
+            if count := int(missing.sum()) + (0 if column.other else int(strange.sum())):
                 gaps["missing values filled in" + ", with an indicator" * column.gaps, column.name] = count
-            numeric = column.categories is None
-            parts.append(column.waves(column.numbers(table)) if numeric else column.codes(table)[None])
-        x = self.transformer.transform(np.concatenate(parts, dtype=np.float64).T).astype(np.float32)
-        for column, part in zip(self.inputs, parts, strict=True):
-            if column.categories is not None and len(rows := np.flatnonzero(part[0] < 0)):
-                x[rows[:, None], self.places[column.name][: len(column.fill)]] = column.fill
+        x = np.column_stack([column.encoded(table).astype(np.float32) for column in self.inputs])
         return torch.from_numpy(x), remarks + gaps
 
     @property
@@ -293,7 +255,7 @@ class Encoding:
         if strange.any():
             row = int(strange.argmax())
             raise RangeError(f"{table.where(row, self.target)}: {brief(cells[row])} is none of the known classes.")
-        return torch.from_numpy(np.asarray(outcome.codes(table), np.int64))
+        return torch.from_numpy(outcome.places(table).astype(np.int64))
 
     def known_targets(self, table: Table) -> tuple[list[int], Tensor]:
         """Return the rows of a table that have a target, and these targets; none if they cannot be read."""

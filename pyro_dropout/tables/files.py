@@ -6,8 +6,6 @@ import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ import pandas
 
 from pyro_dropout.errors import PyroDropoutError, ShapeError
 from pyro_dropout.tables.csv_file import names_of, read_csv
-from pyro_dropout.tables.table import Table, from_arrow, named, table_of
+from pyro_dropout.tables.table import Table, from_arrow, table_of
 from pyro_dropout.training.checkpoints.regular_file import check_regular
 
 
@@ -24,53 +22,32 @@ def read_file(path: str | Path, *, encoding: str | None = None, separator: str |
     r"""Return the table in a CSV file with a header, or in a Parquet, Excel or JSON file.
 
     The first sheet of an Excel file is read. JSON files hold a list of records or an object of columns; those that end
-    in .jsonl, one record a line. The path "-" is standard input, in CSV, Parquet or Excel. Lines of a CSV file that
-    begin with # are comments if they stand before the header; after it, they are rows.
+    in .jsonl, one record a line. The path "-" is standard input, in CSV, Parquet or Excel.
 
     Args:
         path: the file.
         encoding: of a CSV file; by default UTF-8, or UTF-16 or UTF-32 if the file begins with their mark.
         separator: of a CSV file, "comma", "semicolon", "tab" or "pipe"; by default the one that splits the header.
     """
-    (table,) = read_pieces(path, encoding=encoding, separator=separator)
-    names = [*table.columns, *table.unread]
-    if len(names) < 2:
-        raise ShapeError(
-            f"{table.file} must have at least two columns, one to predict and one to predict from; its header is"
-            f" {', '.join(map(repr, names))}. The columns of a CSV file are separated by commas, semicolons, tabs or"
-            " pipes."
-        )
-    return table
-
-
-def read_pieces(
-    path: str | Path, size: int | None = None, *, encoding: str | None = None, separator: str | None = None
-) -> Iterator[Table]:
-    """Yield tables of ``size`` rows each, for files larger than memory; with None, one table of all rows."""
     path = arrived(path)
     check_regular(path, "give a CSV, Parquet, Excel or JSON file.")
     with path.open("rb") as file:
         begins = file.read(4)
+    ending = path.suffix.lower()
     if not begins:
         raise ShapeError(f"{path.name} is empty; a header and rows are needed.")
-    ending = path.suffix.lower()
-    if begins == b"PAR1" or ending in (".parquet", ".pq"):
-        tables = _read_parquet(path, size)
-    elif begins == b"PK\x03\x04" or ending in (".xlsx", ".xlsm"):
-        tables = iter([_read_excel(path)])
-    elif ending in (".json", ".jsonl", ".ndjson"):
-        tables = iter([_read_json(path, lines=ending != ".json")])
-    elif ending in (".xls", ".ods"):
+    if ending in (".xls", ".ods"):
         raise PyroDropoutError(f"{path.name} is a spreadsheet of another format; save it as .xlsx or CSV.")
-    else:
-        tables = read_csv(path, size, encoding, separator)
-    rows = 0
-    for table in tables:
-        rows += len(table)
-        if len(table):
-            yield table
-    if not rows:
+    if begins == b"PAR1" or ending in (".parquet", ".pq"):
+        return _read_parquet(path)
+    if begins == b"PK\x03\x04" or ending in (".xlsx", ".xlsm"):
+        return _read_excel(path)
+    if ending in (".json", ".jsonl", ".ndjson"):
+        return _read_json(path, lines=ending != ".json")
+    table = read_csv(path, encoding, separator)
+    if not len(table):
         raise ShapeError(f"{path.name} has a header and no rows.")
+    return table
 
 
 def arrived(path: str | Path) -> Path:
@@ -90,23 +67,18 @@ def arrived(path: str | Path) -> Path:
     return copied
 
 
-def _read_parquet(path: Path, size: int | None) -> Iterator[Table]:
-    """Yield tables of ``size`` rows; None for all rows at once."""
+def _read_parquet(path: Path) -> Table:
     try:
         import pyarrow
         from pyarrow.parquet import ParquetFile
     except ModuleNotFoundError:
         raise _absent(path, "Parquet", "pyarrow") from None
-    done = 0
     try:
         with ParquetFile(path) as file:  # not as a data set, which would also read columns from the path
-            names = named(path.name, file.schema_arrow.names)
-            for found in [file.read()] if size is None else file.iter_batches(batch_size=size):
-                columns = {name: from_arrow(found.column(k)) for k, name in enumerate(names)}
-                yield Table.of(path.name, columns, range(done + 1, done + found.num_rows + 1))
-                done += found.num_rows
+            frame = from_arrow(file.read())
     except (pyarrow.ArrowException, OSError) as cause:
         raise PyroDropoutError(f"{path.name} is not a valid Parquet file: {str(cause).splitlines()[0]}") from None
+    return table_of(frame, path.name, np.arange(1, len(frame) + 1))
 
 
 def _read_excel(path: Path) -> Table:
@@ -124,11 +96,9 @@ def _read_excel(path: Path) -> Table:
     sheet = sheet.dropna(how="all").dropna(axis=1, how="all")
     if not len(sheet):
         raise ShapeError(f"{path.name} is empty; a header and rows are needed.")
-    header = ["" if pandas.isna(name) else str(name) for name in sheet.iloc[0]]
-    names, notes = names_of(path, header, ",")
-    cells = sheet.iloc[1:].infer_objects()  # dates without times stay so
-    columns = {name: cells.iloc[:, place] for place, name in enumerate(names)}
-    return Table.of(path.name, columns, sheet.index[1:].to_numpy() + 1, notes=notes)
+    names, notes = names_of(path, ["" if pandas.isna(name) else str(name) for name in sheet.iloc[0]], ",")
+    cells = sheet.iloc[1:].infer_objects().set_axis(names, axis=1)  # dates without times stay so
+    return table_of(cells, path.name, cells.index + 1, notes)
 
 
 def _read_json(path: Path, lines: bool) -> Table:
@@ -151,11 +121,7 @@ def _read_json(path: Path, lines: bool) -> Table:
             f"{path.name} is not a JSON table, a list of records or an object of columns (or, in a file that ends in"
             f" .jsonl, one record a line): {cause}."
         ) from None
-    return replace(table_of(frame, path.name), rows=np.arange(1, len(frame) + 1)) if len(frame) else _none(path)
-
-
-def _none(path: Path) -> Table:
-    return Table(path.name, {}, [])
+    return table_of(frame, path.name, np.arange(1, len(frame) + 1))
 
 
 def _absent(path: Path, kind: str, package: str) -> PyroDropoutError:

@@ -1,6 +1,7 @@
-"""Learn how the chosen columns of a table become numbers.
+"""Learn how the chosen columns of a table become numbers, in single precision.
 
-Categories, cycles and gaps are learned from the training rows only.
+Categories, cycles and gaps are learned from the training rows only. A clock that counts seconds since 1970 needs ten
+digits, and float32 has seven: such a column is centred first, in float64, and only then rounded.
 """
 
 import math
@@ -8,20 +9,25 @@ from dataclasses import replace
 
 import numpy as np
 import pandas
+import torch
 
-from pyro_dropout.errors import RangeError
-from pyro_dropout.tables.column_selection import Chosen, number_column, outcome_column, quoted
+from pyro_dropout.errors import RangeError, ShapeError
+from pyro_dropout.tables.column_selection import Chosen, quoted
 from pyro_dropout.tables.encoding import CYCLES, Column, Cycle, Encoding
-from pyro_dropout.tables.notation import NUMBER
+from pyro_dropout.tables.notation import NUMBER, Notation
 from pyro_dropout.tables.settings import Task
-from pyro_dropout.tables.table import Floats, Ints, Table
+from pyro_dropout.tables.table import Floats, Ints, Table, brief
 
 _MOST = 50  # categories of a column; with more, it probably identifies rows
 _RARE, _SHARE = 10, 0.01  # what fewer rows have, and a smaller share of them, is rare
+_ROUNDING = torch.finfo(torch.float32).eps / 2
+_FINE = 1e-4  # of a standard deviation: errors of rounding that are not worth centring for
+_FEW = 0.01  # of the values may become equal to another by rounding
 
 
 def learn(chosen: Chosen, table: Table, train: Ints, task: Task) -> tuple[Encoding, dict[str, str]]:
     """Return the encoding of chosen columns, and why some of them are left out after all."""
+    outcome = _outcome(table, chosen.target, task, chosen.found[chosen.target])
     least = min(_RARE, math.ceil(_SHARE * len(train)))
     left: dict[str, str] = {}
     inputs: list[Column] = []
@@ -30,17 +36,17 @@ def learn(chosen: Chosen, table: Table, train: Ints, task: Task) -> tuple[Encodi
         if notation is None or notation.kind == "truth":
             column, why = _categories(table, train, Column(name, (), notation or NUMBER), least)
         else:
-            column, why = _numbers(table, train, number_column(table, name, notation), least)
+            column, why = _numbers(table, train, _centred(table, name, notation), least)
         if why and name in chosen.asked:
             raise RangeError(f"{table.file}, column {name!r}: {why}; leave the column out (--drop {quoted(name)}).")
         if why:
             left[name] = why
         else:
             inputs.append(column)
-    replace(chosen, left_out=chosen.left_out | left).check_some(inputs)
-    outcome = outcome_column(table, chosen.target, task, chosen.found[chosen.target])
-    classes, written = outcome.categories or (), outcome.notation
-    return Encoding(tuple(inputs), chosen.target, classes, (), written, outcome.centre), left
+    if not inputs:
+        why = "".join(f"; {name!r} is left out ({why})" for name, why in (chosen.left_out | left).items())
+        raise ShapeError(f"{table.file}: no column is left to predict {chosen.target!r} from{why}.")
+    return Encoding(tuple(inputs), outcome.name, outcome.categories or (), (), outcome.notation, outcome.centre), left
 
 
 def _categories(table: Table, train: Ints, column: Column, least: int) -> tuple[Column, str]:
@@ -50,18 +56,16 @@ def _categories(table: Table, train: Ints, column: Column, least: int) -> tuple[
     numbers = np.bincount(rows[train][known[rows[train]]], minlength=len(cells))
     counts = pandas.Series(numbers).groupby(np.array(column.notation.labels(cells), object)).sum()
     counts = counts[counts > 0]
-    common = sorted(counts.index[counts >= least])
-    others = int(counts[counts < least].sum())
-    column = replace(column, categories=tuple(common), other=others >= least)
-    gaps = len(train) - int(counts.sum()) + (0 if column.other else others)
-    column = replace(column, gaps=gaps >= least)
+    common, others = counts[counts >= least].sort_index(), int(counts[counts < least].sum())
+    other = others >= least
+    gaps = len(train) - int(counts.sum()) + (0 if other else others)
+    sizes = np.append(common, others) if other else common.to_numpy()
+    shares = tuple((sizes / max(1, sizes.sum())).tolist())
+    column = replace(column, categories=tuple(common.index), other=other, gaps=gaps >= least, fill=shares)
     if len(common) > _MOST:
         return column, f"{len(common)} different texts are too many for categories (at most {_MOST})"
-    if not common:
+    if not len(common):
         return column, "no category is common enough to learn from"
-    codes = replace(column, gaps=False).codes(table)[train]
-    sizes = np.bincount(codes[codes >= 0], minlength=len(common) + column.other)
-    column = replace(column, fill=tuple((sizes / max(1, sizes.sum())).tolist()))
     return column, "" if len(column.features) > 1 else "constant in the training rows"
 
 
@@ -82,3 +86,75 @@ def _cycles(found: Floats) -> tuple[Cycle, ...]:
     days = np.unique(found)
     whole = {cycle: each for cycle, each in CYCLES.items() if days[-1] - days[0] >= 2 * each}
     return tuple(cycle for cycle, each in whole.items() if len(np.unique((days % each).round(4))) > 1)
+
+
+def _outcome(table: Table, name: str, task: Task, notation: Notation | None) -> Column:
+    """Return the column to predict, as a number or as classes; raise if there is nothing to predict."""
+    place, kind = f"{table.file}, column {name!r}", None if notation is None else notation.kind
+    if kind == "date":
+        raise RangeError(
+            f"{place}: a date cannot be the target; predict a number, such as the days until it, or classes"
+            " (--task classification)."
+        )
+    notation, known = notation or NUMBER, table.column(name).dropna()
+    numbers = table.numbers(name) if kind == "number" and notation == NUMBER else None
+    binary = numbers is not None and bool(np.isin(numbers[~np.isnan(numbers)], (0, 1)).all())
+    labels: tuple[str, ...] | None = None
+    if task == "regression" or (kind == "number" and not binary):
+        column = _centred(table, name, notation if kind == "number" else NUMBER)
+        different = len(np.unique(column.numbers(table)[known.index]))
+    else:
+        labels = tuple(sorted(set(notation.labels(table.different(name)[1])), key=_in_order))
+        column, different = Column(name, labels, notation), len(labels)
+    if different < 2:
+        only = f"only one value, {brief(known.iloc[0])}" if len(known) else "no value"
+        raise RangeError(f"{place}: the target has {only}; there is nothing to predict.")
+    most = max(2, min(_MOST, len(known) // 2))
+    if labels and different > most:
+        raise RangeError(
+            f"{place}: {different} different values in {len(known)} rows are too many for classes (at most {most})."
+        )
+    return column
+
+
+def _in_order(label: str) -> tuple[float, str]:
+    """Return what classes are sorted by: numbers by their size, and then texts."""
+    value = NUMBER.value(label)
+    return (math.inf if value is None or math.isnan(value) else value), label
+
+
+# --- single precision -------------------------------------------------------------------------------------------------
+
+
+def _centred(table: Table, name: str, notation: Notation) -> Column:
+    """Return a column of numbers or dates, centred if single precision needs it."""
+    column = Column(name, None, notation)
+    values = column.numbers(table)
+    return replace(column, centre=centre_of(values[~np.isnan(values)], f"{table.file}, column {name!r}"))
+
+
+def centre_of(values: Floats, where: str = "the column") -> float:
+    """Return the number to subtract from a column before rounding: its median if that is needed, else 0.
+
+    Raise if rounding makes most of the different values of the column equal to another even then.
+    """
+    if not len(values):
+        return 0.0
+    different, middle = np.unique(values), float(np.sort(values)[len(values) // 2])
+    lost, left = _merged(different), _merged(different - middle)
+    spread = float(values.std()) or 1.0  # a constant is not scaled
+    whole = bool((np.trunc(different) == different).all())  # identifiers and clocks: all of them stay apart
+    coarse = _ROUNDING * float(np.abs(different[[0, -1]]).max()) > _FINE * spread
+    centred = coarse or left < lost > (0 if whole else _FEW * len(different))
+    if 2 * (left if centred else lost) > len(different):
+        raise RangeError(
+            f"{where}: single precision cannot tell most of its values from their neighbours, or from zero; change the"
+            " unit, take logarithms, or drop the column."
+        )
+    return middle if centred else 0.0
+
+
+def _merged(different: Floats) -> int:
+    """Return how many of different, ordered numbers single precision takes for another one, or for zero."""
+    short = different.astype(np.float32)
+    return int((short[1:] == short[:-1]).sum()) + int(((short == 0) & (different != 0)).sum())

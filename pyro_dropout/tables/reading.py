@@ -1,6 +1,5 @@
 """Read a table as data to fit: encode its columns, handle missing values, and hold back a part."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,18 +11,27 @@ from torch import Tensor
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.tables.column_selection import Chosen, choose_columns
 from pyro_dropout.tables.encoding import Dataset, Encoding, Remarks, told
-from pyro_dropout.tables.files import read_file, read_pieces
+from pyro_dropout.tables.files import read_file
 from pyro_dropout.tables.learning import learn
-from pyro_dropout.tables.precision import stand_in
 from pyro_dropout.tables.settings import Missing, Reading, tuples
-from pyro_dropout.tables.table import Table
+from pyro_dropout.tables.table import Floats, Table
 
 _FEWEST = 10
+_LEAST, _SHARE, _DIFFERENT = 3, 0.01, 10  # rows that stand for missing values, their share, and other numbers
+_CODES = {-1.0, 0.0, *(sign * (10.0**k - 1) for k in range(2, 10) for sign in (-1, 1))}
+_FAR, _NEAR = 2.0, 0.5  # spreads between a number and the next one: of any number, and of one that is often a code
 
 
 def read(path: str | Path | Table, how: Reading) -> Dataset:
     """Return the data in a file, or in a table that was read from one."""
     table = path if isinstance(path, Table) else read_file(path, encoding=how.encoding, separator=how.separator)
+    names = [*table.columns, *table.unread]
+    if len(names) < 2 or not table.columns:
+        raise ShapeError(
+            f"{table.file} must have at least two columns, one to predict and one to predict from; its header is"
+            f" {', '.join(map(repr, names))}. The columns of a CSV file are separated by commas, semicolons, tabs or"
+            " pipes."
+        )
     target = list(table.columns)[-1] if how.target is None else how.target
     chosen = choose_columns(table, target, how)
     table, said = _complete(chosen, how.missing)
@@ -88,6 +96,24 @@ def _stand_ins(table: Table, learned: Encoding) -> Remarks:
     return remarks
 
 
+def stand_in(numbers: Floats) -> tuple[float, int] | None:
+    """Return a number that may stand for a missing value, and in how many rows it is; None if there is none.
+
+    It is repeated, at one end, and far from the others, as -999, 9999 or 0 may be.
+    """
+    for value in (numbers.min(), numbers.max()) if len(numbers) else ():
+        others = numbers[numbers != value]
+        count = len(numbers) - len(others)
+        if count < max(_LEAST, _SHARE * len(numbers)) or len(np.unique(others)) < _DIFFERENT:
+            continue
+        low, high = np.quantile(others, (0.1, 0.9))
+        limit = _NEAR if value in _CODES else _FAR
+        limit = 0.0 if value in _CODES and value < 0 <= others.min() else limit  # a quantity that is never negative
+        if np.abs(others - value).min() > limit * max(high - low, others.std()):
+            return float(value), count
+    return None
+
+
 def _split(table: Table, held_back: float, seed: int) -> tuple[Tensor, Tensor]:
     """Return the rows for testing, chosen at random, and those for training."""
     rows = len(table)
@@ -101,41 +127,30 @@ def _split(table: Table, held_back: float, seed: int) -> tuple[Tensor, Tensor]:
     return order[:cut], order[cut:]
 
 
-def read_input_pieces(
-    path: str | Path | Table,
-    encoding: Encoding,
-    size: int | None,
-    *,
-    text_encoding: str | None = None,
-    separator: str | None = None,
-) -> Iterator[tuple[Table, Tensor]]:
-    """Yield new data read with an encoding learned from the training data: tables, and inputs (N, Q).
+def read_inputs(
+    path: str | Path | Table, encoding: Encoding, *, text_encoding: str | None = None, separator: str | None = None
+) -> tuple[Table, Tensor]:
+    """Return new data read with an encoding learned from the training data: their table, and inputs (N, Q).
 
     Columns may be in any order. The target and the columns that training left out may be among them, and are ignored;
-    all other columns as well, and the notes of the tables say so. Those count what was filled in or read as something
-    else, up to and including the piece.
+    all other columns as well, and the notes of the table say so.
     """
+    table = path if isinstance(path, Table) else read_file(path, encoding=text_encoding, separator=separator)
     known = [column.name for column in encoding.inputs]
-    remarks = Remarks()
-    pieces = (
-        read_pieces(path, size, encoding=text_encoding, separator=separator) if not isinstance(path, Table) else [path]
-    )
-    for table in pieces:
-        absent = [name for name in known if name not in table.columns]
-        if absent and absent[0] in table.unread:
-            table.column(absent[0])
-        if absent:
-            which = f"column {absent[0]!r}" if len(absent) == 1 else f"columns {', '.join(map(repr, absent))}"
-            raise PyroDropoutError(
-                f"{table.file} has no {which}, which the run was trained with; its columns are"
-                f" {', '.join(table.columns)}. Cells of {'it' if len(absent) == 1 else 'them'} may be empty."
-            )
-        usual = {*known, encoding.target, *encoding.left_out}
-        extra = [name for name in (*table.columns, *table.unread) if name not in usual]
-        x, done = encoding.inputs_of(table)
-        remarks.update(done)
-        ignored = (f"columns that training did not have, ignored: {', '.join(extra)}",) if extra else ()
-        yield replace(table, notes=(*table.notes, *ignored, *told(remarks))), x
+    absent = [name for name in known if name not in table.columns]
+    if absent and absent[0] in table.unread:
+        table.column(absent[0])
+    if absent:
+        which = f"column {absent[0]!r}" if len(absent) == 1 else f"columns {', '.join(map(repr, absent))}"
+        raise PyroDropoutError(
+            f"{table.file} has no {which}, which the run was trained with; its columns are"
+            f" {', '.join(table.columns)}. Cells of {'it' if len(absent) == 1 else 'them'} may be empty."
+        )
+    usual = {*known, encoding.target, *encoding.left_out}
+    extra = [name for name in (*table.columns, *table.unread) if name not in usual]
+    x, done = encoding.inputs_of(table)
+    ignored = (f"columns that training did not have, ignored: {', '.join(extra)}",) if extra else ()
+    return replace(table, notes=(*table.notes, *ignored, *told(done))), x
 
 
 def _complete(chosen: Chosen, missing: Missing) -> tuple[Table, str]:

@@ -5,7 +5,7 @@ A data frame has the cells that its CSV file would have, so that it is read as i
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime
 from decimal import Decimal
@@ -33,7 +33,7 @@ _FEW = 20  # texts that are looked at before all of them
 _SHOWN = 30  # characters of a long cell in a message
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Table:
     """Columns of equal length, by name.
 
@@ -41,10 +41,10 @@ class Table:
         file: the name of the file, for messages.
         columns: {name: series}, as ``cells_of`` returns them; other sequences are converted.
         rows: the number of each row in the file.
-        unread: {name: type} of the columns whose types cannot be read; they are not in ``columns``.
         notes: what was noticed about the file, in words.
         separator: between the columns of a CSV file.
-        kept: what was computed from columns, so that it is computed once.
+        unread: {name: type} of the columns whose types cannot be read; they are taken out of ``columns``.
+        kept: what was computed from columns, so that it is computed once; None until they are converted.
 
     Example:
         >>> import pyro_dropout as pdrop
@@ -56,29 +56,24 @@ class Table:
     file: str
     columns: Mapping[str, Any]
     rows: Any  # numbers; an array of int64
-    unread: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     separator: str = ","
-    kept: dict[object, Any] = field(default_factory=dict, repr=False, compare=False)
+    unread: dict[str, str] = field(default_factory=dict)
+    kept: dict[object, Any] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        columns = {k: each if isinstance(each, pandas.Series) else cells_of(each) for k, each in self.columns.items()}
-        object.__setattr__(self, "columns", columns)
-        object.__setattr__(self, "rows", np.asarray(self.rows, np.int64))
-
-    @classmethod
-    def of(cls, file: str, columns: Mapping[str, Any], rows: Sequence[int] | Ints, **more: Any) -> "Table":
-        """Return a table of columns of any type; those that cannot be read are in ``unread``."""
-        clean: dict[str, Series] = {}
-        unread: dict[str, str] = {}
-        for name, each in columns.items():
+        self.rows = np.asarray(self.rows, np.int64)
+        if self.kept is not None:
+            return
+        columns: dict[str, Series] = {}
+        for name, each in self.columns.items():
             try:
-                clean[name] = cells_of(each)
+                columns[name] = cells_of(each)
             except TypeError as cause:
-                unread[name] = str(cause)
+                self.unread[name] = str(cause)
             except UnicodeEncodeError:
-                raise RangeError(f"{file}, column {brief(name)}: a text holds half of a character.") from None
-        return cls(file, clean, rows, unread, **more)
+                raise RangeError(f"{self.file}, column {brief(name)}: a text holds half of a character.") from None
+        self.columns, self.kept = columns, {}
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -99,33 +94,28 @@ class Table:
             raise PyroDropoutError(f"{self.file} has no column {name!r}; {known}")
         return self.columns[name]
 
+    def once(self, key: object, compute: Callable[[], Any]) -> Any:
+        """Return what a function computes from the columns, and keep it."""
+        assert self.kept is not None
+        if key not in self.kept:
+            self.kept[key] = compute()
+        return self.kept[key]
+
     def numbers(self, name: str) -> Floats | None:
         """Return the numbers of a column, NaN where missing; None unless all its texts are plain numbers."""
-        if name not in self.kept:
-            numbers = cast(self.column(name))
-            if numbers is None:
-                rows, different = self.different(name)
-                numbers = plain_numbers(different)
-                numbers = None if numbers is None else np.append(numbers, np.nan)[rows]
-            self.kept[name] = numbers
-        found: Floats | None = self.kept[name]
+        found: Floats | None = self.once(name, lambda: plain_numbers(self.column(name)))
         return found
 
     def different(self, name: str) -> tuple[Ints, Series]:
         """Return for each row the place of its cell among the different ones, -1 where it is missing, and these."""
-        key = name, "different"
-        if key not in self.kept:
-            places, cells = self.column(name).factorize()
-            self.kept[key] = places, pandas.Series(cells)
-        found: tuple[Ints, Series] = self.kept[key]
-        return found
+        places, cells = self.once((name, "different"), lambda: self.column(name).factorize())
+        return places, pandas.Series(cells)
 
     def only(self, kept: Sequence[int] | Ints) -> "Table":
         """Return the table with only these rows, counted from 0."""
         places = np.asarray(kept, np.int64)
         columns = {name: cells.iloc[places].reset_index(drop=True) for name, cells in self.columns.items()}
-        some = {key: each[places] for key, each in self.kept.items() if isinstance(each, np.ndarray)}
-        return replace(self, columns=columns, rows=np.asarray(self.rows)[places], kept=some)
+        return replace(self, columns=columns, rows=self.rows[places], kept={})
 
 
 def named(file: str, names: Iterable[object]) -> list[str]:
@@ -137,11 +127,11 @@ def named(file: str, names: Iterable[object]) -> list[str]:
     return found
 
 
-def table_of(frame: Any, name: str = "the table") -> Table:
+def table_of(frame: Any, name: str = "the table", rows: Any = None, notes: tuple[str, ...] = ()) -> Table:
     """Return a data frame of pandas or polars as a table, with the cells that its CSV file would have.
 
     Texts, numbers, truth values, dates and categories are read, and None, NaN, NaT and NA are missing. The index is
-    ignored. Rows are counted from 0.
+    ignored. Without ``rows``, their numbers, rows are counted from 0.
     """
     if not isinstance(frame, pandas.DataFrame) and hasattr(frame, "to_pandas"):
         frame = frame.to_pandas(use_pyarrow_extension_array=True)  # of polars
@@ -150,7 +140,8 @@ def table_of(frame: Any, name: str = "the table") -> Table:
     names = named(name, frame.columns)
     if not len(frame):
         raise ShapeError(f"{name} has no rows.")
-    return Table.of(name, {each: frame.iloc[:, place] for place, each in enumerate(names)}, range(len(frame)))
+    columns = {each: frame.iloc[:, place] for place, each in enumerate(names)}
+    return Table(name, columns, range(len(frame)) if rows is None else rows, notes)
 
 
 # --- cells ------------------------------------------------------------------------------------------------------------
@@ -187,23 +178,20 @@ def cells_of(values: Any) -> Series:
 def texts_of(texts: Any) -> Series:
     """Return texts without the spaces around them; those that mean a missing value are missing."""
     series = pandas.Series(texts).astype("str")
+    if cast(series) is not None:  # numbers, and no spaces around them
+        return series
     series = series.str.strip()
-    gaps = series.isin(_GAPS)
-    return series.mask(gaps) if gaps.any() else series
+    return series.mask(series.isin(_GAPS))
 
 
-def cast(texts: Any) -> Floats | None:
-    """Return texts as Arrow casts them to float64; None if one is no number, or has spaces around it.
-
-    Python knows more numbers, such as "１２".
-    """
+def cast(texts: Series) -> Floats | None:
+    """Return texts as Arrow casts them to float64; None if one is no number, or has spaces around it."""
     try:
         import pyarrow
 
-        given = pyarrow.array(texts)
-        for text in given[:_FEW].to_pylist():
-            float(text or 0)  # a cast that fails takes long
-        numbers = given.cast("float64")
+        for text in texts[:_FEW].dropna():
+            float(text)  # a cast that fails takes long
+        numbers = pyarrow.array(texts, from_pandas=True).cast("float64")
     except (ImportError, ValueError):
         return None
     found = np.asarray(numbers.to_numpy(zero_copy_only=False))
@@ -218,17 +206,18 @@ def plain_numbers(cells: Series) -> Floats | None:
     found = cast(cells)
     if found is not None:
         return found
-    texts = cells.to_numpy(object, na_value=np.nan)
-    try:
-        found = texts.astype(np.float64)
+    places, texts = cells.factorize()
+    try:  # Python knows more numbers, such as "１２"
+        numbers = np.append(np.asarray(texts, object).astype(np.float64), np.nan)
     except ValueError:
         return None
-    return None if "_" in "".join(map(str, texts)) else found  # 1_000 is a number only in Python
+    return None if "_" in "".join(texts) else numbers[places]  # 1_000 is a number only in Python
 
 
 def from_arrow(found: Any) -> Any:
     """Return a table or an array of Arrow in types of pandas; whole numbers with gaps stay whole."""
-    return found.to_pandas(types_mapper=lambda kind: _WHOLE.get(str(kind)))
+    how = {"ignore_metadata": True} if hasattr(found, "column_names") else {}
+    return found.to_pandas(types_mapper=lambda kind: _WHOLE.get(str(kind)), **how)
 
 
 def _as_text(value: object) -> str:

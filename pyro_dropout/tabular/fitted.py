@@ -11,6 +11,7 @@ import numpy as np
 import pandas
 import torch
 from torch import Tensor, nn
+from tqdm.auto import tqdm
 
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.standardised import Standardised
@@ -21,40 +22,17 @@ from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.protocols import Figure, Record
 from pyro_dropout.registry import resolve_guide
 from pyro_dropout.tables.encoding import Dataset, Encoding
-from pyro_dropout.tables.reading import read_input_pieces
+from pyro_dropout.tables.reading import read_inputs
 from pyro_dropout.tables.table import Table, table_of
 from pyro_dropout.tabular.calibration import Calibration
 from pyro_dropout.tabular.explain import Importance, explain
 from pyro_dropout.tabular.pictures import picture
 from pyro_dropout.tabular.run_folder import Run
 
+_PIECE = 2**22  # outputs in memory at once, over rows and draws
 _SAMPLES = 200  # weight draws of each shuffle of a column
 FEWEST = 10  # rows of which it can be said what rows like them are
 _TYPES = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64}
-
-
-@dataclass(frozen=True)
-class Question:
-    """What is asked of every row: the arguments of ``FittedTable.predict``."""
-
-    level: float = 0.95
-    quantiles: tuple[float, ...] = ()
-    above: tuple[float, ...] = ()
-    samples: int = 500
-    seed: int = 0
-
-    def check(self, classes: bool) -> None:
-        """Raise unless all of it makes sense for a target that is a class, or a number."""
-        check_level("level", self.level)
-        check_count("samples", self.samples)
-        for level in self.quantiles:
-            check_level("quantiles", level)
-        for threshold in self.above:
-            check_finite("above", torch.tensor(float(threshold)))
-        if classes and (self.quantiles or self.above):
-            raise PyroDropoutError(
-                "quantiles and thresholds are for numbers; the target is a class, and every class has a probability."
-            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,42 +119,79 @@ class FittedTable:
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
-    def prediction(self, x: Tensor, asked: Question) -> Prediction:
+    def prediction(self, x: Tensor, samples: int = _SAMPLES, seed: int = 0) -> Prediction:
         """Return the prediction for encoded rows, (N, Q); all rows by the same draws. The target is centred."""
         how: Any = resolve_guide(self.run.recipe.guide).method
-        kept: Any = {"samples": asked.samples, "method": how, "seed": asked.seed, "shared": how == "mc"}
+        kept: Any = {"samples": samples, "method": how, "seed": seed, "shared": how == "mc"}
         x = x.to(next(self.guide.parameters()).device)
         found: Prediction = predict(self.model, self.guide, x, keep_samples=True, progress=False, **kept)
         return found
 
-    def answers(self, table: Table, x: Tensor, asked: Question) -> pandas.DataFrame:
+    def answers(
+        self,
+        table: Table,
+        x: Tensor,
+        level: float = 0.95,
+        quantiles: Sequence[float] = (),
+        above: Sequence[float] = (),
+        samples: int = 500,
+        seed: int = 0,
+        progress: bool = False,
+    ) -> pandas.DataFrame:
         """Return a column for all that is asked of the rows of a table; the target is centred, as in training."""
-        found, known, classes = self.prediction(x, asked), self.calibration, self.encoding.classes
-        columns: dict[str, Any] = {"row": table.rows}
-        if classes:
-            best = found.probs.max(-1)
-            columns["class"] = [classes[k] for k in best.indices.tolist()]
-            parts = {"probability": best.values, "entropy": found.entropy}
-            parts |= {"mutual_information": found.mutual_information}
-            parts |= {f"p={name}": found.probs[:, k] for k, name in enumerate(classes)}
-        else:
-            ends = self._ends(found, asked.level)
-            parts = {"mean": found.mean, "std": found.std, "epistemic_std": found.epistemic.sqrt()}
-            parts |= {"lower": ends[0], "upper": ends[1]}
-            parts |= {f"q={level:g}": known.quantile(found, level) for level in asked.quantiles}
-            above = {f"p>{t:.12g}": t - self.encoding.target_centre for t in asked.above}
-            parts |= {name: known.probability_above(found, t) for name, t in above.items()}
-        columns |= {name: part.detach().cpu().double().flatten().numpy() for name, part in parts.items()}
-        if classes and (sets := known.sets(found, asked.level)) is not None:
-            columns["set"] = ["; ".join(itertools.compress(classes, held)) for held in sets.tolist()]
-        if known.support is not None:
-            flags, apart = known.support.flag(x.cpu()), [""] * len(x)
-            names = [name for name, places in self.encoding.places.items() for _ in places]
-            for row, inputs in zip(flags.nonzero()[:, 0].tolist(), known.support.inputs(x.cpu()[flags]), strict=True):
-                apart[row] = "; ".join(dict.fromkeys(names[k] for k in inputs)) or "all inputs together"
-            columns |= {"unfamiliar": flags.int().numpy(), "unfamiliar_in": apart}
-        columns["beyond"] = ["; ".join(names) for names in self.encoding.beyond(x.cpu(), table)]
-        return pandas.DataFrame(columns)
+        check_level("level", level)
+        check_count("samples", samples)
+        for each in quantiles:
+            check_level("quantiles", each)
+        for each in above:
+            check_finite("above", torch.tensor(float(each)))
+        if self.encoding.classes and (quantiles or above):
+            raise PyroDropoutError(
+                "quantiles and thresholds are for numbers; the target is a class, and every class has a probability."
+            )
+        pieces = x.split(max(1, _PIECE // (samples * max(1, len(self.encoding.classes)))))
+        frames: list[pandas.DataFrame] = []
+        with tqdm(total=len(x), disable=not progress, unit="row", unit_scale=True, leave=False, delay=1) as bar:
+            for part in pieces:
+                found = self.prediction(part, samples, seed)
+                said = (
+                    self._classes(found, level)
+                    if self.encoding.classes
+                    else self._numbers(found, level, quantiles, above)
+                )
+                frames.append(pandas.DataFrame(said | self._familiar(part.cpu())))
+                bar.update(len(part))
+        frame = pandas.concat(frames, ignore_index=True)
+        frame.insert(0, "row", table.rows)
+        frame["beyond"] = ["; ".join(names) for names in self.encoding.beyond(x.cpu(), table)]
+        return frame
+
+    def _classes(self, found: Prediction, level: float) -> Record:
+        classes, best = self.encoding.classes, found.probs.max(-1)
+        parts = {"probability": best.values, "entropy": found.entropy, "mutual_information": found.mutual_information}
+        parts |= {f"p={name}": found.probs[:, k] for k, name in enumerate(classes)}
+        said = {"class": [classes[k] for k in best.indices.tolist()]} | _columns(parts)
+        if (sets := self.calibration.sets(found, level)) is not None:
+            said["set"] = ["; ".join(itertools.compress(classes, held)) for held in sets.tolist()]
+        return said
+
+    def _numbers(self, found: Prediction, level: float, quantiles: Sequence[float], above: Sequence[float]) -> Record:
+        known, ends = self.calibration, self._ends(found, level)
+        parts = {"mean": found.mean, "std": found.std, "epistemic_std": found.epistemic.sqrt()}
+        parts |= {"lower": ends[0], "upper": ends[1]}
+        parts |= {f"q={each:g}": known.quantile(found, each) for each in quantiles}
+        limits = {f"p>{each:.12g}": each - self.encoding.target_centre for each in above}
+        return _columns(parts | {name: known.probability_above(found, each) for name, each in limits.items()})
+
+    def _familiar(self, x: Tensor) -> Record:
+        """Return which rows are unlike the training rows, and the columns that set them apart."""
+        if self.calibration.support is None:
+            return {}
+        flags, apart = self.calibration.support.flag(x), [""] * len(x)
+        names = [name for name, places in self.encoding.places.items() for _ in places]
+        for row, inputs in zip(flags.nonzero()[:, 0].tolist(), self.calibration.support.inputs(x[flags]), strict=True):
+            apart[row] = "; ".join(dict.fromkeys(names[k] for k in inputs)) or "all inputs together"
+        return {"unfamiliar": flags.int().numpy(), "unfamiliar_in": apart}
 
     def calibrates(self, level: float) -> bool:
         """Return whether intervals or sets of this level are calibrated on held-back rows."""
@@ -205,9 +220,7 @@ class FittedTable:
             seed: of these draws.
         """
         levels, limits = (tuple(each) if isinstance(each, Iterable) else (each,) for each in (quantiles, above))
-        asked = Question(level, levels, limits, samples, seed)
-        asked.check(bool(self.encoding.classes))
-        frame = self.answers(*self._read(data), asked)
+        frame = self.answers(*self._read(data), level, levels, limits, samples, seed)
         shifted = [name for name in frame if is_shifted(name)]
         frame[shifted] += self.encoding.target_centre
         if "unfamiliar" in frame:
@@ -227,11 +240,11 @@ class FittedTable:
                 not.
             seed: of the draws and the shuffles.
         """
-        asked, x = Question(samples=_SAMPLES, seed=seed), self._read(data)[1]
+        x = self._read(data)[1]
         near = self._within(x)
         where = "" if near.all() else " within the training range"
         places = self.encoding.places
-        return explain(lambda x: self.prediction(x, asked), x[near], places, rows=rows, seed=seed, where=where)
+        return explain(lambda x: self.prediction(x, seed=seed), x[near], places, rows=rows, seed=seed, where=where)
 
     def plot(self, data: object = None, level: float = 0.95, seed: int = 0) -> Figure:
         """Draw predictions beside targets and how often intervals hold; without targets, which columns matter.
@@ -256,7 +269,7 @@ class FittedTable:
             return self.explain(data, seed=seed).plot()
         near = self._within(x[kept])
         x, y, left = x[kept][near], y[near], int((~near).sum())
-        found = self.prediction(x, Question(level, seed=seed))
+        found = self.prediction(x, 500, seed)
         calibrated = not classes and self.calibrates(level)
         title = f"{target}: {len(x)} rows" + ("; intervals are calibrated on held-back rows" if calibrated else own)
         title += f"; {left} more left out: a number outside its training range" if left else ""
@@ -282,8 +295,11 @@ class FittedTable:
     def _read(self, data: object) -> tuple[Table, Tensor]:
         """Return a table of new rows, and its inputs."""
         rows = data if isinstance(data, str | Path | Table) else table_of(data)
-        ((table, x),) = read_input_pieces(rows, self.encoding, None)
-        return table, x
+        return read_inputs(rows, self.encoding)
+
+
+def _columns(parts: dict[str, Tensor]) -> Record:
+    return {name: part.detach().cpu().double().flatten().numpy() for name, part in parts.items()}
 
 
 def _packed(value: Tensor) -> Record:

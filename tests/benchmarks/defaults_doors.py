@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 import pyro_dropout as pd
-from pyro_dropout.tabular.fitted import Question
 from tests.benchmarks.defaults_tables import SEEDS, Rows
 
 _SAMPLES = 100
@@ -42,7 +41,7 @@ def _fit_table(rows: Rows, depth: int, width: int, seed: int) -> Tensor:
     x, y = found._read(frame(*rows.test))[1], rows.test[1]
     if rows.classes:
         y = torch.tensor([found.encoding.classes.index(f"class {k}") for k in y.tolist()])
-    return found.prediction(x, Question(samples=_SAMPLES, seed=0)).log_prob(y)
+    return found.prediction(x, _SAMPLES).log_prob(y)
 
 
 DOORS: dict[str, Callable[[Rows, int, int, int], Tensor]] = {

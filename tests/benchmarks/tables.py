@@ -15,13 +15,12 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from torch import Tensor
 
 from pyro_dropout.judging import Support
-from pyro_dropout.tables.reading import read_input_pieces, read_table
+from pyro_dropout.tables.reading import read_inputs, read_table
 from pyro_dropout.tables.table import table_of
 from tests.benchmarks.figures import Asked, Figure, benchmark
 from tests.benchmarks.first_hour_tables import TARGET
 from tests.benchmarks.first_hour_tables import tables as ten_tables
 
-PIECE = 8388  # rows that `pyro-dropout predict` reads at once, with its 500 draws
 ENOUGH = 400  # rows held back, over all repeats
 MANY = 16  # values from which a column can have a hole
 
@@ -65,8 +64,7 @@ def reading(asked: Asked) -> Iterator[Figure]:
         yield Figure("pandas.read_csv and a column transformer", base, "s")
         taken = {
             "to fit": busy(lambda: read_table(path, target=TARGET)),
-            "to predict": busy(lambda: list(read_input_pieces(path, encoding, None))),
-            "to predict, in pieces": busy(lambda: [0 for _ in read_input_pieces(path, encoding, PIECE)]),
+            "to predict": busy(lambda: read_inputs(path, encoding)),
         }
         for what, seconds in taken.items():
             yield Figure(f"read and encode {what}, {seconds:.1f} s, over pandas", seconds / base, most=1.5)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import pyro_dropout as pd
-from pyro_dropout.tables.files import read_file, read_pieces
+from pyro_dropout.tables.files import read_file
 from pyro_dropout.tables.reading import read_table
 from tests.cli.command import cells_in, written
 
@@ -14,43 +14,15 @@ KINDS = ("#1 oak", "elm", "ash")
 TREES = "kind,age,height\n" + "".join(f"{KINDS[k % 3]},{k},{k * 1.5}\n" for k in range(60))
 
 
-# --- comments ---------------------------------------------------------------------------------------------------------
-
-
-def test_comments_before_the_header_are_counted_aloud(tmp_path: Path) -> None:
-    text = "# made by hand\n\n#\n# in 2024, I think\n" + TREES
-    table = read_file(written(tmp_path, text))
-    assert list(table.columns) == ["kind", "age", "height"]
-    assert table.rows[:2].tolist() == [6, 7]
-    assert "3 comment lines before the header skipped" in read_table(written(tmp_path, text)).note
-    assert "1 comment line before" in read_table(written(tmp_path, "# one\n" + TREES)).note
-    assert "comment" not in read_table(written(tmp_path, TREES)).note
-
-
-def test_a_comment_among_the_rows_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        pd.errors.ShapeError, match=r"table.csv, row 62: 1 values for 3 columns\. Comments may stand before"
-    ):
-        read_file(written(tmp_path, TREES + "# the end\n"))
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "#id,kind\na,oak\nb,elm\n",
-        "#id,age\n1,2\n3,4\n",
-        "# a remark\n#id;age\n1;2\n",
-        "# sizes, in metres\nwidth,height\n1,2\n",
-    ],
-)
-def test_a_line_that_is_a_comment_or_a_header_is_refused(tmp_path: Path, text: str) -> None:
-    with pytest.raises(
-        pd.errors.ShapeError, match=r"table.csv, row \d: .*begins with #.*remove the #.*remove the line"
-    ):
-        read_file(written(tmp_path, text))
-
-
 # --- headers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["# a remark\n" + TREES, "#" + TREES, "#\n", "\n\n"])
+def test_a_table_begins_with_its_header(tmp_path: Path, text: str) -> None:
+    with pytest.raises(pd.errors.ShapeError, match=r"table.csv must begin with the header.*Remove .*comments"):
+        read_file(written(tmp_path, text))
+    with pytest.raises(pd.errors.ShapeError, match=r"table.csv, row 62: 1 values for 3 columns"):
+        read_file(written(tmp_path, TREES + "# the end\n"))
 
 
 @pytest.mark.parametrize(
@@ -125,17 +97,12 @@ def test_another_encoding_is_asked_for(tmp_path: Path) -> None:
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [1, 5, 100])
 @pytest.mark.parametrize("quoted", ["", '"7"', '"two\r\nlines"'])
-def test_pieces_are_the_rows_of_a_file(tmp_path: Path, size: int, quoted: str) -> None:
-    path = tmp_path / "t.csv"
-    lines = ["# made", "a,b", *(f"{k},größe {k}" for k in range(12)), "", "", "5,x", f"{quoted},last"]
-    path.write_bytes("\r\n".join(lines).encode())
-    pieces = list(read_pieces(path, size))
-    cells = [cell for piece in pieces for cell in piece.columns["b"]]
-    assert cells == [*(f"größe {k}" for k in range(12)), "x", "last"]
-    assert [row for piece in pieces for row in piece.rows] == [*range(3, 15), 17, 18 + quoted.count("\n")]
-    assert max(map(len, pieces)) <= size
+def test_rows_have_the_numbers_of_their_lines(tmp_path: Path, quoted: str) -> None:
+    lines = ["a,b", *(f"{k},größe {k}" for k in range(12)), "", "", "5,x", f"{quoted},last"]
+    table = read_file(written(tmp_path, "\r\n".join(lines)))
+    assert table.columns["b"].tolist() == [*(f"größe {k}" for k in range(12)), "x", "last"]
+    assert table.rows.tolist() == [*range(2, 14), 16, 17 + quoted.count("\n")]
 
 
 @pytest.mark.parametrize("line", ['"x" y,2', '1,"x', '"1"2,3'])

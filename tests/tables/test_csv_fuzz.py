@@ -97,7 +97,7 @@ def is_number(text: str) -> bool:
 
 
 class UnclearError(Exception):
-    """A file that may be read or refused: its header has several separators, begins with # or holds digits."""
+    """A file that may be read or refused: its header has several separators or holds digits."""
 
 
 def expected(content: bytes) -> list[list[str | None]] | None:
@@ -108,9 +108,10 @@ def expected(content: bytes) -> list[list[str | None]] | None:
         lines = io.StringIO(content.decode("utf-8-sig"), newline="").readlines()
     except UnicodeDecodeError:
         return None
-    while lines and (lines[0].startswith("#") or not lines[0].strip("\r\n")):
-        if set(lines.pop(0)) & set(",;|\t"):
-            raise UnclearError
+    while lines and not lines[0].strip("\r\n"):
+        lines.pop(0)
+    if lines and lines[0].startswith("#"):
+        return None
     if lines and set(lines[0]) & set(";|\t"):
         raise UnclearError
     try:
@@ -160,7 +161,7 @@ def forgives(path: Path) -> None:
         says_where(mistake)
         return
     assert data.encoding is not None
-    ((table, x),) = reading.read_input_pieces(path, data.encoding, None)
+    table, x = reading.read_inputs(path, data.encoding)
     known = [row for row, cell in enumerate(cells_in(table)[data.encoding.target]) if cell is not None]
     order = torch.randperm(len(known), generator=torch.Generator().manual_seed(0))
     assert bool(x.isfinite().all())

@@ -18,7 +18,7 @@ import pyro_dropout as pd
 from pyro_dropout.cli.main import app
 from pyro_dropout.tables.files import read_file
 from pyro_dropout.tables.notation import NUMBER, is_number
-from pyro_dropout.tables.reading import read_input_pieces, read_table
+from pyro_dropout.tables.reading import read_inputs, read_table
 from pyro_dropout.tables.table import Table, cells_of, table_of
 from tests.cli.command import FEW, cells_in, run, written
 from tests.cli.command import table_of as predictions_in
@@ -104,8 +104,7 @@ def test_all_formats_say_the_same(tmp_path: Path, name: str) -> None:
     assert other.note.partition(":")[2] == one.note.partition(":")[2]
     for mine, theirs in zip((*one.train, *one.test), (*other.train, *other.test), strict=True):
         assert torch.equal(mine, theirs)
-    ((_, x),) = read_input_pieces(source, one.encoding, None)
-    ((_, y),) = read_input_pieces(tmp_path / "houses.csv", one.encoding, None)
+    x, y = (read_inputs(each, one.encoding)[1] for each in (source, tmp_path / "houses.csv"))
     assert torch.equal(x, y)
 
 

@@ -11,8 +11,7 @@ import torch
 
 import pyro_dropout as pd
 from pyro_dropout.tables.encoding import Encoding
-from pyro_dropout.tables.precision import stand_in
-from pyro_dropout.tables.reading import read_input_pieces, read_table
+from pyro_dropout.tables.reading import read_inputs, read_table, stand_in
 from pyro_dropout.tables.table import Table
 from tests.cli.command import FEW, run, table_of, written
 
@@ -43,8 +42,7 @@ def encoding_of(more: dict[str, list[Any]], count: int = ROWS, **options: Any) -
 
 
 def inputs(encoding: Encoding, found: dict[str, list[Any]]) -> tuple[Table, torch.Tensor]:
-    (piece,) = read_input_pieces(table(found, "new.csv"), encoding, None)
-    return piece
+    return read_inputs(table(found, "new.csv"), encoding)
 
 
 # --- gaps -------------------------------------------------------------------------------------------------------------

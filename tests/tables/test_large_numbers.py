@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pyro_dropout as pd
-from pyro_dropout.tables.precision import centre_of
+from pyro_dropout.tables.learning import centre_of
 from pyro_dropout.tables.reading import read_table
 from tests.cli.command import run, table_of, written
 

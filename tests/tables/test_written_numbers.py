@@ -13,7 +13,7 @@ import torch
 
 import pyro_dropout as pd
 from pyro_dropout.tables.encoding import Encoding
-from pyro_dropout.tables.reading import read_input_pieces, read_table
+from pyro_dropout.tables.reading import read_inputs, read_table
 from tests.cli.command import FEW, run, written
 
 # (cells, the numbers that they are, what is said about the column)
@@ -60,8 +60,7 @@ def learned(path: Path, **options: Any) -> Encoding:
 
 
 def inputs(path: Path, encoding: Encoding) -> torch.Tensor:
-    ((_, x),) = read_input_pieces(path, encoding, None)
-    return x
+    return read_inputs(path, encoding)[1]
 
 
 @pytest.mark.parametrize("name", WRITTEN)
