@@ -8,7 +8,7 @@ posterior. Elsewhere they are an approximation without a guarantee.
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 from pyro.distributions import Delta
@@ -129,31 +129,6 @@ class Ensemble(StackedMembers):
         if start == "anchor" and not (anchored and isinstance(template, Points)):
             raise PyroDropoutError("only anchored points can start at their anchors; take start='fresh'.")
         super().__init__(model, make, template, start, anchored, members, seed)
-
-    def more(self, members: int) -> Self:
-        """Add members; the next ``fit`` trains only them. Returns the ensemble itself.
-
-        Args:
-            members: how many to add.
-
-        Example:
-            >>> import torch, pyro_dropout as pdrop
-            >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 1))
-            >>> ensemble = pdrop.Ensemble(model, members=4)
-            >>> quiet = {"steps": 20, "compile": False, "progress": False}
-            >>> _ = pdrop.fit(model, ensemble, torch.ones(3, 2), torch.ones(3, 1), **quiet)
-            >>> before = ensemble.mean()["weight"]
-            >>> _ = pdrop.fit(model, ensemble.more(4), torch.ones(3, 2), torch.ones(3, 1), **quiet)
-            >>> ensemble.members, bool((ensemble.mean()["weight"] != before).any())
-            (8, True)
-        """
-        check_count("members", members)
-        seeds = self._new_seeds(members)
-        if self.known:
-            self._add(seeds.tolist())
-        self.seeds = torch.cat([self.seeds, seeds.to(self.seeds)])
-        self.lost = torch.cat([self.lost, torch.zeros_like(self.lost[:1]).expand(members)])
-        return self
 
     # --- the posterior ------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from pyro_dropout.errors import EmptyModelError, PyroDropoutError
 from pyro_dropout.generative.model_call import ModelCall, is_network
 from pyro_dropout.generative.process_lock import RUNNING
 from pyro_dropout.generative.random_state import forked, seed_generators
-from pyro_dropout.generative.registration import forget, tell_pyro
+from pyro_dropout.generative.registration import tell_pyro
 from pyro_dropout.generative.trial_run import modules_of
 from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.guides.points import Points, anchored_start, centres
@@ -125,8 +125,7 @@ class StackedMembers(nn.Module):
 
     seeds: Tensor
     lost: Tensor
-    trained: Tensor
-    learned_buffers = ("seeds", "lost", "trained")  # a file brings its own
+    learned_buffers = ("seeds", "lost")  # a file brings its own
 
     def __init__(
         self,
@@ -142,14 +141,12 @@ class StackedMembers(nn.Module):
         self._model, self._make, self._template = (model,), (make,), (template,)
         self.start, self.anchored = start, anchored
         template.is_member = True
-        self._source = torch.Generator().manual_seed(
-            int(torch.randint(2**62, (), device="cpu")) if seed is None else seed % 2**63
-        )
-        self.register_buffer("seeds", self._new_seeds(members))
+        first = int(torch.randint(2**62, (), device="cpu")) if seed is None else seed % 2**63
+        source = torch.Generator().manual_seed(first)
+        self.register_buffer("seeds", torch.randint(2**62, (members,), generator=source, device="cpu"))
         self.register_buffer("lost", torch.zeros(members, dtype=torch.bool))
-        self.register_buffer("trained", torch.zeros((), dtype=torch.int64))
         if self.known:
-            self._add(self.seeds.tolist())
+            self._make_members()
 
     # --- what there is ------------------------------------------------------------------------------------------------
 
@@ -213,7 +210,7 @@ class StackedMembers(nn.Module):
                 " lower the learning rate or clip gradients (clip_norm=...)."
             )
 
-    # --- adding members -----------------------------------------------------------------------------------------------
+    # --- making the members -------------------------------------------------------------------------------------------
 
     def meet(self, call: ModelCall) -> None:
         """Read a model that names its sites only when it runs, and make the members."""
@@ -228,19 +225,16 @@ class StackedMembers(nn.Module):
                 other.is_member = True
                 call.of(other)
                 check_alike(self.template, other, settings=True)
-        self._add(self.seeds.tolist())
+        self._make_members()
 
-    def _new_seeds(self, count: int) -> Tensor:
-        return torch.randint(2**62, (count,), generator=self._source, device="cpu")
-
-    def _add(self, seeds: list[int]) -> None:
-        """Append the tensors of members that start from these seeds."""
-        template = self.template
+    def _make_members(self) -> None:
+        """Make the tensors of members that start from the seeds."""
+        template, seeds, make = self.template, self.seeds.tolist(), self._make[0]
         with forked():
             if self.start == "anchor":
                 rows = at_anchors(template, seeds)
             else:
-                rows = [started(self._model[0], self._make[0], template, self.start, seed) for seed in seeds]
+                rows = [started(self._model[0], make, template, self.start, seed) for seed in seeds]
         first, *others = rows
         equal = all(torch.equal(row[name], value) for row in others for name, value in first.items())
         if not self.anchored and self.points and others and equal:
@@ -248,18 +242,13 @@ class StackedMembers(nn.Module):
                 "all members start at the same point and nothing else tells them apart, so they would stay equal. Let"
                 " them be anchored, or give layers with reset_parameters and start='fresh'."
             )
-        forget(self.parameters())  # those that are made below take their names in Pyro's store
-        for named, own in ((template.named_parameters(), self._parameters), (template.named_buffers(), self._buffers)):
-            for name, like in named:
-                key, whole = name.replace(".", _BAR), torch.stack([row[name] for row in rows]).to(like)
-                if (before := own.get(key)) is not None:
-                    whole = torch.cat([before.detach(), whole])
-                if isinstance(like, nn.Parameter):
-                    self.register_parameter(key, nn.Parameter(whole))
-                else:
-                    self.register_buffer(key, whole)
+        for name, like in template.named_parameters():
+            start = torch.stack([row[name] for row in rows]).to(like)
+            self.register_parameter(name.replace(".", _BAR), nn.Parameter(start))
+        for name, like in template.named_buffers():
+            self.register_buffer(name.replace(".", _BAR), torch.stack([row[name] for row in rows]).to(like))
 
-    # --- one of them, and some of them --------------------------------------------------------------------------------
+    # --- one of them --------------------------------------------------------------------------------------------------
 
     @contextmanager
     def as_member(self, member: int, detached: bool = True) -> Iterator[SiteGuide]:
@@ -282,28 +271,10 @@ class StackedMembers(nn.Module):
                 for holder, key, _, before in places:
                     holder[key] = before
 
-    def part(self, rows: slice, copied: bool = True) -> Self:
-        """Return an ensemble of some of the rows: with copies of their tensors, or with the same memory."""
-
-        def taken(value: Tensor) -> Tensor:
-            return value.detach()[rows].clone() if copied else value.detach()[rows]
-
-        made = copy.copy(self)
-        made._parameters = {key: nn.Parameter(taken(value)) for key, value in self.named_parameters()}
-        made._buffers = {key: taken(value) for key, value in self.named_buffers() if key != "trained"}
-        made._buffers["trained"] = torch.zeros_like(self.trained)
-        return made
-
-    def to_train(self) -> slice:
-        """Return the rows that the next training is for: those that ``more`` added, or else all."""
-        done = int(self.trained)
-        return slice(done if done < self.rows else 0, self.rows)
-
-    def tell(self) -> dict[str, Tensor]:
-        """Register the parameters of all rows with Pyro, and return them."""
+    def tell(self) -> None:
+        """Register the parameters of all rows with Pyro."""
         named = {name.replace("/", "."): value for name, value in self.stacked().items()}
         tell_pyro(self, named, type(self).__name__)
-        return self.stacked()
 
     # --- as a module --------------------------------------------------------------------------------------------------
 
@@ -312,20 +283,11 @@ class StackedMembers(nn.Module):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
-    def __copy__(self) -> Self:
-        made = type(self).__new__(type(self))
-        made.__dict__.update(self.__dict__)
-        return made
-
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        made = copy.copy(self)
-        memo[id(self)] = made
-        model = memo.get(id(self._model[0]), self._model[0])
-        made._model, made._template = (model,), (copy.deepcopy(self.template, memo),)
-        made._parameters = copy.deepcopy(self._parameters, memo)
-        made._buffers = copy.deepcopy(self._buffers, memo)
-        made._source = torch.Generator()
-        made._source.set_state(self._source.get_state())
+        made = memo[id(self)] = type(self).__new__(type(self))
+        state, model = dict(self.__dict__), self._model[0]
+        del state["_model"]
+        made.__dict__ = {**copy.deepcopy(state, memo), "_model": (memo.get(id(model), model),)}
         return made
 
     def __getstate__(self) -> dict[str, object]:

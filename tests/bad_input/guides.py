@@ -90,7 +90,6 @@ ROWS = [
     Row(RANGE, "anchored", "got 'yes'", lambda: pd.Ensemble(model(), anchored="yes")),
     Row(RANGE, "start", "got 'zero'", lambda: pd.Ensemble(model(), start="zero")),
     Row(OTHER, "members", "same point", lambda: pd.Ensemble(model(), members=2, anchored=False, start="module")),
-    Row(RANGE, "members", "got 0", lambda: pd.Ensemble(model(), members=2).more(0)),
     Row(OTHER, "ensemble", "has not seen", lambda: pd.Ensemble(plain, members=2).mean()),
     Row(RANGE, "numbers", "got [2]", lambda: pd.Ensemble(model(), members=2).draws_at(tensor([2]))),
     Row(RANGE, "rank", "got 0", lambda: pd.AutoLowRank(model(), rank=0)),

@@ -1,104 +1,185 @@
-"""Members of an ensemble that are trained together: their training run, and what becomes of what they learn."""
+"""The training of an ensemble: one member's loss and gradients as a graph, mapped over all members."""
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from pyro import poutine
 from torch import Tensor
 
-from pyro_dropout.errors import DivergedError, PyroDropoutError
+from pyro_dropout.engines.torch_internals import tree_flatten, tree_leaves, tree_unflatten
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.inputs import takes_all
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.registration import forget
 from pyro_dropout.guides.ensemble import Ensemble
-from pyro_dropout.protocols import Record
+from pyro_dropout.protocols import PyroModel, Record, Tree
 from pyro_dropout.training.checkpoints.fingerprint import told_loss
 from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint, last_facts
-from pyro_dropout.training.compile.functional import Buffers, Gradients, Parameters
+from pyro_dropout.training.compile.functional import Buffers, Gradients, Parameters, loss_and_gradients
 from pyro_dropout.training.early_stopping import EnsembleWatch
-from pyro_dropout.training.ensemble.anchoring import perturbation, temperature_of
-from pyro_dropout.training.ensemble.member_loss import ROWS, EnsembleLoss
+from pyro_dropout.training.ensemble.anchoring import Anchoring, Problem, free_points, perturbation, temperature_of
+from pyro_dropout.training.fleet.replicas import over_replicas
 from pyro_dropout.training.history import History
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.loss.learned_widths import learned_sites
+from pyro_dropout.training.loss.temperature import at_step, current_step
 from pyro_dropout.training.optimisers import Update
 from pyro_dropout.training.training_task import TrainingTask
+
+ROWS = "rows_of_the_batch"  # the keyword under which a mini-batch says which of all data it holds
+
+
+@dataclass
+class MemberLoss:
+    """The loss of a member's guide in its own problem; of one that is not anchored, ``problem`` is None."""
+
+    inner: Any
+    problem: Problem | None
+    free: frozenset[str]  # constrained sites that the guide has as points
+    heat: float  # T of anchored points
+
+    def differentiable_loss(self, model: PyroModel, guide: PyroModel, *args: Tree, **kwargs: Tree) -> Tensor:
+        """Return the loss; of an ensemble, that of its template, with the parameters of all members told to Pyro."""
+        if isinstance(guide, Ensemble):
+            guide.tell()
+            guide = guide.template
+        rows = kwargs.pop(ROWS, None)
+        if self.problem is not None:
+            model = Anchoring(**self.problem, rows=rows, free=self.free, heat=self.heat)(model)
+        found: Tensor = self.inner.differentiable_loss(model, guide, *args, **kwargs)
+        return found
 
 
 @dataclass
 class Members(TrainingTask):
-    """The members that a ``fit`` trains: those that ``more`` has added, or else all.
+    """All members of an ensemble, trained together.
+
+    Parameters of a member have the gradient of its own loss; what members share has the mean gradient of those whose
+    loss is finite, so that one that diverges does not harm the others.
 
     Attributes:
-        guide: these members; the ensemble itself if they are all of it.
-        whole: the ensemble.
-        rows: where they are in it.
+        problem: the anchors and perturbed data of all members; None without anchors.
+        clip_norm: the largest norm of a member's gradient.
     """
 
     guide: Ensemble
-    loss: EnsembleLoss
-    whole: Ensemble = field(kw_only=True)
-    rows: slice = field(kw_only=True)
+    loss: MemberLoss  # of the first member
+    problem: Problem | None = None
+    clip_norm: float | None = None
 
     watched_by = EnsembleWatch
-    less = "a smaller batch_size, fewer members (Ensemble(members=...), and then more)"
+    less = "a smaller batch_size, or fewer members"
     guarded = False  # a member that diverges stops no other
 
     def facts(self) -> Record:
         """Return what must be the same when the training is resumed."""
         return super().facts() | {
-            "loss": told_loss(self.loss.inner, None if self.whole.anchored else self.call.model),
-            "clip_norm": self.loss.clip_norm,
+            "loss": told_loss(self.loss.inner, None if self.guide.anchored else self.call.model),
+            "clip_norm": self.clip_norm,
             "members": self.guide.seeds.tolist(),
-            "anchored": self.whole.anchored,
+            "anchored": self.guide.anchored,
         }
 
-    # --- the training run ---------------------------------------------------------------------------------------------
+    def _parameters(self, batch: int) -> Parameters:
+        found = super()._parameters(batch)
+        first = self.call if batch == (self.call.count or 1) else self.call.at(slice(0, batch))
+        self._mapped = self._over_members(found, first)
+        return found
 
     def _gradients(self, parameters: Parameters) -> Gradients:
-        model, guide, loss = self.call.model, self.guide, self.loss
-        places = Buffers(model, guide)
+        mapped = self._mapped
 
         def gradients_of(values: list[Tensor], buffers: list[Tensor], *index: Tensor) -> tuple[Tensor, list[Tensor]]:
-            with places.replaced(buffers):
-                return loss.gradients(model, guide, parameters, values, self._arguments(*index))
+            return mapped(values, buffers, self._arguments(*index))
 
         return gradients_of
 
-    # --- afterwards ---------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def kept(self) -> Iterator[None]:
-        """On leaving the context, also by an interruption, put what was learned into the ensemble."""
+    def _over_members(self, parameters: Parameters, call: ModelCall) -> Gradients:
+        """Return the losses and gradients of all members, traced for the first, as a function of all parameters."""
+        model, ensemble, template = call.model, self.guide, self.guide.template
+        template.is_member = False  # so that it registers its parameters, by which they are found
         try:
-            yield
-        except BaseException as stop:
-            self.finish()
-            if isinstance(stop, DivergedError | KeyboardInterrupt | SystemExit):
-                start, end = self.rows.start, self.rows.stop - 1
-                named = f"member {start}" if start == end else f"members {start} to {end}"
-                stop.add_note(f"The ensemble holds what was learned: {named} so far. The next fit trains all of these.")
-            raise
+            solo = Parameters(model, template, self.loss, call.args, call.kwargs)
+        finally:
+            template.is_member = True
+        forget(template.parameters())  # it is the ensemble's that are trained
+        rows, own = _named(ensemble.stacked()), _named(dict(template.named_parameters()))
+        names = [rows.get(id(value), name) for name, value in parameters.by_name.items()]
+        owned = [own.get(id(value), name) for name, value in solo.by_name.items()]
+        settings, buffers = {f"guide.{name}" for name in ensemble.settings()}, Buffers(model, template)
+        held = [name.replace("|", ".") for name in Buffers(model, ensemble).names]
+        leaves, shape = tree_flatten((call.args, call.kwargs))
+        places = [k for k, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
 
-    def finish(self, losses: Tensor | None = None) -> None:
-        """Put what was learned into the ensemble, and note which members have diverged.
+        def loss_of(
+            values: list[Tensor], problem: Problem, settings: list[Tensor], tensors: list[Tensor], step: Tensor
+        ) -> list[Tensor]:
+            now = dict(zip(places, tensors, strict=True))
+            args, kwargs = tree_unflatten([now.get(k, leaf) for k, leaf in enumerate(leaves)], shape)
+            loss = dataclasses.replace(self.loss, problem=problem if self.problem is not None else None)
+            with buffers.replaced(settings), at_step(step):
+                value, slopes = loss_and_gradients(model, template, loss, solo, values, args, kwargs)
+            return [value, *slopes]
 
-        ``losses`` are the members' at the parameters that were kept; None if training was interrupted.
-        """
-        if self.guide is not self.whole:
-            forget(self.guide.parameters())
+        values, tensors = solo.values, [leaves[k] for k in places]
+        example = (values, self.loss.problem or {}, buffers.values, tensors, _step(values))
+        by_member = [0 if name in own.values() else None for name in owned]
+        by_setting = [0 if name in settings else None for name in buffers.names]
+        together = over_replicas(loss_of, example, (by_member, 0, by_setting, None, None), (model, template))
+        parameters.unused = {names.index(owned[k]) for k in solo.unused}
+
+        def of_all(
+            values: list[Tensor], now: list[Tensor], arguments: tuple[Sequence[Tree], Mapping[str, Tree]]
+        ) -> tuple[Tensor, list[Tensor]]:
+            given, set_to = dict(zip(names, values, strict=True)), dict(zip(held, now, strict=True))
+            inputs = [given[name].detach() for name in owned]
+            fixed = [set_to.get(name, value) for name, value in zip(buffers.names, buffers.values, strict=True)]
+            tensors = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)]
             with torch.no_grad():
-                for name, value in self.guide.stacked().items():
-                    self.whole.stacked()[name][self.rows] = value.detach()
-        good = self.whole.part(self.rows, copied=False).finite()
-        if losses is not None:
-            good &= losses.isfinite().to(good)
-        self.whole.lost[self.rows] = ~good
+                losses, *slopes = together(inputs, self.problem or {}, fixed, tensors, _step(inputs))
+                slopes = _averaged(losses, self._clipped(slopes), [dim is None for dim in by_member])
+            found = dict(zip(owned, slopes, strict=True))
+            return losses, [found[name] for name in names]
+
+        return of_all
+
+    def _clipped(self, slopes: list[Tensor]) -> list[Tensor]:
+        """Return gradients, (members, ...), each member's with a norm of ``clip_norm`` at most."""
+        if self.clip_norm is None:
+            return slopes
+        norms = torch.stack([slope.reshape(len(slope), -1).square().sum(1) for slope in slopes]).sum(0).sqrt()
+        shrink = (self.clip_norm / (norms + 1e-6)).clamp(max=1.0)
+        return [slope * _beside(shrink, slope) for slope in slopes]
+
+
+def _named(tensors: Mapping[str, Tensor]) -> dict[int, str]:
+    return {id(value): name for name, value in tensors.items()}
+
+
+def _step(values: list[Tensor]) -> Tensor:
+    """Return the number of the step that is being taken."""
+    t = current_step()
+    return values[0].new_ones(()) if t is None else t
+
+
+def _averaged(losses: Tensor, slopes: list[Tensor], shared: list[bool]) -> list[Tensor]:
+    """Average the gradients of what members share, over those members for which they and the loss are finite."""
+    common = [slope for slope, is_shared in zip(slopes, shared, strict=True) if is_shared]
+    if not common:
+        return slopes
+    finite = torch.stack([losses.isfinite(), *(s.reshape(len(s), -1).isfinite().all(1) for s in common)]).all(0)
+    count = finite.sum().to(common[0]).clamp(min=1.0)
+    means = iter([torch.where(_beside(finite, slope), slope, 0.0).sum(0) / count for slope in common])
+    return [next(means) if is_shared else slope for slope, is_shared in zip(slopes, shared, strict=True)]
+
+
+def _beside(each: Tensor, slope: Tensor) -> Tensor:
+    """Return one number for each member, shaped as its gradient."""
+    return each.reshape(-1, *[1] * (slope.dim() - 1))
 
 
 def train_ensemble(
@@ -111,25 +192,27 @@ def train_ensemble(
     clip_norm: float | None = None,
     checkpoint: Checkpoint | None = None,
 ) -> History:
-    """Train the members that ``more`` has added, or else all, and put what they learn into the ensemble.
+    """Train all members, and note which have diverged; also after an interruption.
 
     ``batch`` counts points in a mini-batch. The members' seeds are those of a ``checkpoint``, if there is one.
     """
     members = enlisted(ensemble, call, batch, loss=loss, clip_norm=clip_norm, checkpoint=checkpoint)
-    with members.kept():
+    try:
         history = train(members)
-    members.finish(history.losses[(history.best_step or history.steps) - 1])
-    ensemble.trained.fill_(ensemble.rows)
-    lost = (ensemble.lost[members.rows].nonzero().flatten() + members.rows.start).tolist()
+    except BaseException:
+        ensemble.lost.copy_(~ensemble.finite())
+        raise
+    each = history.losses
+    kept = each[(history.best_step or history.steps) - 1]  # the losses at the parameters that were kept
+    ensemble.lost.copy_(~(ensemble.finite() & kept.isfinite().to(ensemble.lost.device)))
+    lost = ensemble.lost.nonzero().flatten().tolist()
     if lost:
         names = ", ".join(map(str, lost[:8])) + ", ..." * (len(lost) > 8)
         warnings.warn(
-            f"{len(lost)} of {members.guide.rows} members reached a loss that is not finite and are left out from here"
-            f" on ({names}); see history.diverged. Lower the learning rate, or clip gradients (clip_norm=...), and"
-            f" replace them with more({len(lost)}).",
+            f"{len(lost)} of {ensemble.rows} members reached a loss that is not finite and are left out from here"
+            f" on ({names}); see history.diverged. Lower the learning rate, or clip gradients (clip_norm=...).",
             stacklevel=5,
         )
-    each = history.losses
     mean = torch.where(each.isfinite(), each, torch.nan).nanmean(1)
     return dataclasses.replace(history, losses=mean, member_losses=each)
 
@@ -143,27 +226,26 @@ def enlisted(
     clip_norm: float | None = None,
     checkpoint: Checkpoint | None = None,
 ) -> Members:
-    """Return the members that a training is for, with their anchors and their perturbed data."""
+    """Return what trains the members, with their anchors and their perturbed data."""
     ensemble.meet(call)
     with poutine.block():
-        ensemble.tell()  # before a part of it can take its name in Pyro's store
-    rows = ensemble.to_train()
+        ensemble.tell()
     seeds = None if checkpoint is None else last_facts(checkpoint).get("members")
-    if isinstance(seeds, list) and len(seeds) == rows.stop - rows.start:
-        ensemble.seeds[rows] = torch.tensor(seeds).to(ensemble.seeds)
+    if isinstance(seeds, list) and len(seeds) == ensemble.rows:
+        ensemble.seeds.copy_(torch.tensor(seeds))
     if loss is None:
         loss = ELBO(per_example=False if ensemble.points or takes_all(call.model) else "auto")
-    part = ensemble if rows.stop - rows.start == ensemble.rows else ensemble.part(rows)
-    problem, heat = None, 1.0
-    if part.anchored:
-        heat = temperature_of(loss, part.template, call, batch)
-        problem = perturbation(part.template, part.seeds.tolist(), call, batch, heat)
+    problem, first, heat = None, None, 1.0
+    if ensemble.anchored:
+        heat = temperature_of(loss, ensemble.template, call, batch)
+        problem = perturbation(ensemble.template, ensemble.seeds.tolist(), call, batch, heat)
+        first = {part: {name: value[0] for name, value in own.items()} for part, own in problem.items()}
         count = call.count or 1
         if batch < count:
             device = next(leaf for leaf in call.leaves() if leaf.dim()).device
             call = dataclasses.replace(call, kwargs={**call.kwargs, ROWS: torch.arange(count, device=device)})
-    made = EnsembleLoss(loss, problem, clip_norm, heat=heat)
-    return Members(guide=part, loss=made, call=call, whole=ensemble, rows=rows)
+    of_first = MemberLoss(loss, first, free_points(ensemble), heat)
+    return Members(ensemble, of_first, call, problem=problem, clip_norm=clip_norm)
 
 
 def check_members(ensemble: Ensemble, update: Update, clip_norm: float | None) -> tuple[Update, float | None]:
@@ -174,18 +256,11 @@ def check_members(ensemble: Ensemble, update: Update, clip_norm: float | None) -
             f"the members of an Ensemble share one prior, so its widths cannot be learned ({learned[0]!r}): each member"
             " would have its own. Leave out Prior(learn=...), or train the members as a Fleet."
         )
-    if update.optimiser is not None:
-        if isinstance(update.optimiser, torch.optim.Adafactor):
-            raise PyroDropoutError(
-                "optim must change each number by itself, so that members do not depend on each other; got Adafactor."
-                " Use 'adam'."
-            )
-        if ensemble.to_train().start:
-            raise PyroDropoutError(
-                f"{update.name} holds the parameters of all members, but only those that more() has"
-                " added are trained; use 'adam', 'adamw', 'sgd' or an Update."
-            )
+    if isinstance(update.optimiser, torch.optim.Adafactor):
+        raise PyroDropoutError(
+            "optim must change each number by itself, so that members do not depend on each other; got Adafactor."
+            " Use 'adam'."
+        )
+    if update.optimiser is not None or update.clip_norm is None:
         return update, clip_norm
-    if update.clip_norm is not None:
-        return dataclasses.replace(update, clip_norm=None), update.clip_norm
-    return update, clip_norm
+    return dataclasses.replace(update, clip_norm=None), update.clip_norm
