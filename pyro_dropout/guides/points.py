@@ -1,8 +1,6 @@
 """Points: one value for every latent variable, so that training finds the maximum a posteriori; and their anchors.
 
-The members of an anchored ensemble are pulled to anchors, each a draw from the prior. The anchor of a Gaussian prior
-N(μ, σ²) is a standard normal number r for every element, which stands for μ + σr. Any other prior has the distance of a
-draw from its median, in unconstrained space.
+The members of an anchored ensemble are pulled to anchors, each a draw from the prior.
 
 Points have no maximum to find where the width of a prior is itself a latent variable, as in hierarchical models. With
 θ_k ~ N(μ, τ²) for K groups, the joint density has the factor τ^(-K). It grows without bound where τ goes to zero and
@@ -95,22 +93,46 @@ class Points(SiteGuide):
 _DRAWS = 4001  # of a prior that is not Gaussian, for its median in unconstrained space
 
 
-def is_gaussian(p: Distribution) -> bool:
-    """Whether a distribution is Gaussian."""
-    return isinstance(base_distribution(p), Normal | MultivariateNormal)
+class Anchors:
+    """What the members of an ensemble are pulled to: draws from the prior, told by their distance from its centre.
+
+    Both are in unconstrained space; the centre of a Gaussian is its mean, and of any other prior the median.
+    """
+
+    def __init__(self, template: SiteGuide) -> None:
+        self.sites = template._sites
+        self.priors = {name: _whole(template, name) for name in self.sites}
+        self.device = next(site.start.device for site in self.sites.values())
+        with seeded(0, self.device):
+            self.centres = {name: _centre(p) for name, p in self.priors.items()}
+
+    def drawn(self) -> dict[str, Tensor]:
+        """Draw how far the anchors of one member are from the centres, with torch's generator."""
+        found: dict[str, Tensor] = {}
+        for name, p in self.priors.items():
+            base = base_distribution(p)
+            if isinstance(base, Normal | MultivariateNormal):
+                # on the CPU: the same on every device
+                r = torch.randn(p.batch_shape + p.event_shape, dtype=self.sites[name].start.dtype, device="cpu")
+                r = r.to(self.device)
+                root = base._unbroadcasted_scale_tril if isinstance(base, MultivariateNormal) else None
+                found[name] = base.scale * r if root is None else (root @ r.unsqueeze(-1)).squeeze(-1)
+            else:
+                found[name] = biject_to(p.support).inv(p.sample()) - self.centres[name]
+        return found
+
+    def starts(self, seeds: list[int]) -> list[dict[str, Tensor]]:
+        """Return the parameters of points that are at their anchors, for each seed."""
+        rows = []
+        for seed in seeds:
+            with seeded(anchor_seed(seed), self.device):
+                drawn = self.drawn()
+            own = ((site, self.centres[name] + drawn[name]) for name, site in self.sites.items())
+            rows.append({f"states.{site.key}.loc": at.reshape(site.start.shape).to(site.start) for site, at in own})
+        return rows
 
 
-def gaussian_at(p: Distribution, numbers: Tensor) -> Tensor:
-    """Return μ + σr (with a full covariance, μ + Lr) of a Gaussian distribution."""
-    base = base_distribution(p)
-    if isinstance(base, MultivariateNormal):
-        found: Tensor = base.loc + (base._unbroadcasted_scale_tril @ numbers.unsqueeze(-1)).squeeze(-1)
-    else:
-        found = base.loc + base.scale * numbers
-    return found
-
-
-def prior_of(template: SiteGuide, name: str) -> Distribution:
+def _whole(template: SiteGuide, name: str) -> Distribution:
     """Return the prior of a site, its plates at full size, as it was when the guide read the model."""
     site = template._sites[name]
     fn = template.prototype_trace.nodes[name]["fn"]
@@ -118,39 +140,10 @@ def prior_of(template: SiteGuide, name: str) -> Distribution:
     return fn if fn.batch_shape == lead or not site.plates else fn.expand(lead)
 
 
-def centres(template: SiteGuide) -> dict[str, Tensor | None]:
-    """Return the median of each prior in unconstrained space; None for a Gaussian, which needs none."""
-    found: dict[str, Tensor | None] = {}
-    for name in template._sites:
-        fn = prior_of(template, name)
-        with seeded(0, template._sites[name].start.device):
-            found[name] = None if is_gaussian(fn) else biject_to(fn.support).inv(fn.sample((_DRAWS,))).median(0).values
-    return found
-
-
-def anchors(template: SiteGuide, middles: dict[str, Tensor | None]) -> dict[str, Tensor]:
-    """Draw the anchors of one member by site, on the CPU, with torch's generator; ``middles`` are the ``centres``."""
-    found: dict[str, Tensor] = {}
-    for name, centre in middles.items():
-        fn = prior_of(template, name)
-        if centre is None:
-            like = template._sites[name].start
-            found[name] = torch.randn(fn.batch_shape + fn.event_shape, dtype=like.dtype)
-        else:
-            found[name] = (biject_to(fn.support).inv(fn.sample()) - centre).cpu()
-    return found
-
-
-def anchored_start(template: SiteGuide, middles: dict[str, Tensor | None], seed: int) -> dict[str, Tensor]:
-    """Return the anchors of the member of this seed as values in unconstrained space, by site."""
-    device = next(site.start.device for site in template._sites.values())
-    with seeded(anchor_seed(seed), device):
-        drawn = anchors(template, middles)
-    found: dict[str, Tensor] = {}
-    for name, centre in middles.items():
-        fn, anchor = prior_of(template, name), drawn[name].to(device)
-        found[name] = gaussian_at(fn, anchor) if centre is None else centre + anchor
-    return found
+def _centre(p: Distribution) -> Tensor:
+    if isinstance(base_distribution(p), Normal | MultivariateNormal):
+        return p.mean.detach()
+    return biject_to(p.support).inv(p.sample((_DRAWS,))).median(0).values
 
 
 def anchor_seed(seed: int) -> int:

@@ -19,7 +19,7 @@ from pyro_dropout.generative.random_state import forked, seed_generators
 from pyro_dropout.generative.registration import tell_pyro
 from pyro_dropout.generative.trial_run import modules_of
 from pyro_dropout.guides.base import SiteGuide
-from pyro_dropout.guides.points import Points, anchored_start, centres
+from pyro_dropout.guides.points import Anchors, Points
 from pyro_dropout.guides.sites import GuideSite
 from pyro_dropout.protocols import PyroModel
 
@@ -54,18 +54,6 @@ def started(model: PyroModel, make: Make, template: SiteGuide, start: Start, see
     if start == "fresh" and all(torch.equal(here[name], again[name]) for name in _means(template)):
         again |= _drawn(template)  # no layer was initialised anew
     return again
-
-
-def at_anchors(template: SiteGuide, seeds: list[int]) -> list[dict[str, Tensor]]:
-    """Return the parameters of points that start at their anchors, for each seed."""
-    middles, rows = centres(template), []
-    for seed in seeds:
-        own = {}
-        for name, value in anchored_start(template, middles, seed).items():
-            site = template._sites[name]
-            own[f"states.{site.key}.loc"] = value.detach().reshape(site.start.shape).to(site.start)
-        rows.append(own)
-    return rows
 
 
 def _means(template: SiteGuide) -> dict[str, GuideSite]:
@@ -232,7 +220,7 @@ class StackedMembers(nn.Module):
         template, seeds, make = self.template, self.seeds.tolist(), self._make[0]
         with forked():
             if self.start == "anchor":
-                rows = at_anchors(template, seeds)
+                rows = Anchors(template).starts(seeds)
             else:
                 rows = [started(self._model[0], make, template, self.start, seed) for seed in seeds]
         first, *others = rows

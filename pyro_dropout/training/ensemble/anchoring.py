@@ -1,8 +1,7 @@
 """One member's problem: the model with its priors moved to the member's anchors, and its data perturbed.
 
-A Gaussian prior N(μ, σ²) becomes N(μ + σr, σ²), whose mean is a draw of the prior. Any other prior is moved in
-unconstrained space, by the distance of a draw from its median: exact for priors that are Gaussian there (LogNormal),
-and a heuristic elsewhere.
+A Gaussian prior is moved so that its mean is a draw of it. Any other prior is moved in unconstrained space, by the
+distance of a draw from its median: exact for priors that are Gaussian there (LogNormal), and a heuristic elsewhere.
 """
 
 import math
@@ -27,7 +26,7 @@ from pyro_dropout.generative.observed_sites import observed_sites
 from pyro_dropout.generative.priors import Tempered
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.trial_run import quietly
-from pyro_dropout.guides.points import anchor_seed, anchors, centres, gaussian_at
+from pyro_dropout.guides.points import Anchors, anchor_seed
 from pyro_dropout.mathematics.shapes import base_distribution
 from pyro_dropout.protocols import Distribution, Message, Trace
 from pyro_dropout.training.loss.temperature import Marks, numbers_of, share_of_data
@@ -40,7 +39,7 @@ _LOG_ROOT_2PI = 0.9189385332046727
 
 
 # What makes the members' problems differ; every tensor has the members as its first dimension.
-#   anchors: by latent site, standard normal numbers for Gaussian priors, and distances in unconstrained space.
+#   anchors: by latent site, how far the anchor is from the prior's centre, in unconstrained space.
 #   noise: by observed Gaussian site, standard normal numbers, one for each of all data.
 #   weights: by plate (or site, outside all plates), the weight of each of all its elements.
 #   widths: by observed Gaussian site whose width is latent, the weight of each target in the width's likelihood.
@@ -128,9 +127,9 @@ def moved(p: Distribution, anchor: Tensor) -> Distribution:
     """Return a prior moved to an anchor."""
     base = base_distribution(p)
     if isinstance(base, MultivariateNormal):
-        made = dist.MultivariateNormal(gaussian_at(p, anchor), scale_tril=base.scale_tril, validate_args=False)
+        made = dist.MultivariateNormal(base.loc + anchor, scale_tril=base.scale_tril, validate_args=False)
     elif isinstance(base, Normal):
-        made = dist.Normal(gaussian_at(p, anchor), base.scale, validate_args=False)
+        made = dist.Normal(base.loc + anchor, base.scale, validate_args=False)
     else:
         map_to = biject_to(p.support)
         free = AffineTransform(anchor, 1.0, event_dim=map_to.domain.event_dim)
@@ -238,7 +237,7 @@ def perturbation(
     with quietly(call.model, template), poutine.block():
         with torch.no_grad():
             guide_trace = some.of(poutine.trace(template).get_trace)
-            middles = centres(template)
+            anchors = Anchors(template)
         latent = [node for _, node in guide_trace.iter_stochastic_nodes() if node["value"].is_floating_point()]
         for node in latent:
             node["value"] = node["value"].detach().requires_grad_()
@@ -257,7 +256,7 @@ def perturbation(
     device = next(template.parameters()).device
     for seed in seeds:
         with seeded(anchor_seed(seed), device):
-            own = anchors(template, middles)
+            own = anchors.drawn()
             kinds = {name: observed[name]["value"].dtype for name in shapes}
             noise = {name: math.sqrt(heat) * torch.randn(shape, dtype=kinds[name]) for name, shape in shapes.items()}
             weights = {key: _weights(torch.Size([size]), heat).to(call.dtype) for key, size in sizes.items()}

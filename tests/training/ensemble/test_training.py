@@ -120,7 +120,7 @@ def test_a_member_minimises_its_own_objective() -> None:
         total = 0.5 * 4.0 * (y + noise - f).square().sum() + len(x) * 0.5 * torch.tensor(2 * torch.pi / 4.0).log()
         for name, value in weights.items():
             width = ensemble.template.prototype_trace.nodes[name]["fn"].base_dist.scale
-            total = total + 0.5 * ((value - extras["anchors"][name][m] * width) / width).square().sum()
+            total = total + 0.5 * ((value - extras["anchors"][name][m]) / width).square().sum()
         losses.append(total)
     found, _ = asked(made, *made.call.args)
     torch.testing.assert_close(found, torch.stack(losses).mean().to(found))
