@@ -3,39 +3,45 @@
 Training finds the point: until the curvature is known, q is a point for each site. P holds the prior's precisions.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, cast
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal
 
 import pyro.distributions as dist
 import torch
-from torch import Tensor
+from torch import Size, Tensor
 
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.process_lock import one_at_a_time
-from pyro_dropout.guides.base import SiteGuide, State, gaussian, trained
+from pyro_dropout.guides.base import SiteGuide, State, trained
 from pyro_dropout.guides.sites import GuideSite, Init, InitLoc
 from pyro_dropout.mathematics.checks import check_choice, check_positive
-from pyro_dropout.mathematics.curvature import Block, Curvature, Dense, Diagonal, Kronecker, log_evidence
-from pyro_dropout.mathematics.full_rank_normal import (
-    FullRankNormal,
-    KroneckerNormal,
-    Rotated,
-    SharedNoise,
-)
+from pyro_dropout.mathematics.curvature import OF_NOISE, Curvature, log_evidence
+from pyro_dropout.mathematics.curvature_blocks import Block, Dense, Diagonal, Kronecker
+from pyro_dropout.mathematics.full_rank_normal import SharedNoise
 from pyro_dropout.protocols import Distribution, PyroModel, SiteDistribution, Weights
 from pyro_dropout.registry import guide
 
 Structure = Literal["full", "layer", "kron", "diagonal", "last"]
 # By structure: what a block is, and whether each layer has its own.
-STRUCTURES: dict[Structure, tuple[tuple[type[Block], ...], bool]] = {
-    "full": ((Dense,), False),
-    "layer": ((Dense,), True),
-    "kron": ((Kronecker,), True),
-    "diagonal": ((Diagonal,), False),
-    "last": ((Dense, Kronecker), False),  # of the last layer only
+STRUCTURES: dict[Structure, tuple[type[Dense | Diagonal | Kronecker], bool]] = {
+    "full": (Dense, False),
+    "layer": (Dense, True),
+    "kron": (Kronecker, True),
+    "diagonal": (Diagonal, False),
+    "last": (Dense, False),  # of the last layer only; Kronecker if it is large
 }
-_NUMBERS = 2**24  # of a root that are held at once
 MOST = 4096  # weights with one matrix by default, and in the last layer
+
+
+def groups_of(structure: Structure, shapes: Mapping[str, Size]) -> tuple[type[Any], list[dict[str, Size]]]:
+    """Return what the blocks of a structure are, and the sites of each with their shapes."""
+    kind, by_layer = STRUCTURES[structure]
+    if structure == "last" and sum(shape.numel() for shape in shapes.values()) > MOST:
+        kind = Kronecker
+    groups: dict[str, dict[str, Size]] = {}
+    for name, shape in shapes.items():
+        groups.setdefault(name.rpartition(".")[0] if by_layer else "", {})[name] = shape
+    return kind, list(groups.values())
 
 
 @guide("laplace", per_site=False, order=12, method="linearised")
@@ -98,7 +104,7 @@ class AutoLaplace(SiteGuide):
 
     def weight_distribution(self, site: GuideSite, state: State) -> SiteDistribution:
         """A point, or what the curvature makes of it."""
-        found: SiteDistribution = self._at(site, state, drawn=False)
+        found: SiteDistribution = self._at(site, state, None)
         return found
 
     # --- the curvature ------------------------------------------------------------------------------------------------
@@ -164,19 +170,20 @@ class AutoLaplace(SiteGuide):
         """Make q the Gaussian with this curvature; with None, points again."""
         self._modules["measured"] = curvature
         self._noise: dict[str, SharedNoise] = {}
-        self._roots: tuple[list[tuple[Tensor, int]], dict[str, Any]] = ([], {})
 
     def expect(self, tensors: Mapping[str, Tensor]) -> None:
         """Make room for the curvature in a file, given as the tensors of this guide by name."""
-        prefix = "measured."
+        prefix, shapes = "measured.", {name: site.start.shape for name, site in self._sites.items()}
         own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-        shapes = {name: site.start.shape for name, site in self._sites.items()}
-        found = Curvature.room_for(own, shapes, next(self.parameters()).device) if own else None
-        blocks, (kinds, by_layer) = list(found or ()), STRUCTURES[self.structure]
-        count = len({name.rpartition(".")[0] for name in shapes}) if by_layer else 1
-        whole = self.structure == "last" or sum(len(block.shapes) for block in blocks) == len(shapes)
-        fits = whole and len(blocks) == count and all(isinstance(block, kinds) for block in blocks)
-        self.set_curvature(found if fits else None)
+        self.set_curvature(None)
+        names = _names_in(own) if self.structure == "last" else list(shapes)
+        if own and set(names) <= set(shapes):
+            device = next(self.parameters()).device
+            kind, groups = groups_of(self.structure, {name: shapes[name] for name in names})
+            ones = dict.fromkeys(names, torch.ones((), device=device))
+            noise = {name: torch.zeros_like(own[name]) for name in OF_NOISE if name in own}
+            blocks = [kind(group, ones) for group in groups]
+            self.set_curvature(Curvature(blocks, torch.zeros((), device=device), 0, noise))
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Load the tensors of another guide, with its curvature."""
@@ -197,55 +204,29 @@ class AutoLaplace(SiteGuide):
         """Return the block that a site belongs to; None for a point."""
         return next((block for block in (self.curvature if self.finished else ()) if name in block.shapes), None)
 
-    def _root(self, block: Block, like: Tensor) -> Any:
-        """Return the factors of a block's covariance, computed when the curvature changes."""
-        now = [(tensor, tensor._version) for tensor in self.curvature.buffers()]
-        known = self._roots[0]
-        if len(now) != len(known) or any(a[0] is not b[0] or a[1] != b[1] for a, b in zip(now, known, strict=True)):
-            self._roots = (now, {})
-        key = f"{','.join(block.shapes)} {like.dtype} {like.device}"
-        if key not in self._roots[1]:
-            with torch.no_grad():
-                if isinstance(block, Kronecker):
-                    found: Any = Rotated.of(block, like)
-                elif isinstance(block, Diagonal):
-                    found = {name: scale.to(like) for name, scale in block.scales().items()}
-                else:
-                    found = cast(Dense, block).root().to(like)
-            self._roots[1][key] = found
-        return self._roots[1][key]
-
     # --- distributions ------------------------------------------------------------------------------------------------
 
     def _joint(self, site: GuideSite) -> bool:
-        return isinstance(self._block(site.name), Dense | Kronecker)
+        block = self._block(site.name)
+        return block is not None and block.sites_share
 
     def _before_sampling(self) -> None:
         self._noise = {}
         for block in self.curvature if self.finished else ():
-            size = len(block.outputs) * len(block.inputs) if isinstance(block, Kronecker) else block.size()
-            self._noise |= dict.fromkeys(block.shapes, SharedNoise(size))
+            self._noise |= dict.fromkeys(block.shapes, SharedNoise(block.size()))
 
     def _made(self, site: GuideSite, state: State) -> Distribution:
-        return self._at(site, state, drawn=True)
+        return self._at(site, state, self._noise[site.name] if self._joint(site) else None)
 
     def _marginal(self, site: GuideSite) -> Distribution:
-        return self._at(site, self._state(site), drawn=False)
+        return self._at(site, self._state(site), None)
 
-    def _at(self, site: GuideSite, state: State, drawn: bool) -> Distribution:
+    def _at(self, site: GuideSite, state: State, noise: SharedNoise | None) -> Distribution:
         """Return the distribution of a site: drawn with the others of its block, or by itself."""
         block, loc = self._block(site.name), state.loc
         if block is None:
             return dist.Delta(loc, event_dim=loc.dim())
-        root, names = self._root(block, loc), list(block.shapes)
-        if isinstance(block, Diagonal):
-            return gaussian(loc, root[site.name].log())
-        noise = self._noise[site.name] if drawn else None
-        if isinstance(block, Kronecker):
-            return KroneckerNormal(loc, root, names.index(site.name) > 0, noise)
-        start = sum(block.shapes[name].numel() for name in names[: names.index(site.name)])
-        end = start + loc.numel()
-        return FullRankNormal(loc, root[start:end, :end], noise)  # up to the diagonal of its last row
+        return block.distribution(site.name, loc, noise)
 
     def random_sites(self) -> list[str]:
         """Return the names of the sites that are not points."""
@@ -259,46 +240,30 @@ class AutoLaplace(SiteGuide):
 
     def _joint_root(self, rows: Mapping[str, Tensor]) -> Tensor:
         """Return the root of the blocks that the rows belong to."""
-        first = next(iter(rows.values()))
         found = []
         for block in self.curvature:
-            if not any(name in rows for name in block.shapes) or isinstance(block, Diagonal):
-                continue
-            whole = {name: rows.get(name, first.new_zeros(len(first), *shape)) for name, shape in block.shapes.items()}
-            root = self._root(block, first)
-            if isinstance(block, Kronecker):
-                found.append(root.root(block.matrix(whole).to(first)))
-            else:
-                found.append(block.flat(whole).to(first) @ root)
+            own = {name: value for name, value in rows.items() if name in block.shapes}
+            if own:
+                found.append(block.covariance_root(own))
         return torch.cat(found, -1)
 
     def layer_covariance(self, features: Tensor, sites: Sequence[str]) -> Tensor:
         """Return Cov[W φ + b] of a layer at N points, (N, outputs, outputs), from φ alone."""
         block = self._block(sites[0])
-        if isinstance(block, Diagonal) or block is None or set(block.shapes) != set(sites):
+        if block is None or not block.sites_share or set(block.shapes) != set(sites):
             return super().layer_covariance(features, sites)
-        root = self._root(block, features)
-        if isinstance(block, Kronecker):
-            left = root.left.double()
-            # U diag_k(Σ_j (Tᵀφ)_j² s_kj²) Uᵀ; the last row of T is that of the bias, if there is one.
-            right, bias = root.right.split([features.shape[-1], len(sites) - 1])
-            sizes = (features @ right + bias.sum(0)).square() @ root.widths.square().mT
-            rotated: Tensor = (left * sizes.double().unsqueeze(-2)) @ left.mT
-            return rotated
-        outputs = next(iter(block.shapes.values()))[0]
-        parts = root.split([shape.numel() for shape in block.shapes.values()])
-        by_output = torch.cat([part.reshape(outputs, -1, len(root)) for part in parts], 1)
-        with_bias = torch.cat([features, torch.ones_like(features[:, :1])], -1) if len(sites) == 2 else features
-        found = []
-        for phi in with_bias.split(max(1, _NUMBERS // (outputs * len(root)))):
-            each = torch.einsum("ni,dip->ndp", phi, by_output).double()
-            found.append(each @ each.mT)
-        return torch.cat(found)
+        return block.layer_covariance(features)
 
     def __getstate__(self) -> dict[str, object]:
-        return {**super().__getstate__(), "_noise": {}, "_roots": ([], {})}  # left over from a draw
+        return {**super().__getstate__(), "_noise": {}}  # left over from a draw
 
 
 def _log(name: str, value: float | Tensor) -> Tensor:
     check_positive(name, value)
     return torch.as_tensor(value, dtype=torch.float64).log()
+
+
+def _names_in(tensors: Collection[str]) -> list[str]:
+    """Return the sites that a block has in a file, by the names of the tensors of a curvature."""
+    keys = [name.split(".")[1] for name in tensors if name.startswith("blocks.")]
+    return keys[0].replace("/", ".").split(",") if keys else []

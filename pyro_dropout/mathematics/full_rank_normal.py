@@ -19,7 +19,6 @@ from torch import Size, Tensor
 from torch.distributions import Distribution, Independent, Normal, register_kl
 
 from pyro_dropout.errors import PyroDropoutError, ShapeError
-from pyro_dropout.mathematics.curvature import Kronecker
 from pyro_dropout.mathematics.row_mixture_distribution import LOG_2PI, WeightDistribution, drawn
 from pyro_dropout.mathematics.shapes import Float, base_distribution, broadcast_shape
 
@@ -161,15 +160,6 @@ class Rotated:
     right: Tensor
     widths: Tensor
     half_log_det: Tensor
-
-    @classmethod
-    def of(cls, block: Kronecker, like: Tensor) -> "Rotated":
-        """Return the factors of the posterior of a block, in the type of ``like``."""
-        left, right, widths = block.rotations()
-        half = block.prior.sqrt()
-        half_log_det = widths.log().sum() - len(left) * half.log().sum()
-        factors = (left, right / half[:, None], widths, half_log_det)
-        return cls(*(factor.to(like) for factor in factors))
 
     def root(self, rows: Tensor) -> Tensor:
         """Return R(U ⊗ T) diag s of rows R, (B, outputs, inputs and bias): (B, outputs · K)."""

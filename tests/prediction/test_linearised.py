@@ -318,7 +318,7 @@ def test_the_last_layer_needs_no_jacobian(kind: str, outputs: Any, monkeypatch: 
     if kind in GUIDES:
         guide = GUIDES[kind](net)
     else:
-        monkeypatch.setattr("pyro_dropout.training.laplace.laplace.MOST", 0 if kind == "kron" else 100)
+        monkeypatch.setattr("pyro_dropout.guides.laplace.MOST", 0 if kind == "kron" else 100)
         with warnings.catch_warnings(action="ignore"):  # the point is not a maximum
             guide = pd.laplace(model, model, x, y, structure="last")
     quick = linearised(model, guide, x)

@@ -5,7 +5,7 @@ outputs (``Likelihood.curvature``). With C = R Rᵀ, the rows of Rᵀ J are a ro
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,10 +16,9 @@ from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.inputs import AnyInputs, check_inputs, check_pairs, takes_all
 from pyro_dropout.generative.jacobians import Jacobians, last_layer
 from pyro_dropout.generative.standardised import Standardised
-from pyro_dropout.mathematics.curvature import Block, Dense, Diagonal
+from pyro_dropout.mathematics.curvature_blocks import F64, Block, Dense, Diagonal
 from pyro_dropout.protocols import Weights
 
-F64 = torch.float64
 ASKER = "a Laplace approximation"
 _NUMBERS = 2**24  # of a Jacobian that is held at once
 _POINTS = 256  # the most that run together, so that a large network's activations fit
@@ -27,18 +26,19 @@ _OUTPUTS = 4096  # the most outputs at a point: the likelihood's curvature has a
 
 
 class Sums(ABC):
-    """What is added up over the data, for the curvature of some sites of a network in evaluation mode.
+    """What is added up over the data, in the curvature of some sites of a network in evaluation mode.
 
     Attributes:
+        blocks: the curvature so far.
         count: how many points there have been.
         gradient: of log p(y | w) in the weights of these sites.
     """
 
-    def __init__(self, net: Any, weights: Weights, sites: Sequence[str]) -> None:
-        self.net, self.sites = net, list(sites)
+    def __init__(self, net: Any, weights: Weights, blocks: Sequence[Block]) -> None:
+        self.net, self.blocks = net, list(blocks)
+        self.sites = [name for block in blocks for name in block.shapes]
         self.fixed = {name: value.detach() for name, value in weights.items() if name not in self.sites}
         self.free = {name: weights[name].detach() for name in self.sites}
-        self.shapes = {name: value.shape for name, value in self.free.items()}
         self.count = 0
         self.gradient = {name: torch.zeros_like(value, dtype=F64) for name, value in self.free.items()}
 
@@ -46,9 +46,11 @@ class Sums(ABC):
     def add(self, x: AnyInputs, y: Tensor) -> Tensor:
         """Add some points, and return the outputs at them, (N, D)."""
 
-    @abstractmethod
-    def blocks(self, priors: Mapping[str, Tensor], scale: float) -> list[Block]:
-        """Return the curvature, times ``scale``, with the prior's precisions by site."""
+    def finished(self, scale: float) -> list[Block]:
+        """Return the curvature, times ``scale``."""
+        for block in self.blocks:
+            block.multiply(scale)
+        return self.blocks
 
     def points(self, outputs: int) -> int:
         """Return how many points can be added at once."""
@@ -76,24 +78,22 @@ class Sums(ABC):
 
 
 class JacobianSums(Sums):
-    """Curvature from Jacobians, for groups of sites that are correlated: a matrix for each, or its diagonal.
+    """Curvature from Jacobians, in matrices or their diagonals.
 
     With ``last``, the sites are those of a last layer f = W φ(x) + b, whose Jacobian is known.
     """
 
+    blocks: list[Dense | Diagonal]  # type: ignore[assignment]
+
     def __init__(
-        self, net: Any, weights: Weights, groups: Sequence[Sequence[str]], x: AnyInputs, kind: type[Block], last: bool
+        self, net: Any, weights: Weights, blocks: Sequence[Dense | Diagonal], x: AnyInputs, last: bool
     ) -> None:
-        super().__init__(net, weights, [name for group in groups for name in group])
-        self.groups, self.kind = groups, kind
+        super().__init__(net, weights, blocks)
         self._rows = self._of_last_layer if last else Jacobians(net, weights, self.sites, x, ASKER).rows
-        sizes = [sum(self.shapes[name].numel() for name in group) for group in groups]
-        place = next(iter(self.free.values())).device
-        self._sums = [torch.zeros([size] * kind.order, dtype=F64, device=place) for size in sizes]
 
     def points(self, outputs: int) -> int:
         """Return how many points can be added at once: all, if the network takes them together."""
-        size = sum(shape.numel() for shape in self.shapes.values())
+        size = sum(block.size() for block in self.blocks)
         return min(super().points(outputs), max(1, _NUMBERS // (outputs * size)))
 
     def _of_last_layer(self, x: AnyInputs) -> tuple[Tensor, Weights]:
@@ -117,20 +117,11 @@ class JacobianSums(Sums):
         slope, root = self._slope(f, y)
         for name, value in slopes.items():
             self.gradient[name] += torch.einsum("nd,nd...->...", slope.to(F64), value.to(F64))
-        for group, total in zip(self.groups, self._sums, strict=True):
-            rows = torch.cat([slopes[name].flatten(2) for name in group], -1)
-            rows = (root.mT @ rows.to(root)).flatten(0, 1).to(F64)
-            total += rows.square().sum(0) if self.kind is Diagonal else rows.mT @ rows
+        for block in self.blocks:
+            rows = torch.cat([slopes[name].flatten(2) for name in block.shapes], -1)
+            block.add((root.mT @ rows.to(root)).flatten(0, 1))
         self.count += len(f)
         return f
-
-    def blocks(self, priors: Mapping[str, Tensor], scale: float) -> list[Block]:
-        """Return a block for each group."""
-        shapes = [{name: self.shapes[name] for name in group} for group in self.groups]
-        pairs = zip(shapes, self._sums, strict=True)
-        if self.kind is Diagonal:
-            return [Diagonal(shape, priors, diagonal=scale * total) for shape, total in pairs]
-        return [Dense(shape, priors, hessian=scale * total) for shape, total in pairs]
 
 
 def checked_batch(model: object, weights: Weights, x: object, y: Tensor) -> tuple[AnyInputs, Tensor]:

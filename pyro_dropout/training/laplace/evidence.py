@@ -30,6 +30,7 @@ from pyro_dropout.guides.laplace import MOST, AutoLaplace, Structure
 from pyro_dropout.guides.points import Points
 from pyro_dropout.mathematics.checks import check_count, check_positive, check_seed
 from pyro_dropout.mathematics.curvature import NOISE, log_evidence, precisions_of
+from pyro_dropout.mathematics.curvature_blocks import F64
 from pyro_dropout.protocols import Weights
 from pyro_dropout.training.fit import fit
 from pyro_dropout.training.laplace.curvature import network_in
@@ -38,7 +39,6 @@ from pyro_dropout.training.laplace.most_probable import can_climb, most_probable
 from pyro_dropout.training.optimisers import cosine_decay
 
 Tuned = Literal["tau", "length_scales"]
-F64 = torch.float64
 _PATIENCE = 4  # rounds in succession without a gain
 _SHORTEST = 0.5  # part of a step
 

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from pyro_dropout.engines.engine import exact_products
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.inputs import AnyInputs, takes_all
-from pyro_dropout.mathematics.curvature import Block, Kronecker
+from pyro_dropout.mathematics.curvature_blocks import F64, Block, Kronecker, Shapes
 from pyro_dropout.protocols import Weights
-from pyro_dropout.training.laplace.curvature import F64, Sums
+from pyro_dropout.training.laplace.curvature import Sums
 
 _NUMBERS = 2**22  # of patches that are held at once
 _ON_GPU = 2**27  # inputs and outputs of layers that are held at once on a GPU
@@ -36,34 +36,34 @@ _INSTEAD = (
 
 @dataclass
 class Layer:
-    """A layer, and the sums over the data of its two factors."""
+    """A layer, and what it sees of the data."""
 
     path: str
     module: nn.Module
     sites: tuple[str, ...]
-    inputs: Tensor
-    outputs: Tensor
-    rows: int = 0
+    rows: int = 0  # that have been multiplied with its weight
     seen: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # inputs and outputs in one pass
 
 
 class KroneckerSums(Sums):
     """Curvature with two Kronecker factors for each layer: Linear and convolutions, each used once at a point."""
 
-    def __init__(self, net: Any, weights: Weights, sites: Sequence[str]) -> None:
-        super().__init__(net, weights, sites)
+    blocks: list[Kronecker]  # type: ignore[assignment]
+
+    def __init__(self, net: Any, weights: Weights, groups: Sequence[Shapes], precisions: Mapping[str, Tensor]) -> None:
         if takes_all(net):
             raise PyroDropoutError(
                 "structure='kron' needs a network whose output at one point does not depend on the others; this one"
                 " takes all points at once (whole_batch=True). Use structure='full', 'layer' or 'diagonal'."
             )
-        self.layers = layers_of(net, sites)
+        self.layers = layers_of(net, list(precisions))
+        super().__init__(net, weights, [Kronecker(group, precisions) for group in groups])
         self._held = 0  # numbers that a point has in all layers, known after the first
 
     def points(self, outputs: int) -> int:
         """Return how many points can be added at once: on a GPU, as many as fit once their size is known."""
         some = super().points(outputs)
-        fit = _ON_GPU // self._held if self._held and self.layers[0].outputs.is_cuda else 0
+        fit = _ON_GPU // self._held if self._held and self.blocks[0].outputs.is_cuda else 0
         return max(some, min(fit, _ON_GPU // outputs**2))
 
     def add(self, x: AnyInputs, y: Tensor) -> Tensor:
@@ -86,10 +86,10 @@ class KroneckerSums(Sums):
             for k, (layer, g) in enumerate(zip(self.layers, slopes, strict=True)):
                 if g is not None:
                     squares[k] = _gram(_rows_out(layer.module, g), squares[k])
-        for layer, square in zip(self.layers, squares, strict=True):
-            layer.outputs += 0.0 if square is None else square
+        for block, layer, square in zip(self.blocks, self.layers, squares, strict=True):
+            block.outputs += 0.0 if square is None else square
             for rows in self._rows_in(layer):
-                layer.inputs += _gram_of_inputs(rows, bias=len(layer.sites) > 1)
+                block.inputs += _gram_of_inputs(rows, bias=len(layer.sites) > 1)
                 layer.rows += len(rows)
             layer.seen = []
         self.count += len(f)
@@ -150,13 +150,11 @@ class KroneckerSums(Sums):
                     f" {layer.path!r} is not one. {_INSTEAD}"
                 )
 
-    def blocks(self, priors: Mapping[str, Tensor], scale: float) -> list[Block]:
-        """Return a block for each layer."""
-        shapes = [{name: self.shapes[name] for name in layer.sites} for layer in self.layers]
-        return [
-            Kronecker(shape, priors, inputs=layer.inputs / layer.rows, outputs=scale * layer.outputs)
-            for shape, layer in zip(shapes, self.layers, strict=True)
-        ]
+    def finished(self, scale: float) -> list[Block]:
+        """Return the curvature, times ``scale``."""
+        for block, layer in zip(self.blocks, self.layers, strict=True):
+            block.inputs /= layer.rows
+        return super().finished(scale)
 
 
 def layers_of(net: Any, sites: Sequence[str]) -> list[Layer]:
@@ -177,11 +175,7 @@ def layers_of(net: Any, sites: Sequence[str]) -> list[Layer]:
                 "structure='kron' is for the weights and biases of Linear and ConvNd layers, each used once; got"
                 f" {', '.join(map(repr, names))} of {why}. {_INSTEAD}"
             )
-        value = net.net.get_parameter(weight)
-        inputs, outputs = value[0].numel() + (bias in names), len(value)
-        own = (weight, bias) if bias in names else (weight,)
-        sums = (torch.zeros(size, size, dtype=F64, device=value.device) for size in (inputs, outputs))
-        layers.append(Layer(path, module, own, next(sums), next(sums)))
+        layers.append(Layer(path, module, tuple(names)))
     return layers
 
 

@@ -18,20 +18,13 @@ from pyro_dropout.generative.process_lock import modules_stay, one_at_a_time
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.generative.trial_run import evaluating
-from pyro_dropout.guides.laplace import MOST, STRUCTURES, AutoLaplace, Structure
+from pyro_dropout.guides.laplace import AutoLaplace, Structure, groups_of
 from pyro_dropout.mathematics.checks import check_count, check_finite, describe
-from pyro_dropout.mathematics.curvature import Curvature, Dense, Kronecker
+from pyro_dropout.mathematics.curvature import Curvature
+from pyro_dropout.mathematics.curvature_blocks import F64, Dense, Kronecker
 from pyro_dropout.mathematics.shapes import base_distribution
 from pyro_dropout.protocols import HasMean, PyroModel, Weights
-from pyro_dropout.training.laplace.curvature import (
-    ASKER,
-    F64,
-    JacobianSums,
-    Sums,
-    checked_batch,
-    inside,
-    network_in,
-)
+from pyro_dropout.training.laplace.curvature import ASKER, JacobianSums, Sums, checked_batch, inside, network_in
 from pyro_dropout.training.laplace.kronecker import KroneckerSums
 from pyro_dropout.training.laplace.tuned_prior import Pair, judge_on_training_data, tune_prior
 from pyro_dropout.training.loader import divided, number_of_data
@@ -204,20 +197,19 @@ def finish(
     if sums is None:
         raise ShapeError("a Laplace approximation needs at least one data point; the DataLoader gave none.")
     scale = 1.0 if num_data is None else num_data / sums.count
-    # Sites that stay points may be most of a large network; nothing is made of their priors.
     priors = {name: base_distribution(model.prior_of(name)) for name in sums.sites}
-    precisions = {name: prior.scale.to(F64).pow(-2) for name, prior in priors.items()}
     gradient, tempered = {}, {name: network_in(model).tempered(name) for name in sums.sites}
     for name, slope in sums.gradient.items():
         how = None if guide.full_prior else tempered[name]
         heat = 1.0 if how is None else how.at_point  # as in the point's loss
-        gradient[name] = scale * slope - heat * (weights[name] - priors[name].loc).to(F64) * precisions[name]
+        pull = (weights[name] - priors[name].loc).to(F64) / priors[name].scale.to(F64).square()
+        gradient[name] = scale * slope - heat * pull
     if not all(bool(torch.isfinite(value).all()) for value in (log_likelihood, *gradient.values())):
         raise RangeError(
             f"log p(y | w) at the point, {log_likelihood.item():.4g}, and its gradient must be finite; are the weights?"
         )
     noise = _noise(model, scale * log_likelihood, scale * sums.count * f.shape[-1])
-    curvature = Curvature(sums.blocks(precisions, scale), scale * log_likelihood, num_data or sums.count, noise)
+    curvature = Curvature(sums.finished(scale), scale * log_likelihood, num_data or sums.count, noise)
     guide.set_curvature(curvature)
     _warn_unless_trained(guide, gradient)
     guide.prior_factor = 1.0
@@ -245,25 +237,23 @@ def _sums(structure: Structure, net: Any, weights: Weights, x: AnyInputs) -> Sum
     check_no_noise(net, ASKER)
     _check_outputs(net, weights, x)
     sites, linear = list(weights), False
-    (kind, *_), by_layer = STRUCTURES[structure]
     if structure == "last":
         with torch.no_grad():
             found = last_layer(net, weights, x if takes_all(net) else x[:2])
         sites, linear = list(found.sites), found.linear
-        kind = Kronecker if sum(weights[name].numel() for name in sites) > MOST else kind
-    if kind is Kronecker:
-        return KroneckerSums(net, weights, sites)
-    groups: dict[str, list[str]] = {}
-    for name in sites:
-        groups.setdefault(name.rpartition(".")[0] if by_layer else "", []).append(name)
-    for group in groups.values():
-        size = sum(weights[name].numel() for name in group)
-        if kind is Dense and size > _LARGEST:
+    kind, groups = groups_of(structure, {name: weights[name].shape for name in sites})
+    for group in groups if kind is Dense else ():
+        size = sum(shape.numel() for shape in group.values())
+        if size > _LARGEST:
             raise PyroDropoutError(
-                f"structure={structure!r} needs a matrix over {size:,} weights ({', '.join(group[:3])}, ...), of"
+                f"structure={structure!r} needs a matrix over {size:,} weights ({', '.join(list(group)[:3])}, ...), of"
                 f" {8 * size**2 / 1e9:,.0f} GB; the most is {_LARGEST:,}. Use structure='kron' or 'last'."
             )
-    return JacobianSums(net, weights, list(groups.values()), x, kind, linear)
+    # Sites that stay points may be most of a large network; nothing is made of their priors.
+    precisions = {name: base_distribution(net.prior_of(name)).scale.to(F64).pow(-2) for name in sites}
+    if kind is Kronecker:
+        return KroneckerSums(net, weights, groups, precisions)
+    return JacobianSums(net, weights, [kind(group, precisions) for group in groups], x, linear)
 
 
 def _check_outputs(net: Any, weights: Weights, x: AnyInputs) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 
 import pyro_dropout as pd
-from pyro_dropout.mathematics.curvature import Dense
+from pyro_dropout.mathematics.curvature_blocks import Dense
 
 F64 = torch.float64
 N = 5

@@ -444,6 +444,6 @@ def test_large_layers_need_another_structure(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(module, "_LARGEST", 5)
     with pytest.raises(pd.errors.PyroDropoutError, match="matrix over 6 weights"):
         pd.laplace(classifier(nn.Linear(2, 2)), nn.Linear(2, 2), X, Y, structure="full")
-    monkeypatch.setattr(module, "MOST", 5)
+    monkeypatch.setattr("pyro_dropout.guides.laplace.MOST", 5)
     (block,) = untrained(classifier(net := nn.Linear(2, 2)), net, X, Y, structure="last").curvature
     assert hasattr(block, "outputs"), "a large last layer has Kronecker factors"
