@@ -111,14 +111,16 @@ class Anchors:
         found: dict[str, Tensor] = {}
         for name, p in self.priors.items():
             base = base_distribution(p)
-            if isinstance(base, Normal | MultivariateNormal):
-                # on the CPU: the same on every device
-                r = torch.randn(p.batch_shape + p.event_shape, dtype=self.sites[name].start.dtype, device="cpu")
-                r = r.to(self.device)
-                root = base._unbroadcasted_scale_tril if isinstance(base, MultivariateNormal) else None
-                found[name] = base.scale * r if root is None else (root @ r.unsqueeze(-1)).squeeze(-1)
-            else:
+            if not isinstance(base, Normal | MultivariateNormal):
                 found[name] = biject_to(p.support).inv(p.sample()) - self.centres[name]
+                continue
+            # on the CPU: the same on every device
+            r = torch.randn(p.batch_shape + p.event_shape, dtype=self.sites[name].start.dtype, device="cpu")
+            r = r.to(self.device)
+            if isinstance(base, MultivariateNormal):
+                found[name] = (base._unbroadcasted_scale_tril @ r.unsqueeze(-1)).squeeze(-1)
+            else:
+                found[name] = base.scale * r
         return found
 
     def starts(self, seeds: list[int]) -> list[dict[str, Tensor]]:
@@ -141,9 +143,9 @@ def _whole(template: SiteGuide, name: str) -> Distribution:
 
 
 def _centre(p: Distribution) -> Tensor:
-    if isinstance(base_distribution(p), Normal | MultivariateNormal):
-        return p.mean.detach()
-    return biject_to(p.support).inv(p.sample((_DRAWS,))).median(0).values
+    gaussian = isinstance(base_distribution(p), Normal | MultivariateNormal)
+    found: Tensor = p.mean if gaussian else biject_to(p.support).inv(p.sample((_DRAWS,))).median(0).values
+    return found.detach()
 
 
 def anchor_seed(seed: int) -> int:

@@ -230,11 +230,11 @@ class StackedMembers(nn.Module):
                 "all members start at the same point and nothing else tells them apart, so they would stay equal. Let"
                 " them be anchored, or give layers with reset_parameters and start='fresh'."
             )
+        whole = {name: torch.stack([row[name] for row in rows]) for name in first}
         for name, like in template.named_parameters():
-            start = torch.stack([row[name] for row in rows]).to(like)
-            self.register_parameter(name.replace(".", _BAR), nn.Parameter(start))
-        for name, like in template.named_buffers():
-            self.register_buffer(name.replace(".", _BAR), torch.stack([row[name] for row in rows]).to(like))
+            self.register_parameter(name.replace(".", _BAR), nn.Parameter(whole[name].to(like)))
+        for name, value in template.named_buffers():
+            self.register_buffer(name.replace(".", _BAR), whole[name].to(value))
 
     # --- one of them --------------------------------------------------------------------------------------------------
 

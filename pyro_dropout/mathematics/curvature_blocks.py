@@ -153,7 +153,8 @@ class Diagonal(Block):
         return RowMixture(loc.unsqueeze(0), scale, loc.new_ones(1), row_dim=None, validate_args=False)
 
     def _times_root(self, rows: Tensor) -> Tensor:
-        return rows * self.root(rows)
+        found: Tensor = rows * self.root(rows)
+        return found
 
 
 class Dense(Block):
