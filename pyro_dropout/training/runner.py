@@ -18,15 +18,11 @@ from pyro_dropout.engines.engine import (
     Eager,
     Step,
     copy_into,
-    is_large,
 )
-from pyro_dropout.engines.program import apart_in_memory
-from pyro_dropout.engines.torch_internals import tree_leaves
 from pyro_dropout.generative.precision import precision_now, products_in
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.protocols import Record, Tree
 from pyro_dropout.training.batches import Batches
-from pyro_dropout.training.compile.functional import Gradients, Parameters, make_step, numbered
 from pyro_dropout.training.history import is_divergence
 from pyro_dropout.training.optimisers import Update, clock
 from pyro_dropout.training.stream import Stream
@@ -159,42 +155,6 @@ class TrainingRun:
         copy_into([*targets.values()], [tensors[name] for name in targets])
         if self._batches is not None:
             self._batches.set_state(tensors)
-
-
-def make_run(
-    gradients_of: Gradients,
-    parameters: Parameters,
-    update: Update,
-    *,
-    inputs: tuple[Tree, ...],
-    guarded: bool = True,
-    **how: Any,
-) -> TrainingRun:
-    """Return a training run of one guide or of an ensemble, whose steps change the owners' own tensors.
-
-    If ``guarded``, steps of a large network are left out if their loss or gradient is not finite; others are taken
-    back, by a copy of the parameters. ``how`` is as in ``TrainingRun``.
-    """
-    gradient_of, values, write = numbered(gradients_of), parameters.values, None
-    beside = None if update.optimiser is None else TorchOptimiser(update, list(parameters.by_name.values()))
-    # Weights of a recurrent layer on a GPU are parts of one tensor.
-    if beside is None and not apart_in_memory([*values, *tree_leaves(inputs)], len(values)):
-        values, write = [value.clone() for value in values], parameters.copy
-    around, state = surroundings(values, update, inputs, how["batches"]), update.start(values)
-    t, lr, guarded = around["t"], around["lr"], guarded and beside is None and is_large(values)
-
-    def move(gradients: list[Tensor]) -> None:
-        if beside is not None:
-            beside.move(values, gradients, t)
-        else:
-            some = [k for k in range(len(values)) if k not in parameters.unused]
-            own = [values[k] for k in some], [gradients[k] for k in some], [state[k] for k in some]
-            update.in_place(*own, t, lr)
-        t.add_(1)
-
-    whole = make_step(gradients_of, parameters, update) if beside is None else None
-    step = Step(whole, values, state, gradient=gradient_of, move=move, guarded=guarded, **around)
-    return TrainingRun(step, write=write, beside=beside, **how)
 
 
 def surroundings(

@@ -2,12 +2,14 @@
 
 import contextlib
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from pyro_dropout.engines.choose import HowCompiled
+from pyro_dropout.engines.engine import Step, is_large
+from pyro_dropout.engines.program import apart_in_memory
 from pyro_dropout.engines.torch_internals import tree_unflatten
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.random_state import forked
@@ -16,13 +18,23 @@ from pyro_dropout.protocols import PyroModel, Record
 from pyro_dropout.training.batches import Batches
 from pyro_dropout.training.checkpoints.fingerprint import told_loss
 from pyro_dropout.training.checkpoints.tensor_file import digest
-from pyro_dropout.training.compile.functional import Buffers, Gradients, Loss, Parameters, make_gradients, unvalidated
+from pyro_dropout.training.compile.functional import (
+    Buffers,
+    Gradients,
+    Loss,
+    Parameters,
+    make_gradients,
+    make_step,
+    numbered,
+    unvalidated,
+)
 from pyro_dropout.training.early_stopping import Watch
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.optimisers import Update
 from pyro_dropout.training.preflight import check_trained
-from pyro_dropout.training.runner import TrainingRun, make_run
+from pyro_dropout.training.runner import TrainingRun, surroundings
 from pyro_dropout.training.stream import Stream
+from pyro_dropout.training.torch_optimiser import TorchOptimiser
 
 
 @dataclass
@@ -50,16 +62,35 @@ class TrainingTask:
 
     def start(self, update: Update, batch: int, compile: HowCompiled) -> TrainingRun:
         """Return a training run, ready to start."""
-        parameters = self._parameters(batch)
-        count, source = self.call.count or 1, self.stream
-        batches: Any = source
-        if source is None and batch < count:
+        parameters, count = self._parameters(batch), self.call.count or 1
+        batches: Batches | Stream | None = self.stream
+        if batches is None and batch < count:
             device = next(leaf for leaf in self.call.leaves() if leaf.dim()).device
             batches = Batches(batch, torch.arange(count, device=device))
-        how: Any = {"batches": batches, "compile": compile, "guarded": self.guarded}
-        gradients, inputs = self._gradients(parameters), (Buffers(self.call.model, self.guide).values,)
+        gradients_of, buffers = self._gradients(parameters), Buffers(self.call.model, self.guide).values
+        values, write = parameters.values, None
+        beside = None if update.optimiser is None else TorchOptimiser(update, list(parameters.by_name.values()))
+        # Weights of a recurrent layer on a GPU are parts of one tensor.
+        if beside is None and not apart_in_memory([*values, *buffers], len(values)):
+            values, write = [value.clone() for value in values], parameters.copy
+        around, state = surroundings(values, update, (buffers,), batches), update.start(values)
+        t, lr = around["t"], around["lr"]
+
+        def move(gradients: list[Tensor]) -> None:
+            if beside is not None:
+                beside.move(values, gradients, t)
+            else:
+                some = [k for k in range(len(values)) if k not in parameters.unused]
+                own = [values[k] for k in some], [gradients[k] for k in some], [state[k] for k in some]
+                update.in_place(*own, t, lr)
+            t.add_(1)
+
+        whole = make_step(gradients_of, parameters, update) if beside is None else None
+        # Steps of a large network are left out if they are not finite; others are taken back, by copied parameters.
+        around["guarded"] = self.guarded and beside is None and is_large(values)
+        step = Step(whole, values, state, gradient=numbered(gradients_of), move=move, **around)
         with quietly(self.call.model, self.guide):  # compiling runs the model, whose buffers must not change
-            return make_run(gradients, parameters, update, inputs=inputs, **how)
+            return TrainingRun(step, write=write, batches=batches, compile=compile, beside=beside)
 
     def _gradients(self, parameters: Parameters) -> Gradients:
         return make_gradients(*self.parts, parameters, self._arguments)

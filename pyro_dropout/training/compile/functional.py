@@ -64,19 +64,13 @@ class Parameters:
         self.by_name: dict[str, Tensor] = {names[0]: found[names[0]] for names in self._aliases.values()}
         self.names = list(self.by_name)
         # Gradients of a sum over all points are beyond float16; those of the loss divided by its size are not.
-        self.divided = any(
-            p.dtype == torch.float16
-            for module in modules_of(model)
-            for p in module._parameters.values()
-            if p is not None
-        )
+        self.divided = any(p.dtype == torch.float16 for m in modules_of(model) for p in m.parameters(recurse=False))
         self.unused: set[int] = set()  # those that the last gradient did not depend on
         self._checked = False
         places: dict[int, list[_Holder]] = {}
         for module in modules_of(model, guide):
-            for key, value in module._parameters.items():
-                if value is not None:
-                    places.setdefault(id(value), []).append((module._parameters, key))
+            for key, each in module._parameters.items():
+                places.setdefault(id(each), []).append((module._parameters, key))
         self._places = {name: places.get(id(value), []) for name, value in self.by_name.items()}
         owner = owner_of(model if isinstance(owner_of(guide), nn.Module) else guide)
         note_names(owner, [name for name, where in self._places.items() if not where])
@@ -138,60 +132,51 @@ class Parameters:
     @contextlib.contextmanager
     def replaced(self, values: list[Tensor]) -> Iterator[None]:
         """Within the context, modules and Pyro's store hold ``values`` in the parameters' places."""
-        store: dict[str, Tensor] = pyro.get_param_store()._params
+        store = pyro.get_param_store()._params
         now = dict(zip(self.names, values, strict=True))
         pairs = {id(self.by_name[name]): now.pop(name) for name in self._elsewhere}
-        held = {alias: now[name] for name in now for alias in self._aliases[id(self.by_name[name])]}
-        kept = {name: store[name] for name in held if name in store}
-        try:
-            store.update(held)
-            for name, value in now.items():
-                for holder, key in self._places[name]:
-                    holder[key] = value
-            with StandIns(pairs) if pairs else contextlib.nullcontext():
-                yield
-        finally:
-            for name in now:
-                for holder, key in self._places[name]:
-                    holder[key] = self.by_name[name]
-            for name in held:
-                if name in kept:
-                    store[name] = kept[name]
-                else:
-                    store.pop(name, None)
+        places = [(holder, value) for name, value in now.items() for holder in self._places[name]]
+        places += [((store, alias), now[name]) for name in now for alias in self._aliases[id(self.by_name[name])]]
+        with _swapped(places), StandIns(pairs) if pairs else contextlib.nullcontext():
+            yield
 
 
 class Buffers:
     """The tensors of a model and a guide that are not trained: settings such as keep, τ and length-scales."""
 
     def __init__(self, model: object, guide: object) -> None:
-        roots = [(label, root) for label, root in (("model", model), ("guide", guide)) if isinstance(root, nn.Module)]
-        modules = [(f"{label}.{path}", module) for label, root in roots for path, module in root.named_modules()]
-        modules += [(f"called.{number}", module) for number, module in enumerate(holders_of(model, guide))]
-        found: dict[tuple[int, str], tuple[_Holder, str]] = {}
-        for path, module in modules:
-            for key, value in module._buffers.items():
-                if value is not None:
-                    name = f"{path.rstrip('.')}.{key}"
-                    found.setdefault((id(module._buffers), key), ((module._buffers, key), name))
-        self._places = [place for place, _ in found.values()]
-        self.names = [name for _, name in found.values()]
+        roots = [(label, root) for label, root in (("guide", guide), ("model", model)) if isinstance(root, nn.Module)]
+        paths = {id(module): f"{label}.{path}" for label, root in roots for path, module in root.named_modules()}
+        self._places: list[_Holder] = []
+        self.names: list[str] = []
+        for number, module in enumerate(holders_of(model, guide)):
+            keys = [key for key, value in module._buffers.items() if value is not None]
+            self._places += [(module._buffers, key) for key in keys]
+            self.names += [f"{paths.get(id(module), f'called.{number}').rstrip('.')}.{key}" for key in keys]
 
     @property
     def values(self) -> list[Tensor]:
         """The tensors, in the order of ``names``."""
         return [holder[key] for holder, key in self._places]
 
-    @contextlib.contextmanager
-    def replaced(self, values: list[Tensor]) -> Iterator[None]:
+    def replaced(self, values: list[Tensor]) -> contextlib.AbstractContextManager[None]:
         """Within the context, modules hold ``values`` in the buffers' places."""
-        kept = self.values
-        try:
-            for (holder, key), value in zip(self._places, values, strict=True):
-                holder[key] = value
-            yield
-        finally:
-            for (holder, key), value in zip(self._places, kept, strict=True):
+        return _swapped(list(zip(self._places, values, strict=True)))
+
+
+@contextlib.contextmanager
+def _swapped(pairs: list[tuple[_Holder, Tensor]]) -> Iterator[None]:
+    """Within the context, dictionaries hold other tensors in these places."""
+    kept = [holder.get(key) for (holder, key), _ in pairs]
+    try:
+        for (holder, key), value in pairs:
+            holder[key] = value
+        yield
+    finally:
+        for ((holder, key), _), value in zip(pairs, kept, strict=True):
+            if value is None:
+                holder.pop(key, None)
+            else:
                 holder[key] = value
 
 

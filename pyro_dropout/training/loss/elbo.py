@@ -24,8 +24,7 @@ from pyro_dropout.errors import NotFollowedError
 from pyro_dropout.generative.layers import misplaced, other_count
 from pyro_dropout.generative.model_call import ModelCall, is_network
 from pyro_dropout.generative.process_lock import one_at_a_time
-from pyro_dropout.generative.random_state import random_state, set_random_state
-from pyro_dropout.generative.trial_run import aside, can_run, holders_of, shapes_alone
+from pyro_dropout.generative.trial_run import aside, can_run, quietly, shapes_alone
 from pyro_dropout.mathematics.checks import check_choice, check_count
 from pyro_dropout.mathematics.divergence import Method
 from pyro_dropout.mathematics.per_data_point import MisplacedPointsError
@@ -77,7 +76,7 @@ class ELBO(pyro.infer.ELBO):
         ['kl', 'nll']
     """
 
-    __slots__ = ("steps",)  # outside __dict__, where compiled steps look for settings
+    __slots__ = ("_tried", "steps")  # outside __dict__, where compiled steps look for settings
 
     def __init__(
         self,
@@ -97,6 +96,7 @@ class ELBO(pyro.infer.ELBO):
         self.kl, self.per_example, self.kl_samples = kl, per_example, kl_samples
         self.temperature = float(temperature) if isinstance(temperature, Real | Tensor) else temperature
         self.steps = 0
+        self._tried: weakref.WeakKeyDictionary[PyroModel, set[object]] = weakref.WeakKeyDictionary()
         self._refusals: list[str] = []  # why draws for each data point failed
 
     @property
@@ -111,21 +111,27 @@ class ELBO(pyro.infer.ELBO):
         return drawn.model_trace, drawn.guide_trace
 
     def _drawn(self, model: PyroModel, guide: PyroModel, args: Args, kwargs: Kwargs) -> Particle:
-        """Return the terms of one draw for each data point or, if that fails, of a shared draw."""
-        if self._shares or self.per_example is True:
-            return self._run(model, guide, args, kwargs)
+        """Return the terms of one draw for each data point or, if the model does not allow that, of a shared draw."""
+        if self.per_example == "auto" and not self._refusals:
+            self._attempt(model, guide, args, kwargs)
+        return self._run(model, guide, args, kwargs)
+
+    def _attempt(self, model: PyroModel, guide: PyroModel, args: Args, kwargs: Kwargs) -> None:
+        """Note and warn if arguments of these shapes allow no draws for each data point; leave no other trace."""
+        tried = self._tried.setdefault(model, set())
+        shapes = tuple(leaf.shape for leaf in ModelCall(model, args, dict(kwargs)).leaves())
+        if shapes in tried:
+            return
+        tried.add(shapes)
         reader: Any = guide
-        traced = is_traced()  # then a failed attempt would become part of the program
-        with untraced() if traced else nullcontext():
+        store = pyro.get_param_store()
+        with untraced(), poutine.block():
             if getattr(reader, "prototype_trace", self) is None:  # a guide draws while it reads its model, once
                 reader._setup_prototype(*args, **kwargs)
-            random, names = random_state(), set(pyro.get_param_store().keys())
-            holders = [module._buffers for module in holders_of(model, guide)]
-            before = [{k: (b, b.detach().clone()) for k, b in holder.items() if b is not None} for holder in holders]
+            names = set(store.keys())
             try:
-                found = self._run(model, guide, args, kwargs)
-                if not traced:
-                    return found
+                with quietly(model, guide):
+                    self._run(model, guide, args, kwargs)
             except NotFollowedError as refusal:
                 site = "weights" if refusal.site is None else f"site {refusal.site!r}"
                 self._refusals.append(f"{site} cannot be drawn for each data point: {refusal.reason}")
@@ -134,13 +140,8 @@ class ELBO(pyro.infer.ELBO):
                     " this.",
                     stacklevel=2,
                 )
-            set_random_state(random)
-            with torch.no_grad():
-                for holder, kept in zip(holders, before, strict=True):
-                    holder.update({key: buffer.copy_(value) for key, (buffer, value) in kept.items()})
-            for name in set(pyro.get_param_store().keys()) - names:
-                del pyro.get_param_store()[name]
-        return self._run(model, guide, args, kwargs)
+            for name in set(store.keys()) - names:
+                del store[name]
 
     def _run(self, model: PyroModel, guide: PyroModel, args: Args, kwargs: Kwargs) -> Particle:
         """Draw from the guide, and run the model with the draw."""
