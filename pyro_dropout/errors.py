@@ -206,10 +206,9 @@ class OutOfMemoryError(PyroDropoutError):
     Example:
         >>> import torch, pyro_dropout as pdrop
         >>> from pyro_dropout.training.out_of_memory import explained
-        >>> def step():
-        ...     raise torch.OutOfMemoryError("CUDA out of memory")
         >>> try:
-        ...     explained(step, 512)
+        ...     with explained(512):
+        ...         raise torch.OutOfMemoryError("CUDA out of memory")
         ... except pdrop.errors.PyroDropoutError as told:
         ...     print(str(told).split(". ")[0])
         memory runs out in a step of 512 points: CUDA out of memory

@@ -56,6 +56,8 @@ from torch.utils._pytree import (
     tree_leaves,
     tree_map,
     tree_unflatten,
+    treespec_dumps,
+    treespec_loads,
 )
 
 Compiled = Callable[..., Any]

@@ -201,28 +201,26 @@ def fit(
     where = Checkpoint(checkpoint) if isinstance(checkpoint, str | Path) else checkpoint
 
     def train(task: TrainingTask) -> History:
-        run = task.start(update, batch, how)
-        watch = keeper = None
-        if held_out is not None:
-            every = check_every or max(1, total // 50)
-            watch = task.watched_by(held_out, task.guide, run, patience, every, seed)
-        if where is not None or processes is not None:
-            facts: Record = {"batch": batch, "seed": seed, "update": told_update(update)} | task.facts()
-            facts |= {} if precision == "float32" else {"precision": precision}
-            facts |= {} if watch is None else {"validation": watch.facts()}
-            if processes is not None:
-                facts["processes"] = processes.count
-                asked = facts | {"steps": total}
-                run.ready = functools.partial(processes.check_same, run, model, task.guide, asked)
-            if where is not None:
-                keeper = Keeper(where, run, model, task.guide, facts, watch)
-                keeper.writes = processes is None or not processes.rank
-        return loop(run, total, progress, watch=watch, keeper=keeper, blame=task.blame)
-
-    def attempt(task: TrainingTask) -> History:
         counts = place.type == "cpu" and not isinstance(guide, Ensemble)
-        with products_in(precision), enough_threads(functools.partial(task.trial, batch) if counts else None):
-            return explained(lambda: train(task), batch, task.less)
+        trial = functools.partial(task.trial, batch) if counts else None
+        with products_in(precision), enough_threads(trial), explained(batch, task.less):
+            run = task.start(update, batch, how)
+            watch = keeper = None
+            if held_out is not None:
+                every = check_every or max(1, total // 50)
+                watch = task.watched_by(held_out, task.guide, run, patience, every, seed)
+            if where is not None or processes is not None:
+                facts: Record = {"batch": batch, "seed": seed, "update": told_update(update)} | task.facts()
+                facts |= {} if precision == "float32" else {"precision": precision}
+                facts |= {} if watch is None else {"validation": watch.facts()}
+                if processes is not None:
+                    facts["processes"] = processes.count
+                    asked = facts | {"steps": total}
+                    run.ready = functools.partial(processes.check_same, run, model, task.guide, asked)
+                if where is not None:
+                    keeper = Keeper(where, run, model, task.guide, facts, watch)
+                    keeper.writes = processes is None or not processes.rank
+            return loop(run, total, progress, watch=watch, keeper=keeper, blame=task.blame)
 
     # Trial runs are no steps of the loss.
     with (
@@ -234,7 +232,7 @@ def fit(
         if loss is None and not is_network(model):  # a draw for each data point was not requested
             warnings.filterwarnings("ignore", message=".*cannot be drawn for each data point")
         if isinstance(guide, Ensemble):
-            history = train_ensemble(guide, call, batch, attempt, loss=loss, clip_norm=clip_norm, checkpoint=where)
+            history = train_ensemble(guide, call, batch, train, loss=loss, clip_norm=clip_norm, checkpoint=where)
         else:
             chosen_loss = ELBO(per_example=False if takes_all(model) else "auto") if loss is None else loss
             if stream is not None:
@@ -243,7 +241,7 @@ def fit(
                 task = TrainingTask(guide, chosen_loss, call, stream)
                 if processes is not None:
                     task = SharedTask(guide, chosen_loss, call, processes=processes, seed=seed)
-                history = attempt(task)
+                history = train(task)
                 finish_on(guide, call, loader, target, batch_size, held_out)
         if not callable(getattr(loss, "temperature", None)) and history.best_step in (None, history.steps):
             number = call.args[2] if len(call.args) > 2 else call.kwargs.get("num_data")

@@ -1,6 +1,7 @@
 """Out-of-memory errors of a training step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -28,10 +29,12 @@ def unless_out_of_memory(work: Callable[[], Result]) -> Result | None:
     return None
 
 
-def explained(work: Callable[[], Result], points: int, less: str = "a smaller batch_size") -> Result:
-    """Run ``work``, steps of some points each; torch's out-of-memory error becomes one that says what needs less."""
+@contextmanager
+def explained(points: int, less: str = "a smaller batch_size") -> Iterator[None]:
+    """Within this context steps have some points each; torch's out-of-memory error is one that says what needs less."""
     try:
-        return work()
+        yield
+        return
     except (RuntimeError, MemoryError) as cause:
         if not is_out_of_memory(cause):
             raise

@@ -1,13 +1,12 @@
 """An optimiser of torch's own, beside a training step: it trains what it holds, with the state and settings it has."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from pyro_dropout.engines.torch_internals import tree_flatten, tree_unflatten, treespec_dumps, treespec_loads
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.protocols import Record
-from pyro_dropout.training.optimisers import Update, plain
+from pyro_dropout.training.optimisers import Update
 
 
 class TorchOptimiser:
@@ -46,33 +45,18 @@ class TorchOptimiser:
 
     def state(self) -> tuple[dict[str, Tensor], Record]:
         """Return its state: tensors by name, and the rest, which is JSON."""
-        found: dict[str, Tensor] = {}
-        whole = self._optimiser.state_dict()
-        rest: Record = {"groups": plain(whole["param_groups"]), "numbers": []}
-        for index, slots in whole["state"].items():
-            for slot, value in slots.items():
-                if isinstance(value, Tensor):
-                    found[f"optimiser.{index}.{slot}"] = value
-                elif value is None or isinstance(value, int | float | bool | str):
-                    rest["numbers"].append([index, slot, value])
-                else:
-                    raise PyroDropoutError(
-                        f"the state of {self._update.name} ({slot!r} is a {type(value).__name__}) cannot be written to"
-                        " a checkpoint; train without one, or with Adam, AdamW or SGD."
-                    )
-        return found, rest
+        leaves, shape = tree_flatten(self._optimiser.state_dict())
+        rest = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        other = next((leaf for leaf in rest if not isinstance(leaf, int | float | bool | str | None)), None)
+        if other is not None:
+            raise PyroDropoutError(
+                f"the state of {self._update.name} (which holds a {type(other).__name__}) cannot be written to a"
+                " checkpoint; train without one, or with Adam, AdamW or SGD."
+            )
+        tensors = {f"optimiser.{k}": leaf for k, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
+        return tensors, {"leaves": rest, "shape": treespec_dumps(shape)}
 
     def set_state(self, tensors: dict[str, Tensor], rest: Record) -> None:
         """Restore a state."""
-        state: dict[int, dict[str, Any]] = {}
-        for name, value in tensors.items():
-            if name.startswith("optimiser."):
-                _, index, slot = name.split(".", 2)
-                state.setdefault(int(index), {})[slot] = value
-        for index, slot, number in rest["numbers"]:
-            state.setdefault(index, {})[slot] = number
-        groups = [
-            {key: torch.as_tensor(v).to(now[key]) if isinstance(now.get(key), Tensor) else v for key, v in kept.items()}
-            for kept, now in zip(rest["groups"], self._optimiser.param_groups, strict=True)
-        ]
-        self._optimiser.load_state_dict({"state": state, "param_groups": groups})
+        leaves = [tensors.get(f"optimiser.{k}", leaf) for k, leaf in enumerate(rest["leaves"])]
+        self._optimiser.load_state_dict(tree_unflatten(leaves, treespec_loads(rest["shape"])))

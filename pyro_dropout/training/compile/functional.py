@@ -173,11 +173,11 @@ def _swapped(pairs: list[tuple[_Holder, Tensor]]) -> Iterator[None]:
             holder[key] = value
         yield
     finally:
-        for ((holder, key), _), value in zip(pairs, kept, strict=True):
-            if value is None:
+        for ((holder, key), _), before in zip(pairs, kept, strict=True):
+            if before is None:
                 holder.pop(key, None)
             else:
-                holder[key] = value
+                holder[key] = before
 
 
 @contextlib.contextmanager

@@ -8,17 +8,17 @@ torch gives a handler only the function and its arguments; what the function doe
 """
 
 import sys
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from pyro.distributions.torch_distribution import ExpandedDistribution, MaskedDistribution
 from torch import Tensor
 from torch.distributions import Transform
+from torch.utils.weak import WeakIdKeyDictionary
 
 from pyro_dropout.engines.torch_internals import without_torch_function
 from pyro_dropout.errors import NotFollowedError
@@ -29,7 +29,6 @@ from pyro_dropout.protocols import Distribution
 Operation = Callable[..., Any]  # a function of torch's
 Args = tuple[Any, ...]  # what it is called with
 Kwargs = Mapping[str, Any]
-Note = TypeVar("Note")
 
 # Operations that read only the shape of their first argument, or of all but the first, and not its values.
 _NOT_THE_FIRST = {"zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "randint_like"}
@@ -43,12 +42,8 @@ STATISTICS = (F.batch_norm, F.instance_norm, torch.batch_norm, torch.instance_no
 # Operations that mix or move rows without changing the shape when they run along the first dimension.
 _ALONG = {"softmax", "log_softmax", "cumsum", "cumprod", "logcumsumexp", "flip", "roll", "sort", "argsort"}
 _ALONG |= {"gather", "index_select", "take_along_dim", "narrow", "select"}
-_PARTS = {
-    "chunk": 2,
-    "split": 2,
-    "tensor_split": 2,
-    "unbind": 1,
-}  # where their dimension stands; 0 if left out
+# Where their dimension stands; 0 if left out.
+_PARTS = {"chunk": 2, "split": 2, "tensor_split": 2, "unbind": 1}
 _REDUCTIONS = {"sum", "mean", "prod", "std", "var", "norm", "logsumexp", "max", "min", "amax", "amin", "median", "all"}
 _REDUCTIONS |= {"nansum", "nanmean", "any", "argmax", "argmin", "quantile", "mode"}
 _IN_PLACE = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")}
@@ -61,24 +56,6 @@ QUESTIONS |= {Tensor.is_complex, Tensor.is_floating_point, Tensor.element_size}
 _PRODUCTS = {"matmul", "mm", "__matmul__", "linear", "mv", "dot"}
 _OURS = ("pyro_dropout.", "jaxtyping", "typeguard")  # frames between the model and its operation
 _HOLDERS = (torch.distributions.Distribution, Transform, list, tuple, dict)
-
-
-class Notes(Generic[Note]):
-    """Notes on tensors, by identity: stored beside them, and dropped with their last use.
-
-    ``torch.utils.weak.WeakIdKeyDictionary`` does the same, with slower lookups.
-    """
-
-    def __init__(self) -> None:
-        self._notes: dict[int, tuple[weakref.ref[Tensor], Note]] = {}
-
-    def get(self, value: Tensor) -> Note | None:
-        """Return the note on a tensor, or None."""
-        found = self._notes.get(id(value))
-        return None if found is None or found[0]() is not value else found[1]
-
-    def __setitem__(self, value: Tensor, note: Note) -> None:
-        self._notes[id(value)] = (weakref.ref(value), note)
 
 
 def tensors(values: Iterable[object]) -> Iterator[Tensor]:
@@ -195,7 +172,7 @@ class Record:
     """Which tensors were made from placeholders; a tensor is forgotten with its last use."""
 
     def __init__(self) -> None:
-        self._tracks = Notes[Track]()
+        self._tracks: MutableMapping[Tensor, Track] = WeakIdKeyDictionary()
         self._changed = False  # whether a tensor was changed in place, and its views with it
 
     def of(self, value: Tensor) -> Track | None:

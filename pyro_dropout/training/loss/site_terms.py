@@ -5,7 +5,7 @@ averages over the draws of its own site only: it does not hold if the prior was 
 Terms are scaled and masked, with the batch of their sites, or numbers.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, MutableMapping
 from contextlib import suppress
 
 import torch
@@ -14,6 +14,7 @@ from pyro.distributions.util import scale_and_mask
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
 
 from pyro_dropout.errors import NotFollowedError
 from pyro_dropout.mathematics.divergence import Method, kl
@@ -21,7 +22,7 @@ from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
 from pyro_dropout.mathematics.row_mixture_distribution import LOG_2PI, RowMixture
 from pyro_dropout.mathematics.shapes import base_distribution
 from pyro_dropout.protocols import Distribution, Message
-from pyro_dropout.training.loss.row_tracking import Args, Kwargs, Notes, Operation, carried, tensors
+from pyro_dropout.training.loss.row_tracking import Args, Kwargs, Operation, carried, tensors
 
 
 def observed(site: Message) -> Tensor:
@@ -135,9 +136,7 @@ class Watch(TorchFunctionMode):
     def __init__(self, draws: Iterable[Tensor]) -> None:
         super().__init__()
         self.on = True  # whether there is anything left to find out; a model's forward pass comes after its priors
-        self._made = Notes[bool]()
-        for value in draws:
-            self._made[value] = True
+        self._made: MutableMapping[Tensor, bool] = WeakIdKeyDictionary(dict.fromkeys(draws, True))
 
     def __torch_function__(
         self, func: Operation, types: object, args: Args = (), kwargs: Kwargs | None = None
