@@ -1,6 +1,6 @@
 """One draw of a guide, the model run with it, and the resulting terms of the loss."""
 
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from itertools import zip_longest
 from typing import Any
 
@@ -48,15 +48,11 @@ class Particle(Messenger):
         for site in sites:
             _check_not_enumerated(site)
             _check_differentiable(site)
-        # Looks for priors that are made from draws, if that matters and gradients do not show it.
-        joint = any(getattr(site["fn"], "joint", False) for site in sites)
-        point = any(isinstance(site["fn"], Delta) or getattr(site["fn"], "singular", False) for site in sites)
-        needed = joint or (point and not torch.is_grad_enabled())
-        self._watch = Watch(site["value"] for site in sites) if needed else None
+        self._watch = Watch(site["value"] for site in sites)  # for priors that are made from draws
 
     def run(self, model: PyroModel, args: Args, kwargs: Kwargs) -> None:
         """Run the model with the draw."""
-        with nullcontext() if self._watch is None else self._watch, self:
+        with self._watch, self:
             replayed = poutine.replay(self._marks(model), trace=self.guide_trace)
             self.model_trace = poutine.trace(replayed).get_trace(*args, **kwargs)
 
@@ -112,11 +108,10 @@ class Particle(Messenger):
         _check_shapes(msg, q_site)
         # No layer runs here, and the handlers that look for layers would inspect every operation.
         with ExitStack() as stack:
-            for _ in range(self._by_point + (self._watch is not None)):
+            for _ in range(1 + self._by_point):
                 stack.enter_context(pop_mode_for_a_moment())
             self.divergences[name] = self._divergence(q_site, msg)
-        if self._watch is not None:
-            self._watch.on = len(self.divergences) < len(self._places)
+        self._watch.on = len(self.divergences) < len(self._places)
 
     def _divergence(self, q_site: Message, p_site: Message) -> Tensor:
         if isinstance(base_distribution(p_site["fn"]), LearnedNormal):
@@ -124,8 +119,7 @@ class Particle(Messenger):
         place = self._places[p_site["name"]]
         # The model samples this site after one that the guide draws later: that one may have been made from this draw.
         late, self._latest = place < self._latest, max(place, self._latest)
-        made_of = list(tensors_in((p_site["fn"],)))
-        learned = any(t.requires_grad for t in made_of) if self._watch is None else self._watch.moves(made_of)
+        learned = self._watch.moves(tensors_in((p_site["fn"],)))
         apart = learned and (late or getattr(q_site["fn"], "joint", False))
         if isinstance(q_site["fn"], Delta) and self._is_image(p_site["name"]):
             return of_draw(q_site, p_site)
