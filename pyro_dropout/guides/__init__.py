@@ -3,7 +3,6 @@
 from pyro_dropout.guides.concrete import AutoConcreteDropout
 from pyro_dropout.guides.dropout import AutoDropout
 from pyro_dropout.guides.ensemble import Ensemble
-from pyro_dropout.guides.full_rank import AutoFullRank
 from pyro_dropout.guides.laplace import AutoLaplace
 from pyro_dropout.guides.low_rank import AutoLowRank
 from pyro_dropout.guides.mean_field import AutoMeanField
@@ -19,7 +18,6 @@ __all__ = [
     "GUIDES",
     "AutoConcreteDropout",
     "AutoDropout",
-    "AutoFullRank",
     "AutoLaplace",
     "AutoLowRank",
     "AutoMeanField",
