@@ -14,7 +14,7 @@ _F64 = torch.float64
 _REACH = 10.0  # standard deviations beyond which a normal density is nothing
 _BELOW = 45.0  # e^-45 of the largest value is nothing, too
 _FARTHEST = 1e6
-_NODES, _ZOOMS = 513, 5
+NODES, _ZOOMS = 513, 6
 
 
 def sigmoid_moments(mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -48,32 +48,24 @@ def _wide(mean: Tensor, std: Tensor) -> tuple[Tensor, ...]:
     return p, (p * (1 - p) - noise).clamp_min(0), noise, entropy
 
 
-def log_mean_sigmoid(mean: Tensor, std: Tensor) -> Tensor:
-    """Return log E sigmoid(f) of a normal f, however small that is."""
-    mean, std = mean.to(_F64), std.to(_F64)
-    near = sigmoid_moments(mean, std)[0]
-    far = log_expectation(torch.nn.functional.logsigmoid, mean, std, mean + std.square())
-    return torch.where((std >= 1) & (near > 1e-6), near.log(), far)
-
-
-def log_expectation(log_g: Callable[[Tensor], Tensor], mean: Tensor, std: Tensor, mode: Tensor) -> Tensor:
+def log_expectation(log_g: Callable[[Tensor], Tensor], mean: Tensor, std: Tensor) -> Tensor:
     """Return log E g(f) for a normal f and a positive function g, which may be far narrower than the density of f.
 
-    ``log_g`` gives log g at nodes f, (nodes, ...), and ``mode`` is where it is largest. A grid between the density's
-    peak and that of g is narrowed, five times, to where their product is not negligible.
+    ``log_g`` gives log g at nodes f, (nodes, ...). A grid that reaches a million standard deviations, finest in the
+    middle, is narrowed, six times, to where the product of both densities is not negligible.
     """
     mean, std = mean.to(_F64), std.to(_F64)
-    peak = ((mode.to(_F64) - mean) / std).nan_to_num(0.0).clamp(-_FARTHEST, _FARTHEST)
-    low, high = peak.clamp_max(0) - _REACH, peak.clamp_min(0) + _REACH
-    t = torch.linspace(0, 1, _NODES, dtype=_F64, device=mean.device).reshape(-1, *[1] * mean.dim())
+    t = torch.linspace(-1, 1, NODES, dtype=_F64, device=mean.device).reshape(-1, *[1] * mean.dim())
+    z = torch.sinh(math.asinh(_FARTHEST) * t).expand(NODES, *mean.shape)
     for zoom in range(_ZOOMS + 1):
-        z = low + (high - low) * t
         h = log_g(mean + std * z) - 0.5 * z.square()
+        h = torch.where(torch.isfinite(h), h, -torch.inf)  # where g is zero, or too far away to be computed
         if zoom < _ZOOMS:
             large = (h > h.amax(0) - _BELOW).to(torch.uint8)
             first = (large.argmax(0) - 1).clamp_min(0).unsqueeze(0)
-            last = (_NODES - large.flip(0).argmax(0)).clamp_max(_NODES - 1).unsqueeze(0)
-            low, high = z.gather(0, first).squeeze(0), z.gather(0, last).squeeze(0)
-    step = (high - low) / (_NODES - 1)
-    found: Tensor = torch.logsumexp(h, 0) + step.log() - 0.5 * math.log(2 * math.pi)
+            last = (NODES - large.flip(0).argmax(0)).clamp_max(NODES - 1).unsqueeze(0)
+            low, high = z.gather(0, first), z.gather(0, last)
+            z = low + (high - low) * (t + 1) / 2
+    step = (z[1] - z[0]).log()
+    found: Tensor = torch.logsumexp(h, 0) + step - 0.5 * math.log(2 * math.pi)
     return found

@@ -20,7 +20,7 @@ from pyro_dropout.generative.likelihoods.gaussian_outputs import (
     Nodes,
     outputs_of,
 )
-from pyro_dropout.mathematics.gaussian_expectations import log_mean_sigmoid, sigmoid_moments
+from pyro_dropout.mathematics.gaussian_expectations import sigmoid_moments
 from pyro_dropout.prediction.linearised_prediction import LinearisedPrediction
 from tests.contracts.guides import GUIDES
 
@@ -140,12 +140,16 @@ def test_one_target_is_exact() -> None:
         cut = sorted({mean - 12 * std, mean + 12 * std, *(c for c in (-8.0, 0.0, 8.0) if abs(c - mean) < 12 * std)})
         of = functools.partial(lambda f, m, s: stats.norm.pdf(f, m, s) / (1 + np.exp(-f)), m=mean, s=std)
         parts = [integrate.quad(of, a, b, epsabs=0, epsrel=1e-11)[0] for a, b in itertools.pairwise(cut)]
-        assert math.isclose(float(log_mean_sigmoid(m, s)), math.log(sum(parts)), rel_tol=1e-9)
+        one = outputs_of(pd.Bernoulli(), Nodes(2, 0)).log_prob(
+            m.reshape(1, 1), s.reshape(1, 1, 1) ** 2, torch.ones(1, 1)
+        )
+        assert math.isclose(float(one), math.log(sum(parts)), rel_tol=1e-9)
         assert math.isclose(float(sigmoid_moments(m, s)[0]), sum(parts), rel_tol=1e-5)
     f = np.linspace(-30, 30, 600_001)
     for likelihood, y, mean, covariance in (
         (pd.Poisson(), 3.0, [0.0], [[1.0]]),
         (pd.Poisson(), 20_000.0, [3.0], [[0.25]]),
+        (pd.Counts(2.0), 2_000.0, [3.0], [[0.25]]),
         (pd.HeteroscedasticGaussian(), 0.5, [0.3, -1.0], [[0.5, 0.3], [0.3, 0.4]]),
         (pd.HeteroscedasticGaussian(), 40.0, [0.0, 2.0], [[1e-4, 0.0], [0.0, 0.5]]),
     ):
@@ -156,6 +160,8 @@ def test_one_target_is_exact() -> None:
         given = stats.norm.logpdf(f, mean[-1], width)
         if isinstance(likelihood, pd.Poisson):
             each = stats.poisson.logpmf(y, np.exp(f)) + given
+        elif isinstance(likelihood, pd.Counts):
+            each = stats.nbinom.logpmf(y, 2.0, 2.0 / (2.0 + np.exp(f))) + given
         else:
             slope = covariance[0][1] / covariance[1][1]
             variance = covariance[0][0] - slope * covariance[0][1] + np.exp(-f)

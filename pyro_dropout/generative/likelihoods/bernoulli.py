@@ -10,7 +10,7 @@ from pyro_dropout.generative.likelihoods.gaussian_outputs import Outputs, varian
 from pyro_dropout.generative.likelihoods.likelihood import Likelihood, stays
 from pyro_dropout.generative.likelihoods.moments import F64, Sums
 from pyro_dropout.mathematics.checks import describe
-from pyro_dropout.mathematics.gaussian_expectations import log_mean_sigmoid, sigmoid_moments
+from pyro_dropout.mathematics.gaussian_expectations import sigmoid_moments
 from pyro_dropout.protocols import Distribution
 from pyro_dropout.registry import likelihood
 
@@ -25,10 +25,12 @@ class _Coins(Outputs):
         return {"mean": p, "spread": spread, "noise": noise, "surprise": surprise, "votes": votes}
 
     def log_prob(self, mean: Tensor, covariance: Tensor, y: Tensor) -> Tensor:
-        if y[0].numel() > 1:
-            return super().log_prob(mean, covariance, y)
-        middle, std = mean[:, 0].to(F64), covariance[:, 0, 0].sqrt()
-        return log_mean_sigmoid(torch.where(y.reshape(-1) > 0, middle, -middle), std)
+        found = super().log_prob(mean, covariance, y)
+        if mean.shape[-1] > 1:
+            return found
+        std = covariance[:, 0, 0].sqrt()  # where it is wide, the sigmoid is a step between two nodes
+        p = sigmoid_moments(torch.where(y > 0, mean, -mean).squeeze(-1), std)[0]
+        return torch.where((std >= 1) & (p > 1e-6), p.log(), found)
 
 
 @likelihood("bernoulli")

@@ -10,7 +10,6 @@ from pyro_dropout.generative.likelihoods.likelihood import Likelihood, checked_n
 from pyro_dropout.generative.likelihoods.moments import F64, Sums
 from pyro_dropout.generative.registration import buffered
 from pyro_dropout.mathematics.checks import check_flag, check_positive, describe
-from pyro_dropout.mathematics.gaussian_expectations import log_expectation
 from pyro_dropout.mathematics.negative_binomial import NegativeBinomial
 from pyro_dropout.protocols import Distribution
 from pyro_dropout.registry import likelihood
@@ -29,17 +28,6 @@ class _Rates(Outputs):
         variance = variance_of(covariance)
         rate = torch.exp(mean.to(F64) + 0.5 * variance)
         return {"mean": rate, "spread": rate.square() * torch.expm1(variance), "noise": rate}
-
-    def log_prob(self, mean: Tensor, covariance: Tensor, y: Tensor) -> Tensor:
-        if y[0].numel() > 1:
-            return super().log_prob(mean, covariance, y)
-        target = y.to(F64).reshape(-1)
-
-        def log_poisson(f: Tensor) -> Tensor:
-            return target * f - f.exp() - torch.lgamma(target + 1)
-
-        peak = target.clamp_min(0.5).log()
-        return log_expectation(log_poisson, mean[:, 0].to(F64), covariance[:, 0, 0].sqrt(), peak)
 
 
 @likelihood("poisson")

@@ -1,18 +1,19 @@
 """What a likelihood says where the outputs f of a network are Gaussian, N(m, C) at each point: moments and densities.
 
 In closed form with Gaussian noise, and for the moments of counts; by one-dimensional quadrature, exact to rounding, for
-yes and no and wherever a point has one target. Everything else is the mean over quasi-random points of the Gaussian.
+yes and no and for densities where a network has one output. Everything else is the mean over quasi-random points.
 """
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyro_dropout.generative.likelihoods.moments import F64, Sums, block_log_prob, block_outer, block_sums
+from pyro_dropout.mathematics.gaussian_expectations import NODES, log_expectation
 from pyro_dropout.mathematics.gaussian_rows import semidefinite_root
 from pyro_dropout.protocols import Likelihood
 
@@ -71,9 +72,17 @@ class Outputs:
 
     def log_prob(self, mean: Tensor, covariance: Tensor, y: Tensor) -> Tensor:
         """Return log E p(y | f) of each point, all its targets together, (N,), in float64."""
+        if mean.shape[-1] == 1:
+            split = (each.split(_PIECE // NODES) for each in (y, mean[:, 0], covariance[:, 0, 0].sqrt()))
+            return torch.cat([log_expectation(self._log_density(own), *at) for own, *at in zip(*split, strict=True)])
         each = self.nodes.outputs(mean, covariance)
         parts = [block_log_prob(self.likelihood.distribution(f), y[some]) for some, f in each]
         return torch.cat(parts) - math.log(self.nodes.count)
+
+    def _log_density(self, y: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return log p(y | f) as a function of a network's only output, (nodes, N)."""
+        y = y.to(F64) if y.is_floating_point() else y
+        return lambda f: self.likelihood.distribution(f.unsqueeze(-1)).log_prob(y)
 
     def products(self, mean: Tensor, covariance: Tensor) -> Tensor:
         """Return the covariance of E[y | f] between the targets of a point, (N, D, D), in float64."""

@@ -56,8 +56,7 @@ class _LearnedNoise(Outputs):
             apart = target - middle - steepness * (g - centre)
             return -0.5 * (apart.square() / variance + variance.log() + _LOG_2PI)
 
-        peak = -(target - middle).square().clamp_min(1e-300).log()
-        return log_expectation(log_normal, centre, width, peak)
+        return log_expectation(log_normal, centre, width)
 
     def products(self, mean: Tensor, covariance: Tensor) -> Tensor:
         means = self._places(mean)[0]
