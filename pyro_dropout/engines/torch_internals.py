@@ -33,9 +33,6 @@ from torch._subclasses.fake_tensor import (
 # fx.GraphModule, which takes a tenth of a second longer.
 from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
 
-# A network under torch.jit.trace, which functional_call refuses. Without it: such networks cannot be traced.
-from torch.nn.utils.stateless import _reparametrize_module as reparametrize_module
-
 # The modes that torch's functions run in now: looked at where a parameter stands in for another, and left for a moment
 # where a model is only looked at.
 from torch.overrides import _get_current_function_mode_stack as function_modes
@@ -64,11 +61,6 @@ Compiled = Callable[..., Any]
 
 
 # --- what torch is doing now ------------------------------------------------------------------------------------------
-
-
-def is_jit_traced() -> bool:
-    """Whether torch.jit.trace runs. Without the name: a model under it cannot be told from another one."""
-    return torch._C._get_tracing_state() is not None
 
 
 def is_traced() -> bool:

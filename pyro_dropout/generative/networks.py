@@ -11,12 +11,11 @@ from torch import Size, Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.parameter import is_lazy
 
-from pyro_dropout.engines.torch_internals import is_jit_traced, is_traced, reparametrize_module
+from pyro_dropout.engines.torch_internals import is_traced
 from pyro_dropout.errors import NotFollowedError, PyroDropoutError, ShapeError
 from pyro_dropout.generative.inputs import (
     AnyInputs,
     Output,
-    call_net,
     copies,
     inputs_of,
     leaves_of,
@@ -328,8 +327,7 @@ def copied(part: Part, net: nn.Module, memo: dict[int, Any] | None = None) -> Pa
 def _call(net: nn.Module, weights: Weights, x: AnyInputs) -> object:
     """Return net(x) with other weights, put in the places of all parameters that share them.
 
-    torch's ``tie_weights`` would swap a module with two names twice, and leave the weights in place of its parameters;
-    and its ``functional_call`` refuses to be traced by torch.jit.
+    torch's ``tie_weights`` would swap a module with two names twice, and leave the weights in place of its parameters.
     """
     names = {id(net.get_parameter(name)): name for name in weights}
     everywhere = {
@@ -338,8 +336,5 @@ def _call(net: nn.Module, weights: Weights, x: AnyInputs) -> object:
         for own, value in module._parameters.items()
         if id(value) in names
     }
-    if is_jit_traced():
-        with reparametrize_module(net, everywhere, tie_weights=False):  # what functional_call does itself
-            return call_net(net, x)
     args, kwargs = ((x,), {}) if isinstance(x, Tensor) else (x.args, x.kwargs)
     return functional_call(net, everywhere, args, kwargs, tie_weights=False)

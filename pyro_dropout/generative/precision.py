@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -21,26 +21,18 @@ from pyro_dropout.engines.torch_internals import onednn
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.mathematics.checks import check_choice
 
-Precision = Literal["float32", "bf16", "fp16"]
+Precision = Literal["float32", "bf16"]
 
 HALF = (torch.float16, torch.bfloat16)
-_TYPES = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 _THIN = 8  # inputs or outputs of a layer below which it stays in float32
 _now: ContextVar[Precision] = ContextVar("the precision of products", default="float32")
 
 
-def check_precision(
-    precision: object, model: object, trains: bool = False, device: torch.device | str | None = None
-) -> None:
+def check_precision(precision: object, model: object, device: torch.device | str | None = None) -> None:
     """Raise unless a model's products can have this precision; warn if this processor only imitates it."""
-    check_choice("precision", precision, tuple(_TYPES))
+    check_choice("precision", precision, get_args(Precision))
     if precision == "float32":
         return
-    if precision == "fp16" and trains:
-        raise PyroDropoutError(
-            "precision='fp16' is for predictions: gradients are often too small for float16, and would become zero."
-            " Train with precision='bf16'."
-        )
     ours = isinstance(model, nn.Module) and getattr(getattr(model, "model", model), "lowers_products", False)
     parameters = list(model.parameters()) if isinstance(model, nn.Module) else []
     kinds = {str(value.dtype).removeprefix("torch.") for value in parameters if value.is_floating_point()}
@@ -50,19 +42,17 @@ def check_precision(
             f" {type(model).__name__} with {', '.join(sorted(kinds)) or 'none'}. Use torch.autocast inside the model."
         )
     place = next((value.device for value in parameters), "cpu") if device is None else device
-    if str(place).startswith("cpu") and _imitated(str(precision)):
+    if str(place).startswith("cpu") and _imitated():
         warnings.warn(
-            f"this processor has no instructions for precision={precision!r}: the results are right, but computed"
+            "this processor has no instructions for precision='bf16': the results are right, but computed"
             " much more slowly than with precision='float32'.",
             stacklevel=5,
         )
 
 
-def _imitated(precision: str) -> bool:
-    """Whether oneDNN, torch's library of products on a CPU, refuses this precision because the processor lacks it."""
-    if precision == "float32" or not torch.backends.mkldnn.is_available():
-        return False
-    return not getattr(torch.ops.mkldnn, f"_is_mkldnn_{precision}_supported")()
+def _imitated() -> bool:
+    """Whether oneDNN, torch's library of products on a CPU, refuses bfloat16 because the processor lacks it."""
+    return torch.backends.mkldnn.is_available() and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 @contextmanager
@@ -71,7 +61,7 @@ def products_in(precision: Precision) -> Iterator[None]:
     before = _now.set(precision)
     try:
         # If oneDNN refuses a product, torch warns with a stack trace and turns oneDNN off for good.
-        with onednn(not _imitated(precision)):
+        with onednn(precision == "float32" or not _imitated()):
             yield
     finally:
         _now.reset(before)
@@ -80,12 +70,11 @@ def products_in(precision: Precision) -> Iterator[None]:
 @contextmanager
 def lowered(device: torch.device) -> Iterator[None]:
     """Within this context torch's products have the precision of ``products_in``."""
-    dtype = _TYPES[_now.get()]
-    if dtype is None:
+    if _now.get() == "float32":
         yield
         return
     # torch would keep cast weights until the context ends, in a program that is recorded for ever.
-    with torch.autocast(device.type, dtype, cache_enabled=False), _ThinLayers(device.type):
+    with torch.autocast(device.type, torch.bfloat16, cache_enabled=False), _ThinLayers(device.type):
         yield
 
 

@@ -295,7 +295,7 @@ class PriorWidths(nn.Module):
         return before
 
     def _parameter(self, name: str) -> Tensor:
-        """Return the network's own value of a random parameter; not by ``detach``, which torch.jit would trace."""
+        """Return the network's own value of a random parameter."""
         return self.net.get_parameter(name).data
 
     def _check_sites(self, names: Iterable[str]) -> None:

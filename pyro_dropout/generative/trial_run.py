@@ -17,7 +17,6 @@ from pyro_dropout.engines.torch_internals import (
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
     disable_current_modes,
-    is_jit_traced,
     is_mapped,
     is_traced,
     without_torch_function,
@@ -123,9 +122,7 @@ def evaluating(*roots: object) -> Iterator[None]:
 
 def can_run(x: object) -> bool:
     """Whether a network can be run with x to look at it: not while its operations are recorded or mapped."""
-    recorded = is_traced() or is_jit_traced()
-    mapped = is_mapped()
-    return isinstance(x, AnyInputs) and not recorded and not mapped and not torch.compiler.is_compiling()
+    return isinstance(x, AnyInputs) and not (is_traced() or is_mapped() or torch.compiler.is_compiling())
 
 
 @contextlib.contextmanager

@@ -111,18 +111,7 @@ def _row_mask(node: fx.Node, modules: dict[str, nn.Module], uses: Counter[int]) 
     # Groups share rows; and torch drops the rows of a weight again at each use, while one draw drops them once.
     if not isinstance(dropout, wanted) or getattr(layer, "groups", 1) > 1 or weight is None or uses[id(weight)] > 1:
         return None
-    if dropout.inplace and not _read_once(node.all_input_nodes, modules):
-        return None  # whatever else reads the input sees the mask
     return RowMask(str(node.target), layers[0], dropout.p, dropout.inplace)
-
-
-def _read_once(nodes: Sequence[fx.Node], modules: dict[str, nn.Module]) -> bool:
-    """Whether nothing else reads the memory of nodes: each has one user, and so has what they may be views of."""
-    made = [isinstance(modules.get(str(n.target)), _LAYERS) and n.op == "call_module" for n in nodes]
-    return all(
-        len(n.users) == 1 and (fresh or _read_once(n.all_input_nodes, modules))
-        for n, fresh in zip(nodes, made, strict=True)
-    )
 
 
 def _behind(node: fx.Node, modules: dict[str, nn.Module]) -> Iterator[str | None]:

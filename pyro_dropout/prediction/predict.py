@@ -79,7 +79,7 @@ def predict(
             intervals need; "auto", when they are few (2²⁶).
         compile: whether to compile the forward passes: about ten seconds for each block shape, worth it in long runs.
             This and the next two options are for networks.
-        precision: "bf16" or "fp16" for products of a ``BayesianNet`` in half precision, for speed on a GPU; all sums of
+        precision: "bf16" for products of a ``BayesianNet`` in half precision, for speed on a GPU; all sums of
             the answer have more.
         chunk: rows, pairs of a draw and a point, in one forward pass; by default what fits into memory. It is halved
             whenever memory runs out.

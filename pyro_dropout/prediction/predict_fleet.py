@@ -111,7 +111,7 @@ def predict_fleet(
         samples: the number T of draws.
         seed: makes the draws reproducible, and leaves torch's random state as it was.
         keep_samples: whether to keep the outputs of every draw as ``samples``, (T, E, n, D).
-        precision: "bf16" or "fp16" for products in half precision, as in ``predict``.
+        precision: "bf16" for products in half precision, as in ``predict``.
         chunk: rows, draws times replicas times points, in one forward pass; halved whenever memory runs out.
         progress: whether to show a bar.
 

@@ -159,7 +159,7 @@ def fit(
             raise PyroDropoutError(f"{label} must be a Pyro program, a function or a module; got {describe(value)}.")
     check_gradients(model, guide)
     check_how_compiled(compile)
-    check_precision(precision, model, trains=True, device=device)
+    check_precision(precision, model, device)
     check_duration(steps, epochs, batch_size)
     check_seed(seed, 0, LARGEST_SEED)
     loader, stream = loader_of(args), None

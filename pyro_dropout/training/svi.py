@@ -70,7 +70,7 @@ class SVI(pyro.infer.SVI):
         **kwargs: object,
     ) -> None:
         check_compile(compile)
-        check_precision(precision, model, trains=True)
+        check_precision(precision, model)
         if not isinstance(optim, pyro.optim.PyroOptim):
             raise PyroDropoutError(
                 f"optim must be a Pyro optimiser, such as pyro.optim.Adam({{'lr': 1e-3}}); got {type(optim).__name__}."

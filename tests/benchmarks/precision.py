@@ -41,7 +41,7 @@ def precision(asked: Asked) -> Iterator[Figure]:
         yield from steps(size, asked)
     size, points, samples = asked.pick((WIDE, 10_000, 1000), (SMALL, 100, 100))
     base = 0.0
-    for products in ("float32", "bf16", "fp16"):
+    for products in ("float32", "bf16"):
         with products_in(products):  # type: ignore[arg-type]
             predict, _ = walked(size, asked.device, samples, points, compile=asked.device == "cuda")
             taken = seconds(predict, asked.device, 3)

@@ -53,7 +53,7 @@ def frames(net: Any, x: Tensor) -> Tensor:
 # The network, the shape of a data point, and whether its mask is on rows.
 NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], bool]] = {
     "in place, input used again": (in_place(lambda n, x: (lambda h: n.o(n.d(h)) + h)(n.a(x))), (3,), False),
-    "in place, input used before": (in_place(lambda n, x: (lambda h: h.exp() + n.o(n.d(h)))(n.a(x))), (3,), False),
+    "in place, input used before": (in_place(lambda n, x: (lambda h: h.exp() + n.o(n.d(h)))(n.a(x))), (3,), True),
     "in place, a chain": (in_place(lambda n, x: n.o(n.d(n.a(x)))), (3,), True),
     "in place behind a ReLU": (in_place(lambda n, x: n.o(n.d(n.a(x).relu()))), (3,), True),
     "in place on the data": (lambda: nn.Sequential(nn.Dropout(0.3, inplace=True), nn.Linear(3, 2)), (3,), True),

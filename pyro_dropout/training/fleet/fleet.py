@@ -258,7 +258,7 @@ class Fleet:
         """
         check_gradients(*self[0])
         check_how_compiled(compile)
-        check_precision(precision, self[0][0], trains=True, device=device)
+        check_precision(precision, self[0][0], device)
         check_duration(steps, epochs, batch_size)
         x = inputs_of(x, whole=takes_all(self[0][0]))
         check_pairs("x and y", x, y)
