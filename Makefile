@@ -94,7 +94,7 @@ $(VENV)/.made:
 
 # Python keeps the bytecode of what it imports. That of all packages takes minutes; the first import of what the
 # commands need takes seconds, and would otherwise be waited for by the first fit.
-PREPARE := $(RUN) pyro_dropout.cli.first_import
+PREPARE := $(RUN:-m=-c) "import matplotlib.figure, pyro_dropout.cli.main, pyro_dropout.tabular.fit_table"
 
 # What another torch is tested with: this version of it, and everything else as it is.
 $(VENV)/constraints.txt: $(VENV)/.made constraints.txt

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from pyro_dropout.cli import options
-from pyro_dropout.cli.terminal import PROGRAM, answer, complain, plain_warnings, score_table
+from pyro_dropout.cli.terminal import PROGRAM, answer, complain, plain_warnings
 
 if TYPE_CHECKING:
     import torch
@@ -97,8 +97,6 @@ def compare(
         complain(complaint)
     record: Record = {"data": found.name, "about": found.note, "scores": scores_of(result), "ranking": result.ranking}
     record |= {"seconds": round(result.seconds, 2), "folder": str(out), "files": files}
-    if not as_json:
-        _show(result)
     answer(record, as_json, _lines(found, result, out, files, data not in BUNDLED))
     if not any(row.scores for row in result.rows):
         complain("no guide could be trained; the notes in the table say why.")
@@ -195,21 +193,25 @@ def _labels(data: "Dataset") -> dict[str, str]:
     return {"title": title, "x": data.x_name, "y": data.y_name, "note": data.note, "command": command}
 
 
-def _show(result: "Comparison") -> None:
-    """Print the table with one line per score, because screens are narrow; those of the paper come in a second one."""
+def _scores(result: "Comparison") -> list[str]:
+    """Return a table with one line per score, because screens are narrow; those of the paper come in a second one."""
     from pyro_dropout.comparison.findings import PAPER
 
     both = {"": [key for key in result.columns if key not in PAPER], "for readers of the paper": PAPER}
+    lines: list[str] = []
     for title, keys in both.items():
-        shown = [key for key in keys if key in result.columns]
-        best = [result.leaders(key) for key in shown]
-        rows = [[result.columns[key].heading, *(result.cell(row, key) for row in result.rows)] for key in shown]
-
-        def bold(i: int, k: int, best: list[list[str]] = best) -> bool:
-            return k > 0 and result.rows[k - 1].name in best[i]
-
-        if rows:
-            score_table([title, *(row.name for row in result.rows)], rows, bold)
+        rows = [
+            [result.columns[key].heading, *(result.cell(row, key) for row in result.rows)]
+            for key in keys
+            if key in result.columns
+        ]
+        whole = [[title, *(row.name for row in result.rows)], *rows]
+        widths = [max(map(len, column)) for column in zip(*whole, strict=True)]
+        for name, *cells in whole if rows else ():
+            shown = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
+            lines.append("  ".join([name.ljust(widths[0]), *shown]))
+        lines += [""] * bool(rows)
+    return lines
 
 
 def _best(result: "Comparison") -> list[str]:
@@ -231,6 +233,7 @@ def _lines(data: "Dataset", result: "Comparison", out: Path, files: list[str], i
 
     shown = os.path.relpath(out)
     return [
+        *_scores(result),
         data.note,
         *(f"- {sentence}" for sentence in plain_findings(result)),
         *(_best(result) if is_table else []),

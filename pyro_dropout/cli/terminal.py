@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from pyro_dropout.comparison.json_values import plain
 
@@ -70,25 +70,6 @@ def plain_warnings() -> Iterator[None]:
         warnings.simplefilter("default")
         warnings.showwarning = show
         yield
-
-
-def score_table(headings: Sequence[str], rows: Sequence[Sequence[str]], bold: Callable[[int, int], bool]) -> None:
-    """Print a table of scores, the first column left-aligned; ``bold(row, column)`` says which cells are bold."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(*headings, box=SIMPLE_HEAD, pad_edge=False)
-    for column in table.columns[1:]:
-        column.justify, column.no_wrap = "right", True
-    table.columns[0].no_wrap = True
-    for i, row in enumerate(rows):
-        table.add_row(*(Text(cell, "bold" if bold(i, k) else "") for k, cell in enumerate(row)))
-    screen = Console()
-    # A file or a pipe has no width, and on a narrow screen scrolling is better than truncated numbers.
-    needed = table.__rich_measure__(screen, screen.options.update(max_width=10_000)).maximum
-    Console(width=max(needed, screen.width if screen.is_terminal else needed)).print(table)
 
 
 def figure(value: float) -> str:

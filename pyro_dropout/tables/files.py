@@ -1,7 +1,6 @@
-"""Read CSV, Parquet, Excel and JSON files, and standard input, as tables; errors name the file, row and column."""
+"""Read CSV, Parquet and Excel files, and standard input, as tables; errors name the file, row and column."""
 
 import atexit
-import json
 import shutil
 import sys
 import tempfile
@@ -19,10 +18,9 @@ from pyro_dropout.training.checkpoints.regular_file import check_regular
 
 
 def read_file(path: str | Path, *, encoding: str | None = None, separator: str | None = None) -> Table:
-    r"""Return the table in a CSV file with a header, or in a Parquet, Excel or JSON file.
+    """Return the table in a CSV file with a header, in a Parquet file, or in the first sheet of an Excel file.
 
-    The first sheet of an Excel file is read. JSON files hold a list of records or an object of columns; those that end
-    in .jsonl, one record a line. The path "-" is standard input, in CSV, Parquet or Excel.
+    The path "-" is standard input.
 
     Args:
         path: the file.
@@ -30,20 +28,21 @@ def read_file(path: str | Path, *, encoding: str | None = None, separator: str |
         separator: of a CSV file, "comma", "semicolon", "tab" or "pipe"; by default the one that splits the header.
     """
     path = arrived(path)
-    check_regular(path, "give a CSV, Parquet, Excel or JSON file.")
+    check_regular(path, "give a CSV, Parquet or Excel file.")
     with path.open("rb") as file:
         begins = file.read(4)
     ending = path.suffix.lower()
     if not begins:
         raise ShapeError(f"{path.name} is empty; a header and rows are needed.")
-    if ending in (".xls", ".ods"):
-        raise PyroDropoutError(f"{path.name} is a spreadsheet of another format; save it as .xlsx or CSV.")
+    if ending in (".xls", ".ods", ".json", ".jsonl", ".ndjson"):
+        raise PyroDropoutError(
+            f"{path.name} is in a format that is not read; save it as CSV, Parquet or .xlsx, or give what pandas reads"
+            " from it to fit_table."
+        )
     if begins == b"PAR1" or ending in (".parquet", ".pq"):
         return _read_parquet(path)
     if begins == b"PK\x03\x04" or ending in (".xlsx", ".xlsm"):
         return _read_excel(path)
-    if ending in (".json", ".jsonl", ".ndjson"):
-        return _read_json(path, lines=ending != ".json")
     table = read_csv(path, encoding, separator)
     if not len(table):
         raise ShapeError(f"{path.name} has a header and no rows.")
@@ -99,29 +98,6 @@ def _read_excel(path: Path) -> Table:
     names, notes = names_of(path, ["" if pandas.isna(name) else str(name) for name in sheet.iloc[0]], ",")
     cells = sheet.iloc[1:].infer_objects().set_axis(names, axis=1)  # dates without times stay so
     return table_of(cells, path.name, cells.index + 1, notes)
-
-
-def _read_json(path: Path, lines: bool) -> Table:
-    """Return a list of records, an object of columns, or one record a line; numbers keep their digits."""
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len(dict(pairs)) < len(pairs):
-            raise ValueError("a name occurs twice in an object")
-        return dict(pairs)
-
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-        texts = [line for line in text.split("\n") if line.strip()] if lines else [text]
-        parts = [json.loads(each, object_pairs_hook=once) for each in texts]
-        frame = pandas.DataFrame(parts if lines else parts[0], dtype=object)
-        if isinstance(frame.columns, pandas.RangeIndex):
-            raise ValueError("no names of columns")
-    except (ValueError, RecursionError, TypeError, AttributeError) as cause:
-        raise PyroDropoutError(
-            f"{path.name} is not a JSON table, a list of records or an object of columns (or, in a file that ends in"
-            f" .jsonl, one record a line): {cause}."
-        ) from None
-    return table_of(frame, path.name, np.arange(1, len(frame) + 1))
 
 
 def _absent(path: Path, kind: str, package: str) -> PyroDropoutError:

@@ -9,8 +9,8 @@ most related to the prediction are shuffled: those with the largest correlation,
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+import pandas
 import torch
 from torch import Tensor
 
@@ -19,17 +19,15 @@ from pyro_dropout.generative.likelihoods.moments import is_class
 from pyro_dropout.mathematics.checks import check_count
 from pyro_dropout.prediction.plot_style import PALETTE, finish, literal_text
 from pyro_dropout.prediction.prediction import Prediction
-from pyro_dropout.protocols import Axes, Figure, Record
+from pyro_dropout.protocols import Figure, Record
 
 _SHOWN = 15  # columns in a chart
 _REPEATS = 3
 _FEWEST, _MOST, _WORK = 30, 100, 100_000  # columns that are shuffled, and times how many inputs
 _PARTS = ("mean", "mean_error", "doubt", "doubt_error")
 _AXES = {
-    (False, "mean"): "change of the mean",
-    (False, "doubt"): "change of the standard deviation",
-    (True, "mean"): "probability that moves to other classes",
-    (True, "doubt"): "change of the entropy (nats)",
+    False: ("change of the mean", "change of the standard deviation"),
+    True: ("probability that moves to other classes", "change of the entropy (nats)"),
 }
 
 
@@ -38,70 +36,49 @@ class Importance:
     """How much predictions depend on each column; made by ``FittedTable.explain``.
 
     Attributes:
-        names: of the columns, the most important for the mean first.
-        mean: the mean absolute change of E[y] when the column is shuffled, in the units of y; for classes the share of
-            probability that moves to other classes.
-        mean_error: its standard error.
-        doubt: the same of the standard deviation of y; for classes, of the entropy in nats.
-        doubt_error: its standard error.
+        table: a row for each column, the most important for the mean first. ``mean`` is the mean absolute change of
+            E[y] when the column is shuffled, in the units of y; for classes the share of probability that moves to
+            other classes. ``doubt`` is the same of the standard deviation of y; for classes, of the entropy in nats.
+            ``mean_error`` and ``doubt_error`` are their standard errors.
         classes: whether targets are classes.
         about: what it is based on, in words.
     """
 
-    names: tuple[str, ...]
-    mean: tuple[float, ...]
-    mean_error: tuple[float, ...]
-    doubt: tuple[float, ...]
-    doubt_error: tuple[float, ...]
+    table: pandas.DataFrame
     classes: bool
     about: str
 
-    def __repr__(self) -> str:
-        listed = ", ".join(f"{name} {value:.3g}" for name, value in zip(self.names, self.mean, strict=True))
-        return f"Importance({listed})"
-
     @property
-    def title(self) -> str:
-        """The title of a chart: what it shows, and in a second line what it is based on."""
-        return f"Change of the prediction when a column is shuffled\n{self.about}"
+    def names(self) -> list[str]:
+        """The columns, the most important first."""
+        return list(self.table.index)
 
     def as_json(self) -> list[Record]:
         """Return a record for each column."""
-        return [{"column": name} | {p: getattr(self, p)[k] for p in _PARTS} for k, name in enumerate(self.names)]
-
-    def draw(self, ax: Axes, which: str = "mean") -> None:
-        """Draw one bar chart on some axes, with ±2 standard errors: of the "mean" or of the "doubt"."""
-        heights, errors = (getattr(self, part)[:_SHOWN] for part in (which, f"{which}_error"))
-        names = [name if len(name) <= 24 else f"{name[:23]}…" for name in self.names[:_SHOWN]]
-        places = range(len(names))
-        ax.barh(places, heights, color=PALETTE[which == "doubt"], alpha=0.85, height=0.7)
-        reach = [2 * error for error in errors]
-        ax.errorbar(heights, places, xerr=reach, fmt="none", ecolor="0.3", label="±2 standard errors")
-        ax.set_yticks(places, names)
-        ax.invert_yaxis()
-        ax.set(xlabel=_AXES[self.classes, which], xlim=(0, None))
-        ax.xaxis.set_major_locator(_few_ticks())
-        ax.legend(frameon=False, fontsize=8)
-        finish(ax)
+        return [{"column": name} | row for name, row in zip(self.names, self.table.to_dict("records"), strict=True)]
 
     @literal_text()
     def plot(self) -> Figure:
-        """Draw two bar charts, of the mean and of the doubt; return matplotlib's figure."""
+        """Draw two bar charts with ±2 standard errors, of the mean and of the doubt; return matplotlib's figure."""
         import matplotlib.figure
+        from matplotlib.ticker import MaxNLocator
 
-        shown = min(len(self.names), _SHOWN)
-        figure = matplotlib.figure.Figure(figsize=(9, 2.0 + 0.32 * shown), layout="constrained")
-        for ax, which in zip(figure.subplots(1, 2), ("mean", "doubt"), strict=True):
-            self.draw(ax, which)
-        more = f"; {shown} of {len(self.names)} columns" if shown < len(self.names) else ""
-        figure.suptitle(f"{self.title}{more}", fontsize=11)
+        shown = self.table.head(_SHOWN)
+        names = [name if len(name) <= 24 else f"{name[:23]}…" for name in shown.index]
+        figure = matplotlib.figure.Figure(figsize=(9, 2.0 + 0.32 * len(shown)), layout="constrained")
+        for k, (ax, label) in enumerate(zip(figure.subplots(1, 2), _AXES[self.classes], strict=True)):
+            heights, errors, places = shown[_PARTS[2 * k]], 2 * shown[_PARTS[2 * k + 1]], range(len(shown))
+            ax.barh(places, heights, color=PALETTE[k], alpha=0.85, height=0.7)
+            ax.errorbar(heights, places, xerr=errors, fmt="none", ecolor="0.3", label="±2 standard errors")
+            ax.set_yticks(places, names)
+            ax.invert_yaxis()
+            ax.set(xlabel=label, xlim=(0, None))
+            ax.xaxis.set_major_locator(MaxNLocator(5))
+            ax.legend(frameon=False, fontsize=8)
+            finish(ax)
+        more = f"; {len(shown)} of {len(self.table)} columns" if len(shown) < len(self.table) else ""
+        figure.suptitle(f"Change of the prediction when a column is shuffled\n{self.about}{more}", fontsize=11)
         return figure
-
-
-def _few_ticks() -> object:
-    from matplotlib.ticker import MaxNLocator
-
-    return MaxNLocator(5)
 
 
 def explain(
@@ -138,16 +115,12 @@ def explain(
         found.append(changes / _REPEATS)
     each = torch.stack(found, 1)  # (mean and doubt, columns, rows)
     each[0] /= 2 if classes else 1  # what one class loses another gains
-    order = each[0].mean(-1).argsort(descending=True, stable=True)
-    middle, error = (part[:, order] for part in (each.mean(-1), each.std(-1) / len(x) ** 0.5))
-    parts: Any = (tuple(part[k].tolist()) for k in range(2) for part in (middle, error))
-    names = list(columns)
+    parts = torch.stack([each.mean(-1), each.std(-1) / len(x) ** 0.5], 1).flatten(0, 1)
+    table = pandas.DataFrame(parts.T.numpy(), list(columns), _PARTS).sort_values("mean", ascending=False, kind="stable")
     count = f"{len(x)} rows" if len(x) == given else f"{len(x)} of {given} rows"
-    some = f"the {len(names)} of {wide} columns most related to the prediction"
-    about = f"{count}{where}, {'each column' if len(names) == wide else some} shuffled {_REPEATS} times"
-    mean, mean_error, doubt, doubt_error = parts
-    ordered = tuple(names[k] for k in order.tolist())
-    return Importance(ordered, mean, mean_error, doubt, doubt_error, classes, about)
+    related = f"the {len(columns)} of {wide} columns most related to the prediction"
+    some = "each column" if len(columns) == wide else related
+    return Importance(table, classes, f"{count}{where}, {some} shuffled {_REPEATS} times")
 
 
 def _most_related(x: Tensor, said: Tensor, columns: Mapping[str, Sequence[int]]) -> Mapping[str, Sequence[int]]:

@@ -94,22 +94,16 @@ def _compared(
 
 def _confusion(ax: Axes, prediction: Prediction, y: Tensor, encoding: Encoding, rows: str) -> None:
     """Draw how often each class was taken for each other one."""
-    from sklearn.metrics import confusion_matrix
+    from sklearn.metrics import ConfusionMatrixDisplay
 
     best, actual = prediction.probs.argmax(-1).cpu(), y.cpu()
     common = actual.bincount(minlength=len(encoding.classes)).argsort(descending=True, stable=True)[:_CONFUSED]
     labels = common.sort().values.tolist()
-    table = confusion_matrix(actual.numpy(), best.numpy(), labels=labels)
-    shares = table / table.sum(1, keepdims=True).clip(1)
-    ax.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    for row, column in ((a, b) for a in range(len(labels)) for b in range(len(labels))):
-        colour = "w" if shares[row, column] > 0.5 else "k"
-        told = f"{table[row, column]:,}\n{100 * shares[row, column]:.0f} %"
-        ax.text(column, row, told, fontsize=9 if len(labels) <= 6 else 6, ha="center", va="center", color=colour)
     names = [encoding.classes[k] for k in labels]
+    how = {"labels": labels, "display_labels": names, "cmap": "Blues", "colorbar": False, "ax": ax}
+    ConfusionMatrixDisplay.from_predictions(actual.numpy(), best.numpy(), **how)
     categories_below(ax, range(len(names)), names)
-    ax.set_yticks(range(len(names)), names)
     ax.set(xlabel=f"most probable {encoding.target}", ylabel=f"actual {encoding.target}")
     more = "" if len(names) == len(encoding.classes) else f", the {len(names)} most common classes"
     right = percent((best == actual).double().mean().item(), 0)
-    ax.set_title(f"{right} of {len(y)} {rows} right{more}\ncolour: share of the actual class", fontsize=10)
+    ax.set_title(f"{right} of {len(y)} {rows} right{more}", fontsize=10)

@@ -1,13 +1,16 @@
 """A fitted run as a folder: its data and settings in ``run.json``, and the trained posterior next to it.
 
 The record is written before training starts, so that an interrupted run can be resumed; the posterior is written when
-training ends. Both files are written atomically.
+training ends. Both files are written atomically. The identity is a SHA-256 of what the answers depend on. It stands in
+the record, the posterior and every checkpoint, so that files of two runs never mix. The path of the data and the
+version that made the run may change.
 """
 
 import contextlib
 import functools
 import hashlib
 import json
+import re
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -15,15 +18,16 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from pyro_dropout.errors import DamagedFileError, PyroDropoutError
+from pyro_dropout.comparison.standard_models import GUIDES
+from pyro_dropout.errors import DamagedFileError, PyroDropoutError, RangeError
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.protocols import Record
 from pyro_dropout.tables.encoding import Dataset, Encoding
+from pyro_dropout.tables.plain_data import built
 from pyro_dropout.tables.reading import read
 from pyro_dropout.tables.settings import Reading
 from pyro_dropout.tabular.recipe import Recipe
-from pyro_dropout.tabular.run_record import FORMAT, HELD_BACK, identity_of, read_record
 from pyro_dropout.tabular.settings import Training
 from pyro_dropout.training.checkpoints.atomic_file import whole_file
 from pyro_dropout.training.checkpoints.posterior_file import load, save
@@ -31,8 +35,11 @@ from pyro_dropout.training.checkpoints.regular_file import check_name, check_no_
 from pyro_dropout.training.checkpoints.tensor_file import read_facts
 
 RECORD, POSTERIOR, CHECKPOINTS = "run.json", "posterior.safetensors", "checkpoints"
-CHOOSING = "choosing"  # checkpoints of the trainings that choose what to train; removed when that is known
-OWN = (RECORD, POSTERIOR, CHECKPOINTS, CHOOSING)
+OWN = (RECORD, POSTERIOR, CHECKPOINTS)
+FORMAT = 4
+HELD_BACK = "held back"  # what the held-back rows say; not in a run without them
+_SECTIONS = ("data", "encoding", "model", "training")
+_LONGEST = 2**26  # bytes of a record
 
 
 @dataclass(frozen=True)
@@ -133,18 +140,55 @@ class Run:
     @classmethod
     def read(cls, folder: str | Path) -> "Run":
         """Return the run in a folder; raise if it is missing or damaged, or has links."""
-        path = Path(folder) / RECORD
         check_name(folder)
-        if not Path(folder).is_dir():
+        folder = Path(folder)
+        if not folder.is_dir():
             raise PyroDropoutError(f"there is no folder {str(folder)!r}; create a run with pyro-dropout fit.")
-        check_no_links(Path(folder), *OWN)
-        if not path.exists() and (Path(folder) / CHOOSING).is_dir():
-            raise PyroDropoutError(
-                f"{folder} was stopped before it was known what to train. To continue, give the same fit command again."
-            )
-        record, reading, encoding, recipe, training = read_record(path)
-        file, digest = (record["data"][name] for name in ("file", "sha256"))
-        return cls(file, digest, reading, encoding, recipe, training, record.get(HELD_BACK, {}))
+        check_no_links(folder, *OWN)
+        path = folder / RECORD
+        missing = f"{folder} is not a run: it has no {RECORD}."
+        check_regular(path, "a run's record is needed. Fit the run again.", missing)
+        try:
+            if path.stat().st_size > _LONGEST:
+                raise ValueError
+            record = json.loads(path.read_text("utf-8"))
+            json.dumps(record, ensure_ascii=False).encode()  # raises for half a character
+        except (ValueError, RecursionError):  # a number of thousands of digits is a ValueError, too
+            raise PyroDropoutError(f"{path} is damaged: it is not JSON, or too long. Fit the run again.") from None
+        try:
+            if record["format"] != FORMAT:
+                raise PyroDropoutError(
+                    f"{path} has format {record['format']!r}; this version reads {FORMAT}. Fit the run again."
+                )
+            run = cls._from_json(record)
+            if record["identity"] != identity_of(record):
+                raise PyroDropoutError(
+                    f"{path} has been edited since the run started: its identity differs. Only the path of the data may"
+                    " change. Restore the file, or fit a new run."
+                )
+        except (KeyError, TypeError, AttributeError, OverflowError, RangeError) as cause:
+            what = str(cause).rstrip(".") if isinstance(cause, RangeError) else f"{cause} is missing or wrong"
+            raise PyroDropoutError(f"{path} is damaged: {what}. Fit the run again.") from None
+        return run
+
+    @classmethod
+    def _from_json(cls, record: Record) -> "Run":
+        """Return what ``as_json`` was made from; raise ``KeyError`` or ``TypeError`` with the name of what is wrong."""
+        for section in (*_SECTIONS, HELD_BACK):
+            if not isinstance(record.get(section, {}), dict):
+                raise TypeError(repr(section))
+        data = dict(record["data"])
+        file, digest = data.pop("file"), data.pop("sha256")
+        if not isinstance(file, str) or not file or "\0" in file:
+            raise TypeError("'file'")
+        for name, value in (("sha256", digest), ("identity", record["identity"])):
+            if not isinstance(value, str) or not re.fullmatch("[0-9a-f]{64}", value):
+                raise TypeError(repr(name))
+        recipe, encoding = built(Recipe, record["model"]), Encoding.from_json(record["encoding"])
+        if recipe.guide not in GUIDES:
+            raise TypeError("'guide'")
+        parts = built(Reading, data), encoding, recipe, built(Training, record["training"])
+        return cls(file, digest, *parts, record.get(HELD_BACK, {}))
 
     def check_checkpoints(self, folder: str | Path) -> None:
         """Raise if the folder's posterior or a checkpoint belongs to another run; damaged ones are passed over."""
@@ -168,6 +212,21 @@ class Run:
             raise PyroDropoutError(
                 f"{path} belongs to another model or guide: it is too small for the {weights} weights of {RECORD}."
             )
+
+
+def identity_of(record: Record) -> str:
+    """Return the SHA-256 of what a run's answers depend on.
+
+    Example:
+        >>> record = {"data": {"file": "a.csv"}, "encoding": {}, "model": {"width": 5}, "training": {"steps": 3}}
+        >>> moved = record | {"data": {"file": "b.csv"}}
+        >>> other = record | {"model": {"width": 6}}
+        >>> identity_of(record) == identity_of(moved), identity_of(record) == identity_of(other)
+        (True, False)
+    """
+    bound = {name: record[name] for name in (*_SECTIONS, HELD_BACK) if name in record}
+    bound["data"] = {name: value for name, value in record["data"].items() if name != "file"}
+    return hashlib.sha256(json.dumps(bound, sort_keys=True).encode()).hexdigest()
 
 
 def checkpoints_in(folder: str | Path) -> list[Path]:

@@ -14,8 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pyro_dropout.cli.main import app
-from pyro_dropout.tabular.run_folder import Run
-from pyro_dropout.tabular.run_record import identity_of
+from pyro_dropout.tabular.run_folder import Run, identity_of
 from tests.cli.command import contents, houses, trees, without_fsync, written
 
 _FIT = ["--guide", "dropout", "--width", "4", "--steps", "3", "--no-compile", "--quiet", "--device", "cpu"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pyro_dropout.tabular.run_record import identity_of
+from pyro_dropout.tabular.run_folder import identity_of
 from tests.cli.command import contents, houses, run, written
 
 NO_DEVICE = "--device must be a torch device that can be used here, such as 'cpu' or 'cuda'; got "

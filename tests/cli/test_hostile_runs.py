@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import pyro_dropout as pd
-from pyro_dropout.tabular.run_record import identity_of
+from pyro_dropout.tabular.run_folder import identity_of
 from pyro_dropout.training.checkpoints.folder_claim import LOCK, claimed
 from tests.cli.command import FEW, contents, houses, run, trees, written
 
@@ -82,8 +82,7 @@ def test_the_path_of_the_data_may_be_edited(twins: Path, tmp_path: Path) -> None
 def test_nothing_too_large_is_built(twins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(twins / "one", tmp_path / "run")
     kept = json.loads((tmp_path / "run" / "run.json").read_text("utf-8"))["identity"]
-    for name in ("run_record", "run_folder"):
-        monkeypatch.setattr(f"pyro_dropout.tabular.{name}.identity_of", lambda record: kept)  # as if it could be forged
+    monkeypatch.setattr("pyro_dropout.tabular.run_folder.identity_of", lambda record: kept)  # as if it could be forged
     edited(tmp_path / "run", lambda record: record["model"].update(width=10**9))
     code, said = predicted(tmp_path / "run", twins / "one.csv")
     assert (code, "it is too small for the 5000000000 weights" in said) == (2, True)

@@ -42,13 +42,12 @@ def drawn(figure: Figure) -> list[str]:
 
 def test_a_linear_function_changes_as_much_as_theory_says() -> None:
     found = explain(numbers, table(3000), COLUMNS, rows=3000)
-    mean, error = (dict(zip(found.names, part, strict=True)) for part in (found.mean, found.mean_error))
+    mean, error, doubt = (found.table[name] for name in ("mean", "mean_error", "doubt"))
     # E|x - x'| of two normals is 2/√π; of two kinds, the mean over all nine pairs
     for name, wanted in (("size", 2 * 2 / math.sqrt(math.pi)), ("kind", 2 * (1 + 5 + 4) / 9)):
         assert abs(mean[name] - wanted) < 5 * error[name] + 0.02
         assert 0 < error[name] < 0.1
     assert mean["noise"] == 0
-    doubt = dict(zip(found.names, found.doubt, strict=True))
     assert doubt["noise"] > 0.1
     assert doubt["size"] == doubt["kind"] == 0
     assert drawn(found.plot()) == ["", ""]
@@ -60,8 +59,8 @@ def test_what_moves_between_classes_is_their_probability() -> None:
     found = explain(classes, table(1000), COLUMNS, rows=1000)
     assert found.classes
     assert found.names[0] == "size"
-    assert found.mean[0] == pytest.approx(0.5, abs=0.05)  # half of the rows change sides, and move all of it
-    assert found.mean[1:] == (0, 0)
+    # half of the rows change sides, and move all of it
+    assert found.table["mean"].tolist() == [pytest.approx(0.5, abs=0.05), 0, 0]
 
 
 def test_of_thousands_of_columns_those_most_related_to_the_prediction_are_shuffled() -> None:
@@ -75,9 +74,9 @@ def test_of_thousands_of_columns_those_most_related_to_the_prediction_are_shuffl
 
     found = explain(ask, x, {f"c{k}": [k] for k in range(4000)})
     assert len(calls) == 1 + 3 * 30
-    assert found.names[:2] == ("c70", "c2000")
-    assert found.names[found.doubt.index(max(found.doubt))] == "c3999"
-    assert "200 rows, the 30 of 4000 columns most related to the prediction shuffled 3 times" in found.title
+    assert found.names[:2] == ["c70", "c2000"]
+    assert found.table["doubt"].idxmax() == "c3999"
+    assert "200 rows, the 30 of 4000 columns most related to the prediction shuffled 3 times" in found.about
 
 
 @pytest.mark.parametrize("calibrated", [False, True])
@@ -105,7 +104,7 @@ def test_a_picture_of_classes_has_a_confusion() -> None:
     y[:15] = (y[:15] + 1) % 3
     figure = picture(answer, y, PETS)
     titles = drawn(figure)
-    assert titles[0] == "75 % of 60 rows right\ncolour: share of the actual class"
+    assert titles[0] == "75 % of 60 rows right"
     assert titles[1] == "How often the most probable class is right, 60 rows"
     assert sum(int(text.get_text().split()[0]) for text in figure.axes[0].texts) == 60
     with pytest.raises(pd.errors.ShapeError, match="at least 2 rows"):
