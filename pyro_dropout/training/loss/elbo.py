@@ -76,7 +76,7 @@ class ELBO(pyro.infer.ELBO):
         ['kl', 'nll']
     """
 
-    __slots__ = ("_tried", "steps")  # outside __dict__, where compiled steps look for settings
+    __slots__ = ("steps",)  # outside __dict__, where compiled steps look for settings
 
     def __init__(
         self,
@@ -96,7 +96,6 @@ class ELBO(pyro.infer.ELBO):
         self.kl, self.per_example, self.kl_samples = kl, per_example, kl_samples
         self.temperature = float(temperature) if isinstance(temperature, Real | Tensor) else temperature
         self.steps = 0
-        self._tried: weakref.WeakKeyDictionary[PyroModel, set[object]] = weakref.WeakKeyDictionary()
         self._refusals: list[str] = []  # why draws for each data point failed
 
     @property
@@ -118,11 +117,11 @@ class ELBO(pyro.infer.ELBO):
 
     def _attempt(self, model: PyroModel, guide: PyroModel, args: Args, kwargs: Kwargs) -> None:
         """Note and warn if arguments of these shapes allow no draws for each data point; leave no other trace."""
-        tried = self._tried.setdefault(model, set())
-        shapes = tuple(leaf.shape for leaf in ModelCall(model, args, dict(kwargs)).leaves())
-        if shapes in tried:
+        tried = _TRIED.setdefault(self, weakref.WeakKeyDictionary()).setdefault(guide, set())
+        key = id(model), *(leaf.shape for leaf in ModelCall(model, args, dict(kwargs)).leaves())
+        if key in tried:
             return
-        tried.add(shapes)
+        tried.add(key)
         reader: Any = guide
         store = pyro.get_param_store()
         with untraced(), poutine.block():
@@ -229,8 +228,10 @@ def untraced() -> Iterator[None]:
         yield
 
 
-# The shapes of arguments that a model has been checked with.
+# The shapes of arguments that a model has been checked with, and that draws for each data point were tried with.
 _CHECKED: "weakref.WeakKeyDictionary[PyroModel, set[object]]" = weakref.WeakKeyDictionary()
+_TRIED: "weakref.WeakKeyDictionary[ELBO, weakref.WeakKeyDictionary[PyroModel, set[object]]]"
+_TRIED = weakref.WeakKeyDictionary()
 
 
 def check_data_axis(model: PyroModel, guide: PyroModel, args: Args, kwargs: Kwargs) -> None:

@@ -176,6 +176,15 @@ def test_a_refusal_may_come_later() -> None:
     assert mine == pd.ELBO(per_example=False).loss(model, guide, X[:2], Y[:2])
 
 
+def test_a_loss_is_asked_anew_for_another_guide() -> None:
+    elbo, (model, refused) = pd.ELBO(per_example="auto"), REFUSED["noise shared with a scalar"][0]()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        elbo.loss(model, pd.AutoMeanField(model), X, Y)
+    with one_warning("'s' cannot be drawn"):
+        elbo.loss(model, refused, X, Y)
+
+
 @pytest.mark.parametrize("make", [pd.AutoMeanField, pd.AutoDropout])
 def test_where_nothing_is_refused_it_is_true(make: Any) -> None:
     found = []
