@@ -26,6 +26,7 @@ from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.guides.summary import note_training
 from pyro_dropout.mathematics.checks import check_seed, describe
 from pyro_dropout.protocols import PyroModel, Record
+from pyro_dropout.training.batches import open_loader
 from pyro_dropout.training.checkpoints.fingerprint import told_update
 from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint, Keeper
 from pyro_dropout.training.collapse import note_learned
@@ -50,7 +51,6 @@ from pyro_dropout.training.preflight import (
     held_out_share,
 )
 from pyro_dropout.training.processes import SharedTask, join
-from pyro_dropout.training.stream import open_loader
 from pyro_dropout.training.training_task import TrainingTask
 from pyro_dropout.training.unfinished import still_falling
 

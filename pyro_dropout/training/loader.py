@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from pyro_dropout.engines.torch_internals import tree_flatten, tree_unflatten
+from pyro_dropout.engines.torch_internals import tree_map
 from pyro_dropout.errors import PyroDropoutError, ShapeError
 from pyro_dropout.generative.random_state import forked, seed_generators
 
@@ -48,12 +48,15 @@ def all_of(loader: DataLoader[Any], target: Target) -> tuple[object, Tensor]:
         batches = [divided(batch, target) for batch in loader]
     if not batches:
         raise ShapeError("the DataLoader must give at least one batch; it gave none.")
-    leaves, specs = zip(*map(tree_flatten, batches), strict=True)
-    if any(spec != specs[0] for spec in specs):
-        raise ShapeError("all batches of the DataLoader must hold the same.")
-    parts = ((each, isinstance(each[0], Tensor) and each[0].dim() > 0) for each in zip(*leaves, strict=True))
-    x, y = tree_unflatten([torch.cat(each) if rows else each[0] for each, rows in parts], specs[0])
+    try:
+        x, y = tree_map(lambda *each: torch.cat(each) if _has_rows(each[0]) else each[0], *batches)
+    except ValueError:  # of trees that differ
+        raise ShapeError("all batches of the DataLoader must hold the same.") from None
     return x, y
+
+
+def _has_rows(part: object) -> bool:
+    return isinstance(part, Tensor) and part.dim() > 0
 
 
 def without(batch: object, target: Target) -> object:

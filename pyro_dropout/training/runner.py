@@ -22,12 +22,10 @@ from pyro_dropout.engines.engine import (
 from pyro_dropout.generative.precision import precision_now, products_in
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.protocols import Record, Tree
-from pyro_dropout.training.batches import Batches
+from pyro_dropout.training.batches import Batches, Stream
 from pyro_dropout.training.history import is_divergence
-from pyro_dropout.training.optimisers import Update, clock
-from pyro_dropout.training.stream import Stream
+from pyro_dropout.training.optimisers import TorchOptimiser, Update, clock
 from pyro_dropout.training.svi import warn_uncompiled
-from pyro_dropout.training.torch_optimiser import TorchOptimiser
 
 Source = Batches | Stream  # where mini-batches come from
 _MANY = 2**20  # more steps than any engine takes at once

@@ -15,7 +15,7 @@ from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.protocols import PyroModel, Record
-from pyro_dropout.training.batches import Batches
+from pyro_dropout.training.batches import Batches, Stream
 from pyro_dropout.training.checkpoints.fingerprint import told_loss
 from pyro_dropout.training.checkpoints.tensor_file import digest
 from pyro_dropout.training.compile.functional import (
@@ -30,11 +30,9 @@ from pyro_dropout.training.compile.functional import (
 )
 from pyro_dropout.training.early_stopping import Watch
 from pyro_dropout.training.loss.elbo import ELBO
-from pyro_dropout.training.optimisers import Update
+from pyro_dropout.training.optimisers import TorchOptimiser, Update
 from pyro_dropout.training.preflight import check_trained
 from pyro_dropout.training.runner import TrainingRun, surroundings
-from pyro_dropout.training.stream import Stream
-from pyro_dropout.training.torch_optimiser import TorchOptimiser
 
 
 @dataclass

@@ -5,7 +5,7 @@ import os
 import random
 import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyro
 import pyro.distributions as dist
@@ -19,6 +19,7 @@ from pyro_dropout.engines.generated import library
 from pyro_dropout.training.compile import compiled_step
 
 F64 = torch.float64
+ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 def problem(dtype: torch.dtype = torch.float32) -> tuple[pd.BayesianNet, Tensor, Tensor]:
@@ -149,3 +150,51 @@ def test_without_a_compiler_the_warning_says_so(monkeypatch: pytest.MonkeyPatch)
     svi = pd.SVI(model, pd.AutoDropout(model), pyro.optim.Adam({"lr": 0.01}))
     with pytest.warns(UserWarning, match=r"no C\+\+ compiler on this machine: install one"):
         assert svi.step(x, y) > 0
+
+
+# --- trees of inputs, what lies around a model, saved state; on a GPU steps are replayed as CUDA graphs ---------------
+
+
+class Batch(NamedTuple):
+    x: Tensor
+    rest: dict[str, Any]
+
+
+AROUND: dict[str, Any] = {}
+
+
+def on_batches(batch: Batch, rate: float = 1.0) -> None:
+    w = pyro.sample("w", dist.Normal(torch.zeros(1, 3), 1.0).to_event(2))
+    b = pyro.sample("b", dist.Normal(torch.zeros(1), 1.0).to_event(1))
+    with pyro.plate("data", len(batch.x)):
+        mean = (batch.x @ w.mT).squeeze(-1) + b + AROUND["offset"]
+        with pyro.poutine.scale(scale=rate):
+            pyro.sample("y", dist.Normal(mean, AROUND["noise"]), obs=batch.rest["y"][0])
+
+
+def steps_on(given: list[Batch], compile: bool) -> tuple[list[float], dict[str, Tensor], Any]:
+    """Train a point (nothing is drawn), with a float, a tensor and a number around the model that change."""
+    pyro.clear_param_store()
+    pyro.set_rng_seed(0)
+    AROUND.update(offset=torch.tensor(0.5), noise=1.0)
+    guide, optim = pd.AutoDropout(on_batches, keep=1.0), pyro.optim.Adam({"lr": 0.05})
+    svi = pd.SVI(on_batches, guide, optim, pd.ELBO(per_example=False), compile=compile)
+    losses = []
+    for step, batch in enumerate(given):
+        AROUND["offset"] = torch.tensor(-1.0) if step == 5 else AROUND["offset"]
+        AROUND["noise"] = 2.0 if step == 8 else AROUND["noise"]
+        losses.append(svi.step(batch, 1.0 / (1 + step % 3)))
+    assert svi._built == (2 if compile else 0)  # of the tensors and floats none is compiled again, of the number one
+    found = {name: value.detach().clone() for name, value in pyro.get_param_store().items()}
+    states = {name: state["state"][0].items() for name, state in optim.get_state().items()}
+    kept = {f"{name} {key}": torch.as_tensor(v).cpu().float() for name, rows in states.items() for key, v in rows}
+    return losses, found, kept
+
+
+@pytest.mark.usefixtures("traced")
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_GPU)])
+def test_twenty_steps_are_the_eager_ones(device: str) -> None:
+    with torch.device(device):
+        given = [Batch(torch.randn(4, 3), {"y": [torch.randn(4)], "name": "batch"}) for _ in range(20)]
+        found, expected = steps_on(given, True), steps_on(given, False)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

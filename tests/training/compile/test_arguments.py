@@ -120,23 +120,6 @@ def annealed(x: Tensor, y: Tensor, beta: float) -> None:
         pyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
 
 
-def test_a_float_that_changes_is_compiled_once(as_traced: Any) -> None:
-    x = torch.randn(5, 3)
-    found = []
-    for compile in (False, True):
-        pyro.clear_param_store()
-        guide = pd.AutoMeanField(annealed)
-        pyro.set_rng_seed(1)
-        guide(x, x.sum(1), 1.0)
-        svi = pd.SVI(annealed, guide, pyro.optim.Adam({"lr": 0.1}), pd.ELBO(per_example=False), compile=compile)
-        found.append([])
-        for k in range(10):
-            torch.manual_seed(k)
-            found[-1].append(svi.step(x, x.sum(1), 0.1 * (k + 1)))
-    assert found[1] == pytest.approx(found[0], rel=1e-4)
-    assert svi._built == 1
-
-
 def thresholded(x: Tensor, y: Tensor, beta: float) -> None:
     w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
     with pyro.plate("d", len(x)):
