@@ -4,7 +4,6 @@
 shows its help without waiting for torch. The other public names are in the submodules, as ``docs/api.md`` says.
 """
 
-import gc as _gc
 from importlib.util import find_spec as _find_spec
 from typing import Any as _Any
 
@@ -70,8 +69,6 @@ def __getattr__(name: str) -> _Any:
         return _moved(name)
     if name not in (*__all__, *_SUBMODULES, *_NEED_SKLEARN):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{_suggestion(name)}", name=name)
-    collects = _gc.isenabled()
-    _gc.disable()  # an import makes no garbage, and a search for it among all of torch's objects takes long
     try:
         import_module(f"{__name__}.mathematics.divergence")  # registers our q(w) with torch's kl_divergence
         found = _find(name)
@@ -79,12 +76,6 @@ def __getattr__(name: str) -> _Any:
         if name not in _NEED_SKLEARN:
             raise
         raise ImportError(f'{name} needs scikit-learn; pip install "pyro-dropout[sklearn]"') from missing
-    finally:
-        if collects:
-            if not _gc.get_freeze_count():
-                _gc.freeze()
-                _gc.unfreeze()  # both together: what is there counts as old, and is not searched again soon
-            _gc.enable()
     globals()[name] = found
     return found
 

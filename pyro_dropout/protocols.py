@@ -95,14 +95,6 @@ class Posterior(Protocol):
 
 
 @runtime_checkable
-class HasSupport(Protocol):
-    """What knows the training data, as ``Support`` does."""
-
-    def flag(self, x: Tensor) -> Tensor:
-        """Return which points are unlike the training data, (N,)."""
-
-
-@runtime_checkable
 class HasMean(Posterior, Protocol):
     """A posterior that knows E[w]; a tensor, which has a mean too, is none."""
 

@@ -1,6 +1,5 @@
 """The door of the package: every name is there, comes when it is asked for, and is on the API page where it belongs."""
 
-import gc
 import importlib
 import inspect
 import re
@@ -192,27 +191,3 @@ def test_without_scikit_learn_the_estimators_say_what_to_install() -> None:
 def test_a_name_that_is_not_there_is_an_attribute_error_with_the_nearest(wrong: str, meant: str) -> None:
     with pytest.raises(AttributeError, match=rf"^module 'pyro_dropout' has no .* '{wrong}'; did you mean '{meant}'\?"):
         getattr(pd, wrong)
-
-
-@pytest.mark.parametrize("collects", [True, False])
-def test_an_import_leaves_the_garbage_collector_as_it_was(collects: bool) -> None:
-    before = gc.isenabled()
-    try:
-        (gc.enable if collects else gc.disable)()
-        assert pd.__getattr__("fit") is pd.fit
-        assert gc.isenabled() == collects
-    finally:
-        (gc.enable if before else gc.disable)()
-
-
-def test_an_import_leaves_what_a_user_has_frozen() -> None:
-    assert gc.get_freeze_count() == 0
-    assert pd.__getattr__("fit") is pd.fit
-    assert gc.get_freeze_count() == 0
-    gc.freeze()
-    try:
-        frozen = gc.get_freeze_count()
-        assert pd.__getattr__("fit") is pd.fit
-        assert gc.get_freeze_count() > frozen / 2  # a few are freed meanwhile
-    finally:
-        gc.unfreeze()

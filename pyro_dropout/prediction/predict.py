@@ -4,7 +4,6 @@ import warnings
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from pyro_dropout.errors import IgnoredInputsWarning, PyroDropoutError
 from pyro_dropout.generative.inputs import AnyInputs, check_inputs, takes_all
@@ -25,7 +24,7 @@ from pyro_dropout.prediction.linearised import predict_linearised
 from pyro_dropout.prediction.predict_loader import predict_loader
 from pyro_dropout.prediction.predict_network import Keep, Request, predict_network
 from pyro_dropout.prediction.site_prediction import predict_sites
-from pyro_dropout.protocols import FunctionPosterior, HasSupport, Posterior, Predictor
+from pyro_dropout.protocols import FunctionPosterior, Posterior, Predictor
 from pyro_dropout.training.fit import place_of
 from pyro_dropout.training.loader import loader_of
 
@@ -47,7 +46,6 @@ def predict(
     chunk: int | None = None,
     progress: bool = False,
     target: str | int | None = None,
-    support: HasSupport | None = None,
     **kwargs: object,
 ) -> Any:
     """Predict a model's outputs or sites at new data, averaged over draws of its posterior.
@@ -85,8 +83,6 @@ def predict(
             whenever memory runs out.
         progress: whether to show a bar.
         target: the part of a ``DataLoader``'s batches that is not an input: a key of dicts, or the index in tuples.
-        support: ``Support.of(x)`` of the training inputs, (N, Q): the answer's ``unfamiliar`` then says which points
-            are unlike them. For networks, with x as a tensor.
         kwargs: the model's own keyword arguments.
 
     Returns:
@@ -127,7 +123,6 @@ def predict(
     refused = {
         "a DataLoader for a model that is not a network": loader is not None and not is_network(model),
         "compile=True for a model that is not a network": compile and not network,
-        "support but for networks and x as a tensor": support is not None and not isinstance(x, Tensor),
         "method='linearised' with compile=True": linearised and compile,
         f"method='linearised' with precision={precision!r}": linearised and precision != "float32",
         "method='linearised' for a model that is not a network": linearised and not network,
@@ -145,7 +140,6 @@ def predict(
         warnings.warn(ignored_inputs(posterior), IgnoredInputsWarning, stacklevel=4)
     if ensemble is not None and ensemble.points and not noise_of(model):
         samples = min(samples, ensemble.members)  # more would repeat functions, some of them oftener than others
-    unfamiliar = support.flag(x) if support is not None and isinstance(x, Tensor) else None
     members = None if ensemble is None else min(ensemble.members, samples)
     count = 1 if method == "standard" else samples
     asked = Request(count, method, shared, seed, keep_samples, compile, chunk, progress)
@@ -160,7 +154,7 @@ def predict(
         else:
             assert x is not None
             answer = (predict_linearised if linearised else predict_network)(model, posterior, x, asked)
-    answer.members, answer.unfamiliar = members, unfamiliar
+    answer.members = members
     return answer
 
 

@@ -60,7 +60,6 @@ class Prediction:
 
     _made_by = "predict"
     members: int | None = None  # of the ensemble that it comes from, if it comes from one
-    unfamiliar: Tensor | None = None  # which points are unlike the training data, (N,), if predict was given a support
 
     def __init__(
         self,

@@ -92,13 +92,3 @@ def test_a_damaged_state_is_refused() -> None:
     for name, value in damages.items():
         with pytest.raises(TypeError, match="what training rows are like"):
             pd.judging.Support.from_state(state | {name: value})
-
-
-def test_a_prediction_says_which_points_are_unfamiliar() -> None:
-    model = pd.BayesianNet(torch.nn.Linear(2, 1))
-    guide = pd.AutoMeanField(model)
-    x = torch.rand(100, 2)
-    new = torch.tensor([[0.5, 0.5], [9.0, 0.5]])
-    answer = pd.predict(model, guide, new, samples=3, support=pd.judging.Support.of(x))
-    assert answer.unfamiliar.tolist() == [False, True]
-    assert pd.predict(model, guide, new, samples=3).unfamiliar is None
