@@ -168,6 +168,14 @@ def test_the_best_mark_is_shared_within_error(key: str, one: list[float], other:
     assert page(pair).count(" (best)</span>") == tables * len(leaders)
 
 
+def test_guides_are_ranked_by_their_distance_to_the_reference_or_else_by_their_likelihood() -> None:
+    rows = [Row("a", {"log_lik": Score([1.0])}), Row("b", {"log_lik": Score([3.0])})]
+    assert made(*rows).ranking == ["b", "a"]
+    for row, distance in zip(rows, (0.1, 0.2), strict=True):
+        row.scores["d_w1"] = Score([distance])
+    assert made(Row("reference"), *rows).ranking == ["a", "b"]
+
+
 def test_the_error_of_a_difference_is_over_the_same_held_back_points() -> None:
     """With one seed too; what all rows share, such as an outlier, is no error of their difference."""
     hard, tilt = 100 * torch.randn(50), torch.linspace(-0.1, 0.1, 50)

@@ -29,9 +29,3 @@ def drawn_targets(prediction: pd.prediction.Prediction, tau: float = 4.0) -> Ten
     f = prediction.samples
     chosen = torch.randint(len(f), (f.shape[1],))
     return f[chosen, torch.arange(f.shape[1])] + torch.randn_like(f[0]) / tau**0.5
-
-
-def narrower(prediction: pd.prediction.Prediction, tau: float = 4.0) -> pd.prediction.Prediction:
-    """The same means with half the variance."""
-    f = prediction.samples
-    return made(f.mean(0) + (f - f.mean(0)) / 2**0.5, pd.Gaussian(2 * tau))

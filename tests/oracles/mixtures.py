@@ -59,14 +59,3 @@ def mixture_log_density(w: np.ndarray, means: list, covariances: list, probs: li
         ],
         axis=0,
     )
-
-
-def bisected_quantile(loc: np.ndarray, scale: np.ndarray, level: float) -> np.ndarray:
-    """The quantile of equally weighted normals (T, ...), by bisection between those of its parts."""
-    parts = loc + scale * special.ndtri(level)
-    low, high = parts.min(0), parts.max(0)
-    for _ in range(60):
-        middle = (low + high) / 2
-        below = special.ndtr((middle - loc) / scale).mean(0) < level
-        low, high = np.where(below, middle, low), np.where(below, high, middle)
-    return (low + high) / 2

@@ -156,17 +156,6 @@ def test_log_prob_is_the_paper_s_logsumexp(dtype: torch.dtype, shared: bool, see
             ask()
 
 
-def test_covariance_is_that_of_the_samples(dtype: torch.dtype) -> None:
-    model, guide, x = problem(out=3, dtype=dtype)
-    options: Any = {"samples": 50, "seed": 2, "chunk": 35}
-    answer = pd.predict(model, guide, x, **options)
-    f = answer.samples.double().numpy()
-    for n in range(5):
-        exact = np.cov(f[:, n].T, bias=True) + np.eye(3) / 4
-        np.testing.assert_allclose(answer.covariance[n].double().numpy(), exact, atol=1e-6)
-    torch.testing.assert_close(answer.covariance.diagonal(dim1=-2, dim2=-1), answer.variance)
-
-
 def test_covariance_of_classes_is_that_of_indicators() -> None:
     model, guide, x = problem(pd.Categorical(), out=3)
     answer = pd.predict(model, guide, x, samples=40)

@@ -4,21 +4,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 import pyro_dropout as pd
 from tests.oracles.both_types import digits, dtypes
 from tests.oracles.made_predictions import made
 
 F64 = torch.float64
-
-
-def honest(points: int, scale: float = 2.0, classes: int = 4) -> tuple[pd.prediction.Prediction, Tensor]:
-    """A classifier whose probabilities are true: classes are drawn from them."""
-    answer = made(
-        scale * torch.randn(points, classes, dtype=F64) + torch.randn(6, points, classes, dtype=F64), pd.Categorical()
-    )
-    return answer, torch.distributions.Categorical(answer.probs).sample()
 
 
 def written_out(sure: list[float], right: list[bool], bins: int) -> tuple[list[int], float]:
