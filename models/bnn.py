@@ -11,7 +11,7 @@ import pyro
 import pyro.distributions as dist
 import torch
 from experiments.curve_and_moons import NOISE, run
-from pyro.infer import SVI, Predictive, TraceMeanField_ELBO
+from pyro.infer import SVI, TraceMeanField_ELBO
 from tqdm import trange
 
 import pyro_dropout as pdrop
@@ -45,7 +45,7 @@ def classification(x, y=None):
         pyro.sample("y", dist.Categorical(logits=f), obs=y)  # eq. 5: the softmax of f
 
 
-# --- the posterior: q(W), how it is fitted, and what it predicts ------------------------------------------------------
+# --- the posterior: q(W), and how it is fitted ------------------------------------------------------------------------
 def fit(model, x, y, steps):
     """Return a guide q(W) that maximises E_q[log p(y | x, W)] - KL(q ‖ p), eq. 7."""
     # Eqs. 10-12: each row of W is a learned m with probability keep, and zero otherwise. x has too few columns to drop
@@ -59,15 +59,9 @@ def fit(model, x, y, steps):
     return guide
 
 
-def functions(model, guide, x, samples):
-    """Draw functions from the posterior and return their values at x, (samples, N, outputs)."""
-    drawn = Predictive(model, guide=guide, num_samples=samples, return_sites=["f"])(x)["f"]
-    return drawn.detach().reshape(samples, len(x), -1)
-
-
 def main(argv=None):
-    parts = {"models": (regression, classification), "fit": fit, "functions": functions}
-    run("bnn", __doc__, argv, **parts, rows=100, title="A ReLU network with dropout as its posterior", reach=7)
+    look = {"rows": 100, "title": "A ReLU network with dropout as its posterior", "reach": 7}
+    run("bnn", __doc__, argv, regression, classification, fit, **look)
 
 
 if __name__ == "__main__":

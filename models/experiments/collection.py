@@ -42,11 +42,10 @@ class Held:
     y: Tensor  # (N, 1), standardised, or classes (N,), 0 to 9
     test_x: Tensor  # held out, on the scale of x
     test_y: Tensor
-    note: str  # where it comes from
     source: str
+    note: str = ""  # where it comes from, for the page
     gaps: tuple[tuple[float, float], ...] = ()  # (first, last) held-out input of every gap in a series
     x_name: str = ""
-    y_name: str = ""
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,6 @@ class UCI:
     y: Tensor
     train_rows: list[Tensor]
     test_rows: list[Tensor]
-    note: str
     source: str
 
 
@@ -90,8 +88,7 @@ def co2_paper() -> Held:
         note = "The 272 months of Gal and Ghahramani (2015); what follows them is that of Keeling and Whorf (2004)."
     test = ~known & (x <= CO2_END)
     train, later = (_column(train_x), _column(train_y)), (_column(x[test]), _column(y[test]))
-    names = "recorded months (standardised)", "CO₂ less its trend (standardised)"
-    return Held("CO₂ at Mauna Loa", *train, *later, note, source, (), *names)
+    return Held("CO₂ at Mauna Loa", *train, *later, source, note, x_name="recorded months (standardised)")
 
 
 def solar() -> Held:
@@ -100,7 +97,7 @@ def solar() -> Held:
     if folder is not None:
         x, y = _columns(folder / "solar_train.csv", 2).T
         test_x, test_y = _columns(folder / "solar_gaps.csv", 2).T
-        name, what, source = "solar irradiance", "reconstructed solar irradiance (standardised)", PAPER
+        name, source = "solar irradiance", PAPER
         note = "The 275 points of Gal and Ghahramani (2015), after Lean (2004), and the 5 gaps of 20 points."
     else:
         year, spots = _bundled("sunspots.csv").T
@@ -110,23 +107,25 @@ def solar() -> Held:
         at = np.arange(len(x)) % fifth
         gap = (at >= fifth // 4) & (at < fifth // 4 + fifth // 4) & (np.arange(len(x)) < 5 * fifth)
         x, y, test_x, test_y = x[~gap], y[~gap], x[gap], y[gap]
-        name, what, source = "sunspots", "sunspot number (standardised)", BUNDLED
+        name, source = "sunspots", BUNDLED
         note = "Yearly sunspot numbers, 1700 to 2008 (NOAA), with 5 gaps of 15 years."
     starts = [0, *(np.flatnonzero(np.diff(test_x) > 2 * np.diff(test_x).min()) + 1).tolist()]
     stops = [*(start - 1 for start in starts[1:]), len(test_x) - 1]
     gaps = tuple((float(test_x[a]), float(test_x[b])) for a, b in zip(starts, stops, strict=True))
     train, test = (_column(x), _column(y)), (_column(test_x), _column(test_y))
-    return Held(name, *train, *test, note, source, gaps, "year (standardised)", what)
+    return Held(name, *train, *test, source, note, gaps, "year (standardised)")
 
 
 def uci(name: str) -> UCI:
-    """Return one of the nine UCI regression sets with its published splits; a synthetic set without a data folder."""
+    """Return one of the nine UCI regression sets; without a data folder, one that is made by a formula.
+
+    The splits are those of Hernández-Lobato and Adams (2015), as Gal and Ghahramani (2016) use them.
+    """
     if name not in UCI_NAMES:
         raise PyroDropoutError(f"unknown UCI set {name!r}; choose from {', '.join(UCI_NAMES)}.")
     folder = data_folder()
     if folder is None:
-        note = "Made by a formula in place of the real table: 5 inputs, noise that grows with the first."
-        return UCI(f"made (for {name})", *made_regression(), note, MADE)
+        return UCI(f"made (for {name})", *made_regression(), MADE)
     folder = folder / "uci" / UCI_NAMES[name]
     table = _numbers(folder / "data.txt")
     columns = table.shape[1]
@@ -141,18 +140,16 @@ def uci(name: str) -> UCI:
             raise _garbled(folder / f"index_test_{k}.txt", f"it shares rows with index_train_{k}.txt")
     train, test = ([torch.from_numpy(rows) for rows in each] for each in parts)
     x, y = (torch.from_numpy(table[:, own]).float() for own in (features, target[:1]))
-    note = "The table and splits of Hernández-Lobato and Adams (2015), as Gal and Ghahramani (2016) use them."
-    return UCI(name, x, y, train, test, note, PAPER)
+    return UCI(name, x, y, train, test, PAPER)
 
 
 def mnist() -> Held:
     """Return MNIST, 60,000 + 10,000 handwritten digits; 2,000 + 500 synthetic ones without a data folder."""
     folder = data_folder()
     if folder is None:
-        note = "Drawn by a formula in place of MNIST: strokes that are moved, turned, slanted and thickened at random."
-        return Held("drawn digits", *made_digits(2000, seed=1), *made_digits(500, seed=2), note, MADE)
+        return Held("drawn digits", *made_digits(2000, seed=1), *made_digits(500, seed=2), MADE)
     train, test = (_labelled(folder / "mnist", part) for part in ("train", "t10k"))
-    return Held("MNIST", *train, *test, "The handwritten digits of LeCun, Cortes and Burges (1998).", PAPER)
+    return Held("MNIST", *train, *test, PAPER)
 
 
 def described(name: str) -> tuple[str, str, str]:

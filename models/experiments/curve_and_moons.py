@@ -10,6 +10,7 @@ import pyro.distributions as dist
 import torch
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
+from pyro.infer import Predictive
 from torch import Tensor
 
 NOISE = 0.1  # standard deviation of y around f: the precision is τ = 1/NOISE²
@@ -84,10 +85,10 @@ def run(
     name: str,
     about: str,
     argv: Sequence[str] | None,
-    *,
-    models: tuple[Any, Any],
+    regression: Any,
+    classification: Any,
     fit: Callable[..., Any],
-    functions: Callable[..., Tensor],
+    *,
     rows: int,
     title: str,
     reach: float,
@@ -103,11 +104,16 @@ def run(
     pyro.set_rng_seed(args.seed)
     pyro.clear_param_store()
     is_curve, samples = args.task == "regression", 10 if args.quick else 300
-    model, data = (models[0], curve) if is_curve else (models[1], moons)
+    model, data = (regression, curve) if is_curve else (classification, moons)
     train, test = data(rows), data(500)
     guide = fit(model, *train, steps=30 if args.quick else args.steps)
-    drawn = lambda x: functions(model, guide, x, samples)  # noqa: E731
+
+    def functions(x: Tensor) -> Tensor:
+        """Draw functions from the posterior, and return their values at x, (samples, N, outputs)."""
+        drawn: Tensor = Predictive(model, guide=guide, num_samples=samples, return_sites=["f"])(x)["f"]
+        return drawn.detach().reshape(samples, len(x), -1)
+
     if is_curve:
-        report_regression(drawn, train, test, args.out, title, reach)
+        report_regression(functions, train, test, args.out, title, reach)
     else:
-        report_classification(drawn, train, test, args.out)
+        report_classification(functions, train, test, args.out)

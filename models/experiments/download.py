@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.error import URLError
-from urllib.request import HTTPRedirectHandler, Request, build_opener
+from urllib.request import Request, urlopen
 
 from tqdm.auto import tqdm
 
@@ -84,19 +84,7 @@ def _sha256(name: str, content: bytes) -> str:
         return "that of no gzip file"
 
 
-def _encrypted(url: str) -> str:
+def _open(url: str) -> Any:
     if not url.startswith("https://"):
         raise PyroDropoutError(f"{url} is not downloaded: only https is allowed.")
-    return url
-
-
-class _OverHttps(HTTPRedirectHandler):
-    """Follows a redirect only to https."""
-
-    def redirect_request(self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
-        return super().redirect_request(req, fp, code, msg, headers, _encrypted(newurl))
-
-
-def _open(url: str) -> Any:
-    request = Request(_encrypted(url), headers={"User-Agent": "pyro-dropout"})
-    return build_opener(_OverHttps).open(request, timeout=_TIMEOUT)
+    return urlopen(Request(url, headers={"User-Agent": "pyro-dropout"}), timeout=_TIMEOUT)
