@@ -38,14 +38,11 @@ keeps = {"3.weight": 1 - DROP, "6.weight": 1 - DROP}  # everything else is never
 
 
 def decay(name: str) -> float:
-    return pdrop.paper.optimizer_weight_decay(keeps.get(name, 1.0), TAU, len(x), LENGTH_SCALE, loss="half_mse")
+    # torch multiplies what it keeps by 1/keep, so that its weights are keep times the paper's M: ‖M‖² = ‖w‖²/keep².
+    return pdrop.paper.optimizer_weight_decay(keeps.get(name, 1.0), TAU, len(x), LENGTH_SCALE, rescaled=True)
 
 
-# torch multiplies what it keeps by 1/keep, so that its weights are keep times the paper's M: ‖M‖² = ‖w‖²/keep².
-groups = [
-    {"params": [parameter], "weight_decay": decay(name) / keeps.get(name, 1.0) ** 2}
-    for name, parameter in net.named_parameters()
-]
+groups = [{"params": [parameter], "weight_decay": decay(name)} for name, parameter in net.named_parameters()]
 optimiser = torch.optim.Adam(groups, lr=0.01)
 for _ in range(800 if SHORT else 3000):
     optimiser.zero_grad()

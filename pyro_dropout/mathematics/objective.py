@@ -17,6 +17,7 @@ from pyro_dropout.errors import RangeError, ShapeError
 from pyro_dropout.mathematics.checks import (
     check_choice,
     check_finite,
+    check_flag,
     check_keep,
     check_non_negative,
     check_number,
@@ -99,12 +100,16 @@ def optimizer_weight_decay(
     length_scale: Result | float = 1.0,
     loss: str = "half_mse",
     out_features: int = 1,
+    rescaled: bool = False,
 ) -> Result:
     """The ``weight_decay`` to pass to ``torch.optim``, for the loss that you train with.
 
     ``SGD`` and ``Adam`` add c·w to the gradient, and the gradient of λ‖w‖² is 2λ·w: for the loss that λ belongs to,
     c = 2λ, and for a multiple of that loss, the same multiple of c. (No c makes ``AdamW`` minimise this objective.)
     Weights and biases need separate parameter groups: a bias that is not dropped has ``keep=1``.
+
+    The paper multiplies by masks of zeros and ones. ``nn.Dropout`` and Keras also divide by ``keep``, so that their
+    weights are keep·M, and λ‖M‖² is λ‖w‖²/keep²: pass ``rescaled=True`` for a network with such layers.
 
     Equation: sec4.2-optimizer-weight-decay.
 
@@ -117,6 +122,7 @@ def optimizer_weight_decay(
             over the D outputs; c = 2λ. ``"mse"``: torch's ``MSELoss``, (1/ND) Σ‖y − ŷ‖², a mean over the
             outputs and so 2/D times the former; c = 4λ/D. ``"cross_entropy"``: −(1/N) Σ log p̂(y); c = 2λ.
         out_features: the D of ``"mse"``, a whole number; the other losses do not depend on it.
+        rescaled: whether dropout divides what it keeps by ``keep``, as ``nn.Dropout`` does.
 
     Example:
         >>> import pyro_dropout as pdrop
@@ -124,14 +130,19 @@ def optimizer_weight_decay(
         [0.0025, 0.005]
         >>> pdrop.paper.optimizer_weight_decay(0.5, 2.0, 100, loss="mse", out_features=4)
         0.00125
+        >>> pdrop.paper.optimizer_weight_decay(0.5, 2.0, 100, rescaled=True)  # the layers are nn.Dropout(0.5)
+        0.01
     """
     check_choice("loss", loss, ("half_mse", "mse", "cross_entropy"))
+    check_flag("rescaled", rescaled)
     check_whole("out_features", out_features)
     decay: Result = weight_decay(keep, tau, num_data, length_scale)
     if loss == "cross_entropy" and bool((torch.as_tensor(tau) != 1).any()):
         raise RangeError(
             f"tau must be 1 with loss='cross_entropy', as labels have no observation precision; got {describe(tau)}."
         )
+    if rescaled:
+        decay = decay / (keep * keep)
     return 4 * decay / out_features if loss == "mse" else 2 * decay
 
 

@@ -176,6 +176,22 @@ def masked_net(parameters, x, mask):
     return (hidden * mask[1]) @ parameters["second.weight"].T + parameters["second.bias"]
 
 
+@given(seed=seeds, drop=st.floats(0.0, 0.9))
+@pytest.mark.thinned(2)
+def test_the_decay_beside_nn_dropout_is_that_of_the_papers_weights(seed: int, drop: float) -> None:
+    """The same masks in a network of nn.Dropout, whose weights are keep·M, and in the paper's."""
+    keep, n = 1 - drop, 7
+    x, y, m = random_tensors(seed, torch.float64, (n, 3), (n, 2), (2, 3))
+    w = (keep * m).requires_grad_()
+    torch.manual_seed(seed)
+    mask = F.dropout(torch.ones(n, 3, dtype=torch.float64), drop) * keep
+    torch.manual_seed(seed)
+    half_mse = (y - F.dropout(x, drop) @ w.mT).square().sum() / (2 * n)
+    c = optimizer_weight_decay(keep, 2.0, n, 0.7, rescaled=True)
+    ours = dropout_objective(y, x * mask @ m.mT, {"weight": m}, {"weight": weight_decay(keep, 2.0, n, 0.7)})
+    torch.testing.assert_close(half_mse + c / 2 * w.square().sum(), ours)
+
+
 @pytest.mark.parametrize(("loss", "outputs"), [("half_mse", 3), ("mse", 1), ("mse", 3), ("cross_entropy", 4)])
 @given(seed=seeds, keep=st.floats(0.1, 1.0), tau=st.floats(0.1, 10.0), dtype=dtypes)
 @pytest.mark.thinned(2)

@@ -278,7 +278,7 @@ def _warn_unless_trained(guide: AutoLaplace, gradient: Mapping[str, Tensor]) -> 
     """Warn if a Newton step would take the point far, in posterior standard deviations."""
     squared = guide.curvature.squared_length(gradient).item()
     size = sum(block.size() for block in guide.curvature)
-    if squared > max(4.0, 0.1 * size):  # two nats, or a third of a standard deviation each
+    if squared > max(4.0, 0.1 * size):  # two nats, and a third of a standard deviation each
         warnings.warn(
             "the point of this Laplace approximation is not a maximum of the posterior: a Newton step from it would"
             f" move the weights by {(squared / size) ** 0.5:.2g} posterior standard deviations (root mean square) and"
