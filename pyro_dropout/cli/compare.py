@@ -78,6 +78,7 @@ def compare(
     from pyro_dropout.comparison.folder import claimed_folder, scores_of, write_folder
     from pyro_dropout.datasets.bundled import BUNDLED
     from pyro_dropout.judging.diagnostics.arviz_export import arviz
+    from pyro_dropout.tabular.compare_table import AUTOMATIC, compare_table
 
     with plain_warnings(), claimed_folder(out) as killed:
         if killed:
@@ -90,7 +91,12 @@ def compare(
             result = _compare_series(found, names, settings, reference, where, how)
         else:
             found = _table(data, reading)
-            result = _compare_table(found, names, settings, reference, where, how)
+            plans = {AUTOMATIC: settings_of(settings)[1:]}
+            for name in names:
+                members = settings["members"] if name in options.HAS_MEMBERS else None
+                plans[name] = settings_of(settings | {"guide": name, "members": members})[1:]
+            how |= {"reference": "nuts" if reference == "nuts" else None, "labels": _labels(found), "device": where}
+            result = compare_table(found, plans, **how)
         result.train, result.test = found.train, found.test  # figures are drawn on the CPU
         files, complaints = write_folder(result, out, samples, reading.seed)
     for complaint in complaints:
@@ -125,28 +131,6 @@ def _table(name: str, reading: "Reading") -> "Dataset":
         hint = " Separate guides with commas: --guides a,b." if name in options.GUIDE_NAMES else ""
         raise typer.BadParameter(f"{name!r} is neither a file nor a bundled data set ({known}).{hint}")
     return read(name, reading)
-
-
-def _compare_table(
-    data: "Dataset",
-    names: list[str],
-    settings: "Record",
-    reference: str | None,
-    device: "torch.device",
-    how: "Record",
-) -> "Comparison":
-    """Return the comparison of what ``fit`` trains, without a guide and with each of those given."""
-    from pyro_dropout.tabular.compare_table import AUTOMATIC, compare_table
-    from pyro_dropout.tabular.settings import settings_of
-
-    plans = {AUTOMATIC: settings_of(settings)[1:]}
-    for name in names:
-        members = settings["members"] if name in options.HAS_MEMBERS else None
-        plans[name] = settings_of(settings | {"guide": name, "members": members})[1:]
-    for wanted, _ in plans.values():
-        wanted.check(bool(data.classes))
-    against = "nuts" if reference == "nuts" else None
-    return compare_table(data, plans, reference=against, labels=_labels(data), device=device, **how)
 
 
 def _compare_series(

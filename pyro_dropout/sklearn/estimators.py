@@ -20,7 +20,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 from torch import Tensor
 
-from pyro_dropout.errors import PyroDropoutError
+from pyro_dropout.errors import IgnoredInputsWarning, PyroDropoutError
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.judging.conformal import conformal
 from pyro_dropout.mathematics.argument_names import also
@@ -29,12 +29,10 @@ from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.sklearn.inputs import (
     check_settings,
     check_whole_numbers,
-    choose,
     dense_tensor,
     held_back,
     kept_rows,
     layer_widths,
-    one_width,
 )
 from pyro_dropout.sklearn.network import (
     Architecture,
@@ -48,7 +46,8 @@ from pyro_dropout.sklearn.network import (
     train,
 )
 from pyro_dropout.tabular.calibration import Calibration
-from pyro_dropout.tabular.choice import batch_for
+from pyro_dropout.tabular.choice import batch_for, choose_recipe
+from pyro_dropout.tabular.recipe import natural_scale
 from pyro_dropout.tabular.settings import Training, Wanted
 from pyro_dropout.training.history import History
 
@@ -103,16 +102,24 @@ class _Network(BaseEstimator):  # type: ignore[misc]
         self, x: Tensor, y: Tensor, classes: tuple[str, ...], seeds: list[int], how: Any
     ) -> tuple[Plan, Pair, History]:
         """Choose what to train on held-back rows, and train it on all."""
-        wanted, steps = Wanted(width=one_width(self.hidden_layer_sizes), members=self.members), self.max_steps
+        (width,), steps = layer_widths(self.hidden_layer_sizes), self.max_steps
         training = Training(Training.steps if steps is None else steps, seed=seeds[0])
         held = held_back(len(x), self.validation_fraction, seeds[0], y if classes else None)
+
+        def standard(values: Tensor, like: Tensor) -> Tensor:
+            return ((values - like.mean(0)) / torch.where(like.std(0) > 0, like.std(0), 1.0)).float()
+
+        scaled = y if classes else standard(y, y) if natural_scale(y) == "plain" else y.float()
+        near, far = ((standard(x[rows], x), scaled[rows]) for rows in (~held, held))
         with alone(seeds[1], how["device"]):
-            choice, scale = choose(x, y, held, classes, wanted, training, how["device"])
+            with warnings.catch_warnings(action="ignore", category=IgnoredInputsWarning):  # the final training says it
+                wanted = Wanted(width=width, members=self.members)
+                choice = choose_recipe(near, far, classes, wanted, training, device=how["device"])
             mine = torch.ones_like(held) if self.refit else ~held
             pair: Any = choice.recipe.build((x[mine], y[mine]), classes)
             how |= choice.recipe.how(training.steps) | {"batch_size": batch_for(int(mine.sum())), "lr": Training.lr}
             history = train(pair, x[mine], y[mine], steps=training.steps, **how)
-            intervals = conformal(choice.prediction, scale(y[held]).to(choice.prediction.mean.device))
+            intervals = conformal(choice.prediction, far[1].to(choice.prediction.mean.device))
         self.choice_ = choice.said
         self.calibration_ = Calibration(int(held.sum()), intervals=intervals)
         return choice.recipe, pair, history
@@ -121,9 +128,8 @@ class _Network(BaseEstimator):  # type: ignore[misc]
         self, x: Tensor, y: Tensor, outputs: int, classes: tuple[str, ...], seeds: list[int], how: Any
     ) -> tuple[Plan, Pair, History]:
         """Train a guide that is named; if its noise is to be found, on held-back rows, and then on all."""
-        hidden = layer_widths(self.hidden_layer_sizes)
-        keep, length = kept_rows(self.keep, len(hidden) + 1), float(self.length_scale)
-        plan = Architecture(hidden, self.activation, length, self.guide, keep, self.members)
+        hidden, keep = layer_widths(self.hidden_layer_sizes), kept_rows(self.keep)
+        plan = Architecture(hidden, self.activation, float(self.length_scale), self.guide, keep, self.members)
         how |= {"steps": self.max_steps or _STEPS, "batch_size": self.batch_size, "lr": float(self.learning_rate)}
         searching = not classes and self.tau == "auto"
         tau = None if classes or searching else torch.full((outputs,), float(self.tau), dtype=torch.float64)

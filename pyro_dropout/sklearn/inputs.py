@@ -1,7 +1,6 @@
-"""Inputs of an estimator: checks of its settings, the choice of held-back rows, and of a recipe with guide="auto"."""
+"""Inputs of an estimator: checks of its settings, and the choice of held-back rows."""
 
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from numbers import Integral
 from typing import Any
@@ -11,7 +10,7 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
-from pyro_dropout.errors import IgnoredInputsWarning, RangeError
+from pyro_dropout.errors import RangeError
 from pyro_dropout.mathematics.checks import (
     check_choice,
     check_count,
@@ -22,9 +21,6 @@ from pyro_dropout.mathematics.checks import (
 )
 from pyro_dropout.registry import guide_names
 from pyro_dropout.sklearn.network import ACTIVATIONS
-from pyro_dropout.tabular.choice import Choice, choose_recipe
-from pyro_dropout.tabular.recipe import natural_scale
-from pyro_dropout.tabular.settings import Training, Wanted
 
 # What the choice decides, or has values of its own for.
 _DECIDED = ("activation", "keep", "length_scale", "tau", "learning_rate", "batch_size")
@@ -51,11 +47,10 @@ def held_back(count: int, fraction: float, seed: int, classes: Tensor | None = N
 def check_whole_numbers(name: str, values: Any) -> None:
     """Raise if float64, in which estimators compute, would merge whole numbers; ``values`` as the user gave them."""
     values = values.tocsr().data if scipy.sparse.issparse(values) else values
-    parts = [values[column] for column in values.columns] if hasattr(values, "columns") else [values]
-    for array in map(np.asarray, parts):
-        if array.dtype.kind not in "iuO":
-            continue
-        for value in array.ravel().tolist() if array.dtype.kind == "O" else array[abs(array.astype(float)) >= _EXACT]:
+    for column in values.columns if hasattr(values, "columns") else [...]:
+        array = np.asarray(values if column is ... else values[column])
+        array = array[abs(array.astype(float)) >= _EXACT] if array.dtype.kind in "iu" else array
+        for value in array.ravel().tolist() if array.dtype.kind in "iuO" else ():
             if isinstance(value, Integral) and int(float(value)) != int(value):
                 raise RangeError(
                     f"{name} holds whole numbers beyond 2**53, such as {value}, that float64 cannot tell from their"
@@ -74,29 +69,13 @@ def layer_widths(value: object) -> tuple[int, ...]:
     return tuple(int(width) for width in widths)
 
 
-def one_width(value: object) -> int:
-    """Return the width of the only hidden layer; raise if there is another number of layers."""
-    widths = layer_widths(value)
-    if len(widths) != 1:
-        raise RangeError(
-            f"guide='auto' has one hidden layer; got hidden_layer_sizes={value!r}. Give one width, or name a guide, as"
-            " in guide='dropout-ensemble'."
-        )
-    return widths[0]
-
-
-def kept_rows(value: object, layers: int) -> float | tuple[float, ...]:
-    """Return the probability of keeping a row: a number, or one for each of the weight layers."""
+def kept_rows(value: object) -> float | tuple[float, ...]:
+    """Return the probability of keeping a row: a number, or several, one for each of the weight layers."""
     if not isinstance(value, Sequence | np.ndarray) or isinstance(value, str):
         check_keep("keep", value)
         return float(value)  # type: ignore[arg-type]
     for number, each in enumerate(value):
         check_keep(f"keep[{number}]", each)
-    if len(value) != layers:
-        raise RangeError(
-            f"keep must be a number, or one for each of the {layers} weight layers, that of the inputs first; got"
-            f" {len(value)} numbers."
-        )
     return tuple(float(each) for each in value)
 
 
@@ -111,12 +90,10 @@ def check_settings(estimator: Any) -> None:
             check_count(name, given[name])
     for name in ("learning_rate", "length_scale"):
         check_positive(name, given[name])
-    if isinstance(given.get("tau", "auto"), str):
-        check_choice(
-            "tau", given.get("tau", "auto"), ("auto",), "a positive number, 1/noise variance in the units of y"
-        )
+    if not isinstance(tau := given.get("tau", "auto"), str):
+        check_positive("tau", tau)
     else:
-        check_positive("tau", given["tau"])
+        check_choice("tau", tau, ("auto",), "a positive number, 1/noise variance in the units of y")
     check_flag("refit", given["refit"])
     check_level("validation_fraction", given["validation_fraction"])
     check_choice("compile", given["compile"], ("auto", True, False))
@@ -126,33 +103,17 @@ def check_settings(estimator: Any) -> None:
             raise RangeError(
                 f"guide='auto' decides {name} itself; got {name}={given[name]!r}. Leave it out, or name a guide."
             )
-
-
-def choose(
-    x: Tensor,
-    y: Tensor,
-    held: Tensor,
-    classes: tuple[str, ...],
-    wanted: Wanted,
-    training: Training,
-    device: torch.device,
-) -> tuple[Choice, Callable[[Tensor], Tensor]]:
-    """Choose a recipe for rows x, (N, Q), and y, in float64, of which some are ``held`` back, (N,).
-
-    Also return what puts targets on the scale of the choice: single precision could not hold large offsets.
-    """
-
-    def standard(values: Tensor, like: Tensor) -> Tensor:
-        return ((values - like.mean(0)) / torch.where(like.std(0) > 0, like.std(0), 1.0)).float()
-
-    plain = not classes and natural_scale(y) == "plain"
-
-    def scale(targets: Tensor) -> Tensor:
-        return targets if classes else standard(targets, y) if plain else targets.float()
-
-    train, test = ((standard(x[rows], x), scale(y[rows])) for rows in (~held, held))
-    with warnings.catch_warnings(action="ignore", category=IgnoredInputsWarning):  # the final training says it
-        return choose_recipe(train, test, classes, wanted, training, device=device), scale
+    widths = layer_widths(given["hidden_layer_sizes"])
+    if given["guide"] == "auto" and len(widths) != 1:
+        raise RangeError(
+            f"guide='auto' has one hidden layer; got hidden_layer_sizes={widths!r}. Give one width,"
+            " or name a guide, as in guide='dropout-ensemble'."
+        )
+    if isinstance(keep := kept_rows(given["keep"]), tuple) and len(keep) != len(widths) + 1:
+        raise RangeError(
+            f"keep must be a number, or one for each of the {len(widths) + 1} weight layers, that of the inputs first;"
+            f" got {len(keep)} numbers."
+        )
 
 
 def dense_tensor(values: object) -> Tensor:

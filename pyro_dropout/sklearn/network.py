@@ -86,11 +86,6 @@ def set_noise(model: Standardised, tau: Tensor | None) -> None:
         model.model.likelihood = Gaussian(tau.to(model.y_std) * model.y_std.square())
 
 
-def _noise(model: Standardised) -> Tensor:
-    assert isinstance(model.likelihood, Gaussian)
-    return model.likelihood.tau
-
-
 Plan = Architecture | Recipe  # what builds a network and its posterior
 
 
@@ -106,11 +101,9 @@ class Learned:
     guide: dict[str, Tensor]
 
     @classmethod
-    def of(
-        cls, plan: Plan, inputs: int, outputs: int, classes: tuple[str, ...], model: nn.Module, guide: nn.Module
-    ) -> "Learned":
-        """Return the state of a model and a guide, with the numbers of inputs and outputs."""
-        states = ({k: v.detach().cpu().clone() for k, v in part.state_dict().items()} for part in (model, guide))
+    def of(cls, plan: Plan, inputs: int, outputs: int, classes: tuple[str, ...], *pair: nn.Module) -> "Learned":
+        """Return the state of a model and its guide, with the numbers of inputs and outputs."""
+        states = ({k: v.detach().cpu().clone() for k, v in part.state_dict().items()} for part in pair)
         return cls(plan, inputs, outputs, classes, *states)
 
     def pair(self, device: torch.device | str = "cpu") -> Pair:
@@ -130,8 +123,9 @@ class Learned:
         likelihood = self.pair()[0].likelihood
         return likelihood.tau.detach().expand(self.outputs) if isinstance(likelihood, Gaussian) else None
 
+    @property
     def method(self) -> Any:
-        """Return how ``predict`` is to use the guide."""
+        """How ``predict`` is to use the guide."""
         return resolve_guide(self.plan.guide).method
 
 
@@ -152,8 +146,9 @@ def best_noise(learned: Learned, x: Tensor, y: Tensor, *, samples: int, seed: in
     which they are too large.
     """
     model, guide = learned.pair()
-    noise = _noise(model).sqrt()
-    how = learned.method()
+    likelihood, how = model.likelihood, learned.method
+    assert isinstance(likelihood, Gaussian)
+    noise = likelihood.tau.sqrt()
     answer = predict(model, guide, x, samples=samples, shared=how == "mc", method=how, seed=seed, keep_samples=True)
     in_noise = reweighted(answer, Gaussian(1.0), answer.samples * noise)
     return torch.as_tensor(noise.square() * refit_tau(in_noise, y * noise))
@@ -172,7 +167,7 @@ def answers(
 
     A linearised network has no draws of weights: its functions are drawn at all points together, or not at all.
     """
-    how = learned.method()
+    how = learned.method
     shared, size = (True, _POINTS) if how == "mc" else (functions, len(x) if functions else _POINTS)
     with alone(seed, x.device):
         model, guide = learned.pair(x.device)

@@ -11,7 +11,7 @@ import numpy as np
 
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.tables.encoding import Column
-from pyro_dropout.tables.notation import NUMBER, Notation, Written, recognise, settled
+from pyro_dropout.tables.notation import NUMBER, MisfitError, Notation, Written, recognise, settled
 from pyro_dropout.tables.settings import Reading
 from pyro_dropout.tables.table import Bools, Floats, Table, brief
 
@@ -81,10 +81,12 @@ def choose_columns(table: Table, target: str, how: Reading) -> Chosen:
             left[name] = "no values"
             continue
         given = name in how.categorical if name != target else how.task == "classification"
-        written = Written() if given else recognise(table, name, mixed=name != target)
-        if written.misfit or (written.unknown and (name == target or name in asked)):
-            what = f"{written.misfit}. Fix it" if written.misfit else written.unknown
-            raise RangeError(f"{_place(table, name, written)}: {what}, or {instead[name]}.")
+        try:
+            written = Written() if given else recognise(table, name, mixed=name != target)
+        except MisfitError as wrong:
+            raise RangeError(f"{_place(table, name, wrong.cell)}: {wrong}. Fix it, or {instead[name]}.") from None
+        if written.unknown and (name == target or name in asked):
+            raise RangeError(f"{_place(table, name, written.cell)}: {written.unknown}, or {instead[name]}.")
         if written.unknown:
             left[name] = written.unknown
         else:
@@ -108,15 +110,15 @@ def quoted(name: str) -> str:
     return shlex.quote('"' + name.replace('"', '""') + '"' if set(name) & set('",') else name)
 
 
-def _place(table: Table, name: str, written: Written) -> str:
-    return table.where(int((table.column(name) == written.cell).argmax()), name)
+def _place(table: Table, name: str, cell: str) -> str:
+    return table.where(int((table.column(name) == cell).argmax()), name)
 
 
 def _two_readings(table: Table, name: str, written: Written, instead: str) -> RangeError:
     both = (written.notation, written.comma)
     point, comma = (f"{each.value(written.cell):g}" for each in both if each is not None)
     return RangeError(
-        f"{_place(table, name, written)}: {brief(written.cell)} may mean {point} or {comma}, and so may the whole"
+        f"{_place(table, name, written.cell)}: {brief(written.cell)} may mean {point} or {comma}, and so may the whole"
         f" column. Say which: --decimal point for {point}, --decimal comma for {comma} (in Python decimal='point' or"
         f" decimal='comma'); or {instead}."
     )
@@ -157,7 +159,6 @@ def _whole(table: Table, name: str, notation: Notation | None) -> Floats:
 
 def _counts_rows(table: Table, name: str, notation: Notation | None) -> bool:
     """Return whether a column counts the rows of the file from 0 or 1, and its name says nothing of time."""
-    if notation != NUMBER or _TIME.fullmatch(name.lower()) or _read_as(name, NUMBER).numbers(table)[0] not in (0, 1):
-        return False
-    values = _whole(table, name, notation)
-    return len(values) == len(table) and bool((values == values[0] + np.arange(len(values))).all())
+    values = np.empty(0) if _TIME.fullmatch(name.lower()) else _whole(table, name, notation)
+    start = values[0] if len(values) == len(table) else -1
+    return start in (0, 1) and bool((values == start + np.arange(len(values))).all())

@@ -190,7 +190,6 @@ class Written:
         points: whether points are the decimal marks of the column beyond doubt.
         cell: the first one that may be read in two ways, or that is wrong.
         unknown: why its values cannot be read, though they look like numbers or dates; "" if they can.
-        misfit: what is wrong with a single cell; "" if nothing is.
     """
 
     notation: Notation | None = None
@@ -198,11 +197,18 @@ class Written:
     points: bool = False
     cell: str = ""
     unknown: str = ""
-    misfit: str = ""
+
+
+class MisfitError(Exception):
+    """A cell that is not written as the others of its column are, and what is wrong with it."""
+
+    def __init__(self, cell: str, said: str) -> None:
+        super().__init__(said)
+        self.cell = cell
 
 
 def recognise(table: Table, name: str, mixed: bool = True) -> Written:
-    """Return how the values of a column are written.
+    """Return how the values of a column are written; raise ``MisfitError`` if a few do not agree with the others.
 
     If they are ``mixed``, words for missing values may be among them, and more texts than a few slips make text of it.
     """
@@ -227,21 +233,23 @@ def recognise(table: Table, name: str, mixed: bool = True) -> Written:
     if mixed and others > _TEXTS * counts.sum():
         return Written()
     if not dates.any():
-        return _misfit(counts, numeric, "a number") or _marked(counts, different)
+        _check_all(counts, numeric, "a number")
+        return _marked(counts, different)
+    _check_all(counts, dates, f"a date such as {Notation('date').example}")
     zoned = _zoned(different)
-    wrong = _misfit(counts, dates, f"a date such as {Notation('date').example}")
-    wrong = wrong or (_misfit(counts, zoned, "a date with a time zone") if zoned.any() else None)
-    return wrong or Written(Notation("date", zoned=bool(zoned.any())))
+    if zoned.any():
+        _check_all(counts, zoned, "a date with a time zone")
+    return Written(Notation("date", zoned=bool(zoned.any())))
 
 
-def _misfit(counts: Series, good: Series, what: str) -> Written | None:
-    """Return what is wrong with the first value that does not fit; None if all do."""
+def _check_all(counts: Series, good: Series, what: str) -> None:
+    """Raise for the first value that does not fit."""
     right = good.to_numpy(bool)
-    if right.all():
-        return None
-    cell = counts.index[int(np.argmin(right))]
-    said = f"{brief(cell)} is not {what}, and {counts[right].sum()} other values of the column are"
-    return Written(cell=cell, misfit=said)
+    if not right.all():
+        cell = counts.index[int(np.argmin(right))]
+        raise MisfitError(
+            cell, f"{brief(cell)} is not {what}, and {counts[right].sum()} other values of the column are"
+        )
 
 
 def _plain(texts: Series, numbers: Floats) -> Written:
@@ -266,15 +274,13 @@ def _marked(counts: Series, different: Series) -> Written:
     """Return the unit and the marks of numbers."""
     units, digits = zip(*map(_split, different), strict=True)
     unit = counts.groupby(np.array(units), sort=False).sum().idxmax()
-    same = pandas.Series(units) == unit
-    if not same.all():
-        return _misfit(counts, same, f"in {unit}" if unit else "a number without a unit") or Written()
+    _check_all(counts, pandas.Series(units) == unit, f"in {unit}" if unit else "a number without a unit")
     fits = {marks: pandas.Series([_fits(each, *marks) for each in digits]) for marks in MARKS}
     possible = [Notation("number", *marks, unit) for marks, each in fits.items() if each.all()]
     if not possible:
         best = max(fits, key=lambda marks: counts[fits[marks].to_numpy()].sum())
         like = Notation("number", *best, unit).example
-        return _misfit(counts, fits[best], f"a number such as {like}") or Written()
+        _check_all(counts, fits[best], f"a number such as {like}")
     point, comma = (next((each for each in possible if each.decimal == mark), possible[0]) for mark in ".,")
     apart = next((text for text in different if point.value(text) != comma.value(text)), None)
     if apart is not None:

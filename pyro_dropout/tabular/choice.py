@@ -11,7 +11,7 @@ final one; if more steps have made it worse than another candidate, that one is 
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -41,26 +41,32 @@ _REMEDY = "the loss is not finite after the last step of a candidate. Lower the 
 _NOISE = {"constant": "constant noise", "by-input": "noise by input"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Choice:
-    """What was chosen for a table, and why; returned by ``choose_recipe``.
+    """What was chosen for a table, and why; returned by ``choose_recipe``. Each candidate is one, too.
 
     Attributes:
         recipe: what to train.
-        scores: the mean log density of a held-back target, in nats, by candidate, in the order of their training.
-        said: the choice in one line.
-        prediction: what the chosen recipe, trained without them, says about the held-back rows: for conformal
-            intervals.
+        prediction: what the recipe, trained without them, says about the held-back rows: for conformal intervals.
+        log_prob: the log density of each target there.
         trained: the model and the guide that say so.
         history: of their training.
+        scores: the mean log density of a held-back target, in nats, by candidate, in the order of their training.
+        said: the choice in one line.
     """
 
     recipe: Recipe
-    scores: dict[str, float]
-    said: str
     prediction: Prediction
+    log_prob: Tensor
     trained: tuple[Standardised, nn.Module]
     history: History
+    scores: dict[str, float] = field(default_factory=dict)
+    said: str = ""
+
+    def gain(self, other: "Choice") -> tuple[float, float]:
+        """Return the mean of what one candidate gains over another on a row, and its standard error."""
+        gain = self.log_prob - other.log_prob
+        return gain.mean().item(), gain.std().item() / math.sqrt(len(gain)) if len(gain) > 1 else 0.0
 
 
 def choose_recipe(
@@ -80,7 +86,8 @@ def choose_recipe(
         raise ShapeError("held has no rows, so that nothing can be chosen; hold some rows back.")
     few, steps, auto = max(1, training.steps // 4), training.steps, wanted.guide == "auto"
     options = training.options() | {"batch_size": batch_for(len(train[0]), training.batch_size), "device": device}
-    search = _Search(train, held, classes, few, options | {"progress": False})
+    place = train[0].device if device is None else device
+    search = _Search(train, (held[0].to(place), held[1].to(place)), classes, few, options | {"progress": False})
     chosen = first_recipe(train[0].shape[1], torch.cat([train[1], held[1]]), bool(classes), wanted)
     both = wanted.scale == "auto" and chosen.scale != "plain"
     noisy = wanted.noise == "auto" and not classes
@@ -101,24 +108,19 @@ def choose_recipe(
     return search.choice()
 
 
+@dataclass(eq=False)
 class _Search:
     """Candidates that are trained one after another, and the best so far."""
 
-    def __init__(
-        self,
-        train: Data,
-        held: Data,
-        classes: tuple[str, ...],
-        steps: int,
-        training: dict[str, Any],
-    ) -> None:
-        self.train, self.classes, self.steps, self.training = train, classes, steps, training
-        device = training["device"]
-        self.x, self.y = (part if device is None else part.to(device) for part in held)
-        self.tried: list[_Candidate] = []
-        self.best: _Candidate
-        self.longer: _Candidate | None = None  # the best, trained with all steps
-        self.lost: list[tuple[Recipe, DivergedError]] = []
+    train: Data
+    held: Data
+    classes: tuple[str, ...]
+    steps: int
+    training: dict[str, Any]
+    tried: list[Choice] = field(default_factory=list)
+    lost: list[tuple[Recipe, DivergedError]] = field(default_factory=list)
+    best: Choice = field(init=False)
+    longer: Choice | None = None  # the best, trained with all steps
 
     def attempt(self, recipe: Recipe, least: float = 0.0) -> None:
         """Train a candidate; it is the best one if it is better by more than two standard errors and ``least``."""
@@ -127,7 +129,7 @@ class _Search:
         except DivergedError as cause:
             self.lost.append((recipe, cause))
             return
-        gain, error = _apart(mine, self.best) if self.tried else (math.inf, 0.0)
+        gain, error = mine.gain(self.best) if self.tried else (math.inf, 0.0)
         if gain > max(2 * error, least):
             self.best = mine
         self.tried.append(mine)
@@ -144,7 +146,7 @@ class _Search:
                 return
             others = [each for each in self.tried if each is not self.best]
             other = max(others, key=lambda each: each.log_prob.mean().item(), default=None)
-            if other is None or (other.log_prob - mine.log_prob).mean().item() <= _NOISY:
+            if other is None or other.gain(mine)[0] <= _NOISY:
                 self.longer = mine
                 return
             self.lost.append((self.best.recipe, DivergedError(_REMEDY)))
@@ -155,24 +157,24 @@ class _Search:
         """The best recipe so far, from which the next one differs; the first one, if all have diverged."""
         return self.best.recipe if self.tried else self.lost[0][0]
 
-    def _tried(self, recipe: Recipe, steps: int | None = None) -> "_Candidate":
+    def _tried(self, recipe: Recipe, steps: int | None = None) -> Choice:
         how = self.training | {"steps": steps or self.steps}
         method: Any = resolve_guide(recipe.guide).method
         with forked():
             torch.manual_seed(how["seed"])
             model, posterior = recipe.build(self.train, self.classes)
             history = fit(model, posterior, *self.train, **recipe.how(how["steps"]), **how)
-            if isinstance(posterior, nn.Module) and not _finite(posterior):
+            if not all(bool(value.isfinite().all()) for value in posterior.parameters()):
                 raise DivergedError(_REMEDY)
             ask = {"samples": _SAMPLES, "shared": method == "mc", "seed": how["seed"], "keep_samples": True}
             try:
-                found = predict(model, posterior, self.x, method=method, **ask)
+                found = predict(model, posterior, self.held[0], method=method, **ask)
             except PyroDropoutError:
                 raise
             except ValueError:  # what distributions say of parameters that are not finite
                 raise DivergedError(_REMEDY) from None
-        log_prob = found.log_prob(self.y).double().cpu().nan_to_num(nan=-_WORST, neginf=-_WORST)
-        return _Candidate(recipe, log_prob, found, (model, posterior), history)
+        log_prob = found.log_prob(self.held[1]).double().cpu().nan_to_num(nan=-_WORST, neginf=-_WORST)
+        return Choice(recipe, found, log_prob, (model, posterior), history)
 
     def choice(self) -> Choice:
         """Return the best candidate, and what is to be said about it."""
@@ -182,21 +184,20 @@ class _Search:
             raise DivergedError(_REMEDY)
         best = self.best
         scores = {self._named(each.recipe): each.log_prob.mean().item() for each in self.tried}
-        share = len(self.y) / (len(self.y) + len(self.train[1]))
+        share = len(best.log_prob) / (len(best.log_prob) + len(self.train[1]))
         others = [self._against(each) for each in self.tried if each is not best]
         others += [f"{self._different(recipe)} diverged" for recipe, _ in self.lost]
         said = f"{self._named(best.recipe)}: chosen on {100 * share:.0f} % held back"
         said += f"; {', '.join(others)}" if others else ""
-        last = self.longer or best
-        return Choice(best.recipe, scores, f"{said}.", last.found, last.trained, last.history)
+        return replace(self.longer or best, scores=scores, said=f"{said}.")
 
     def _named(self, recipe: Recipe) -> str:
         parts = [_GUIDE[recipe.prior].format(recipe.guide) + (" (cold)" if recipe.temperature < 1 else "")]
         return ", ".join(parts if self.classes else [*parts, f"{recipe.scale} target", _NOISE[recipe.noise]])
 
-    def _against(self, other: "_Candidate") -> str:
+    def _against(self, other: Choice) -> str:
         """Return what another candidate would have lost, named by what is different in it."""
-        loss, error = _apart(self.best, other)
+        loss, error = self.best.gain(other)
         what = f"would lose {loss:.2g} nats"
         if loss < 0:
             chance = f" ± {error:.1g} nats (may be chance)" if -loss <= 2 * error else " nats (too few to count)"
@@ -214,27 +215,6 @@ class _Search:
             _NOISE[mine.noise]: mine.noise != best.noise,
         }
         return " with ".join(what for what, differs in parts.items() if differs)
-
-
-@dataclass(frozen=True)
-class _Candidate:
-    """A recipe, what it says about the held-back rows, and the log density of each target there."""
-
-    recipe: Recipe
-    log_prob: Tensor
-    found: Prediction
-    trained: tuple[Standardised, nn.Module]
-    history: History
-
-
-def _apart(one: _Candidate, other: _Candidate) -> tuple[float, float]:
-    """Return the mean of what one candidate gains over another on a row, and its standard error."""
-    gain = one.log_prob - other.log_prob
-    return gain.mean().item(), gain.std().item() / math.sqrt(len(gain)) if len(gain) > 1 else 0.0
-
-
-def _finite(module: nn.Module) -> bool:
-    return all(bool(value.isfinite().all()) for value in module.parameters())
 
 
 def first_recipe(inputs: int, y: Tensor, classes: bool, wanted: Wanted) -> Recipe:

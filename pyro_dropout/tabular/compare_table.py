@@ -49,6 +49,8 @@ def compare_table(
 ) -> Comparison:
     """Train several posteriors on a table as ``fit`` does, and score all of them on its held-back rows."""
     start = time.perf_counter()
+    for wanted, _ in plans.values():
+        wanted.check(bool(data.classes))
     place = torch.device(device)
     train, test = ((x.to(place), y.to(place)) for x, y in (data.train, data.test))
     exam = Exam(train, test, samples, seed=seeds[0])

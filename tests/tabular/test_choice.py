@@ -9,7 +9,7 @@ from torch import Tensor
 
 import pyro_dropout as pd
 from pyro_dropout.tabular import choice
-from pyro_dropout.tabular.choice import _Candidate, _Search, choose_recipe
+from pyro_dropout.tabular.choice import Choice, _Search, choose_recipe
 from pyro_dropout.tabular.recipe import Recipe, natural_scale
 from pyro_dropout.tabular.settings import Training, Wanted
 
@@ -54,9 +54,9 @@ def rule(monkeypatch: pytest.MonkeyPatch, gain: Any, y: Tensor, **given: Any) ->
         def log_prob(self, y: Tensor) -> Tensor:
             return torch.as_tensor(gain(self.recipe)).expand(len(y))
 
-    def build(self: Recipe, train: Any, classes: Any = ()) -> tuple[None, None]:
+    def build(self: Recipe, train: Any, classes: Any = ()) -> tuple[None, torch.nn.Module]:
         tried.append(self)
-        return None, None
+        return None, torch.nn.Identity()
 
     monkeypatch.setattr(Recipe, "build", build)
     monkeypatch.setattr(choice, "fit", lambda *args, **kwargs: None)
@@ -148,7 +148,7 @@ def test_a_candidate_that_more_steps_spoil_is_not_taken(monkeypatch: pytest.Monk
     """Noise by input may win a short training and explode in a long one; its intervals would be of no use."""
     real = _Search._tried
 
-    def tried(self: _Search, recipe: Recipe, steps: int | None = None) -> _Candidate:
+    def tried(self: _Search, recipe: Recipe, steps: int | None = None) -> Choice:
         found = real(self, recipe, steps)
         if recipe.noise != "by-input":
             return found
