@@ -65,7 +65,7 @@ def compare(
     quiet: options.Quiet = False,
 ) -> None:
     """Compare posterior approximations on one set of data."""
-    from pyro_dropout.tabular.settings import settings_of
+    from pyro_dropout.tables.settings import settings_of
 
     named = options.listed(guides) or options.DEFAULT_GUIDES
     names = list(dict.fromkeys(settings_of({"guide": name})[1].guide for name in named))

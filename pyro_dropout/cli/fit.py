@@ -48,7 +48,7 @@ def fit(
     quiet: options.Quiet = False,
 ) -> None:
     """Fit one guide to a table and save the run in a folder."""
-    from pyro_dropout.tabular.settings import settings_of
+    from pyro_dropout.tables.settings import settings_of
 
     reading, wanted, training = settings_of(settings)
     where = options.place(device)

@@ -12,8 +12,7 @@ import typer
 
 from pyro_dropout.cli.terminal import PROGRAM
 from pyro_dropout.registry import listed_guides
-from pyro_dropout.tables.settings import LARGEST, SEEDS, Reading, choices
-from pyro_dropout.tabular.settings import Training, Wanted
+from pyro_dropout.tables.settings import LARGEST, SEEDS, Reading, Training, Wanted, choices
 
 if TYPE_CHECKING:
     import torch

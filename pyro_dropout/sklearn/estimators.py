@@ -45,10 +45,10 @@ from pyro_dropout.sklearn.network import (
     set_noise,
     train,
 )
+from pyro_dropout.tables.settings import Training, Wanted
 from pyro_dropout.tabular.calibration import Calibration
 from pyro_dropout.tabular.choice import batch_for, choose_recipe
 from pyro_dropout.tabular.recipe import natural_scale
-from pyro_dropout.tabular.settings import Training, Wanted
 from pyro_dropout.training.history import History
 
 _SEEDS = 2**31 - 1

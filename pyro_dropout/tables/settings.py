@@ -1,21 +1,25 @@
-"""How a table is read: the settings that the command line, ``fit_table`` and a run's record share.
+"""How a table is read, what is trained on it, and how: options of the command line and ``fit_table``, kept in a record.
 
 A field says what it is and what it may be; the command line makes its options from that. Importing this module imports
 neither torch nor pandas, so that help texts come at once.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from itertools import chain
 from numbers import Integral, Real
 from typing import Any, Literal, get_args, get_origin
 
-from pyro_dropout.errors import RangeError
+from pyro_dropout.errors import PyroDropoutError, RangeError
+from pyro_dropout.registry import guide_names, listed_guides, resolve_guide
 
 Task = Literal["auto", "regression", "classification"]
 Missing = Literal["auto", "refuse", "drop"]
 Decimal = Literal["point", "comma"]
 Separator = Literal["comma", "semicolon", "tab", "pipe"]
+Noise = Literal["constant", "by-input"]
+Scale = Literal["plain", "log", "logit", "count"]
 LARGEST, SEEDS = 10**9, 2**32  # of counts; seeds are below
 
 
@@ -47,6 +51,7 @@ class Settings:
 
 
 _COLUMNS: Any = {"metavar": "COLUMNS"}
+_COUNT: Any = {"metavar": "N", "limits": (1, LARGEST)}
 
 
 @dataclass(frozen=True)
@@ -93,7 +98,91 @@ class Reading(Settings):
             raise RangeError(f"held_back must lie in [0, 1); got {self.held_back!r}.")
 
 
+@dataclass(frozen=True)
+class Wanted(Settings):
+    """What is to be trained on a table; "auto" is chosen on held-back rows, None is the default of the guide."""
+
+    guide: str = field(
+        default="auto", metadata=option("One of {guides}; auto chooses on the held-back rows.", metavar="NAME")
+    )
+    scale: Literal["auto"] | Scale = field(
+        default="auto",
+        metadata=option(
+            "Scale of a numeric target: log for positive numbers, logit for proportions, count for whole numbers."
+        ),
+    )
+    noise: Literal["auto"] | Noise = field(
+        default="auto", metadata=option("Noise of a numeric target: the same for all rows, or learned from the inputs.")
+    )
+    width: int | None = field(
+        default=None, metadata=option("Hidden units; by default 50, and fewer for more than 500 inputs.", **_COUNT)
+    )
+    members: int | None = field(
+        default=None,
+        metadata=option(
+            "Members of an ensemble; by default 8 with --guide auto, 32 for ensemble, 16 for others.", **_COUNT
+        ),
+    )
+
+    def check(self, classes: bool) -> None:
+        """Raise unless all of it makes sense for a target that is a class, or a number."""
+        if self.guide not in (known := ("auto", *guide_names())):
+            raise RangeError(f"guide must be one of {', '.join(known)}; got {self.guide!r}.")
+        if self.members is not None and self.guide != "auto" and "members" not in resolve_guide(self.guide).options:
+            raise PyroDropoutError(f"members={self.members}: only an ensemble has members, not {self.guide}.")
+        if classes and (self.scale not in ("auto", "plain") or self.noise == "by-input"):
+            given = f"scale={self.scale!r} and noise={self.noise!r}"
+            raise PyroDropoutError(f"classes have no scale and no noise; got {given}.")
+
+
+@dataclass(frozen=True)
+class Training(Settings):
+    """How long and how a guide is trained; ``conformal`` says whether held-back rows calibrate intervals."""
+
+    steps: int = field(
+        default=1200, metadata=option("Training steps; by default 1200, and 2000 for a given guide.", **_COUNT)
+    )
+    lr: float = field(
+        default=0.05,
+        metadata=option(
+            "Learning rate; by default 0.05, falling to zero, and 0.01 for a given guide.",
+            metavar="RATE",
+            limits=(math.ulp(0.0), 1e300),
+        ),
+    )
+    batch_size: int | None = field(
+        default=None,
+        metadata=option("Rows in a mini-batch; by default all, up to 2,048, and otherwise 1,024.", **_COUNT),
+    )
+    seed: int = field(default=0, metadata=option(limits=(0, SEEDS - 1)))
+    compile: bool | Literal["auto"] = "auto"
+    conformal: bool = True
+
+    def options(self) -> dict[str, Any]:
+        """Return the arguments of ``fit``."""
+        return {name: value for name, value in asdict(self).items() if name != "conformal"}
+
+
 def tuples(given: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """Return arguments in which lists of columns are tuples, also of a single name."""
     several = {each.name for each in fields(Reading) if isinstance(each.default, tuple)}
     return {k: ((v,) if isinstance(v, str) else tuple(v)) if k in several else v for k, v in given}
+
+
+_KINDS = (Reading, Wanted, Training)
+_GIVEN = {"steps": 2000, "lr": 0.01}  # by default, of a guide that is named
+
+
+def settings_of(options: Mapping[str, Any]) -> tuple[Reading, Wanted, Training]:
+    """Return the settings that options by name say; those that are None, or not given, have their defaults."""
+    known = {each.name for kind in _KINDS for each in fields(kind)}
+    strange = next((name for name in options if name not in known), None)
+    if strange is not None:
+        raise PyroDropoutError(f"there is no option {strange!r}; choose from {', '.join(sorted(known))}.")
+    given = tuples((name, value) for name, value in options.items() if value is not None)
+    aliases = {each.alias: each.name for each in listed_guides() if each.alias}
+    guide = given.get("guide", "auto")
+    given = ({} if guide == "auto" else _GIVEN) | given | {"guide": aliases.get(guide, guide)}
+    parts = ({each.name: given[each.name] for each in fields(kind) if each.name in given} for kind in _KINDS)
+    reading, wanted, training = (kind(**part) for kind, part in zip(_KINDS, parts, strict=True))
+    return reading, wanted, training

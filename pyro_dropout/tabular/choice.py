@@ -23,8 +23,8 @@ from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.prediction.predict import predict
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.registry import resolve_guide
+from pyro_dropout.tables.settings import Training, Wanted
 from pyro_dropout.tabular.recipe import Data, Recipe, natural_scale
-from pyro_dropout.tabular.settings import Training, Wanted
 from pyro_dropout.training.fit import fit
 from pyro_dropout.training.history import History
 from pyro_dropout.training.loop import progress_bar, sharing_bar

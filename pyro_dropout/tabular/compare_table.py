@@ -23,10 +23,10 @@ from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.protocols import Record
 from pyro_dropout.registry import resolve_guide
 from pyro_dropout.tables.encoding import Dataset
+from pyro_dropout.tables.settings import Training, Wanted
 from pyro_dropout.tabular.choice import batch_for, choose_recipe, first_recipe
 from pyro_dropout.tabular.fit_table import suited
 from pyro_dropout.tabular.recipe import Recipe
-from pyro_dropout.tabular.settings import Training, Wanted
 
 AUTOMATIC = "what fit would do"
 _NO_REFERENCE = (

@@ -13,13 +13,12 @@ from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.tables.encoding import Dataset
 from pyro_dropout.tables.files import read_file
 from pyro_dropout.tables.reading import read
-from pyro_dropout.tables.settings import Reading
+from pyro_dropout.tables.settings import Reading, Training, Wanted, settings_of
 from pyro_dropout.tables.table import Table, table_of
 from pyro_dropout.tabular.calibration import Calibration, calibrate
 from pyro_dropout.tabular.choice import batch_for, choose_recipe, first_recipe
 from pyro_dropout.tabular.fitted import FEWEST, FittedTable
 from pyro_dropout.tabular.run_folder import Run, sha256_of
-from pyro_dropout.tabular.settings import Training, Wanted, settings_of
 from pyro_dropout.training.fit import fit
 from pyro_dropout.training.history import History
 

@@ -21,8 +21,7 @@ from pyro_dropout.generative.likelihoods import (
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.priors import Prior
 from pyro_dropout.generative.standardised import Standardised
-from pyro_dropout.tables.settings import LARGEST, Settings, option
-from pyro_dropout.tabular.settings import Noise, Scale
+from pyro_dropout.tables.settings import LARGEST, Noise, Scale, Settings, option
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.loss.temperature import warm_up
 from pyro_dropout.training.optimisers import cosine_decay

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 import pyro_dropout as pd
+from pyro_dropout.tables.settings import Training, Wanted
 from pyro_dropout.tabular import choice
 from pyro_dropout.tabular.choice import Choice, _Search, choose_recipe
 from pyro_dropout.tabular.recipe import Recipe, natural_scale
-from pyro_dropout.tabular.settings import Training, Wanted
 
 X = torch.linspace(-1, 1, 60).unsqueeze(-1)
 ROUGH = torch.sin(157 * X)  # stands for noise

@@ -12,10 +12,9 @@ import torch
 import pyro_dropout as pd
 from pyro_dropout.comparison.standard_models import GUIDES
 from pyro_dropout.tables.reading import read
-from pyro_dropout.tables.settings import Reading
+from pyro_dropout.tables.settings import Reading, Training
 from pyro_dropout.tabular.recipe import Recipe
 from pyro_dropout.tabular.run_folder import RECORD, Run, identity_of, sha256_of
-from pyro_dropout.tabular.settings import Training
 
 TRAINING = Training(3, 0.01, None, 5, False)
 
