@@ -37,7 +37,6 @@ from pyro_dropout.generative.likelihoods.likelihood import is_likelihood, observ
 from pyro_dropout.generative.own_noise import (
     FrozenStatistics,
     drawn_in_place,
-    held_still,
     kept_random,
     may_write,
     still_layers,
@@ -46,7 +45,7 @@ from pyro_dropout.generative.own_noise import (
 from pyro_dropout.generative.precision import HALF, lowered
 from pyro_dropout.generative.priors import Prior, PriorWidths
 from pyro_dropout.generative.registration import tell_pyro
-from pyro_dropout.generative.trial_run import aside, can_run, checked_with
+from pyro_dropout.generative.trial_run import aside, can_run, checked_with, in_mode
 from pyro_dropout.mathematics.checks import check_choice, check_flag, describe
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
 from pyro_dropout.mathematics.shapes import broadcast_shape
@@ -131,10 +130,11 @@ class BayesianNet(PriorWidths):
             freeze_all_but(net, only)
         self.net, self.output, self.whole_batch = net, output, whole_batch
         self._still = still_layers(net, frozen_statistics)
-        # The dropout layers that from_dropout has moved into the guide, and the modules that draw noise at every pass.
+        # What from_dropout sets: the dropout layers that are in the guide now, the modules known to draw noise at every
+        # pass, and a search for more that needs data.
         self.dropped: list[str] = []
         self.noise: list[str] = []
-        self._search: Search | None = None
+        self.search: Search | None = None
         self.prior = Prior(width_scaled="all", tempered=True) if prior is None else prior
         if likelihood is None:
             likelihood = Gaussian(1.0)
@@ -212,15 +212,11 @@ class BayesianNet(PriorWidths):
         batch = broadcast_shape(*samples.values())
         return self._vectorised(plain, x, batch) if batch else self._run(plain, x)
 
-    def keep_noise(self, noise: list[str], dropped: list[str], search: Search) -> None:
-        """Keep noise of the network's own, as far as it is known, and a search for more that needs data."""
-        self.noise, self.dropped, self._search = noise, dropped, search
-
     def look_at(self, x: AnyInputs) -> None:
         """Find noise of the network's own, with the first data."""
-        found = self._search(self.net, x, self.whole_batch) if self._search is not None and can_run(x) else None
+        found = self.search(self.net, x, self.whole_batch) if self.search is not None and can_run(x) else None
         if found is not None:
-            self.noise, self._search = found, None
+            self.noise, self.search = found, None
 
     def forward(self, x: Any, y: Tensor | None = None, num_data: int | None = None) -> Tensor:
         """Draw the weights, run the network and observe ``y``; returns the network's output."""
@@ -244,7 +240,7 @@ class BayesianNet(PriorWidths):
             still, noisy = (map(self.net.get_submodule, paths) for paths in (self._still, self.noise))
             written, recorded = written_out(self.net, weights), recordable(self.net.modules(), is_traced())
             x = copies(x, 1) if may_write(self.net, self.noise) else x
-            with kept_random(noisy), written, recorded, held_still(still), lowered(leaves_of(x)[0].device):
+            with kept_random(noisy), written, recorded, in_mode(still, False), lowered(leaves_of(x)[0].device):
                 given = _call(self.net, weights, x)
         except (RuntimeError, TypeError, ValueError) as cause:
             wrong = drawn_in_place(self.noise, cause) or wrong_with(x, self.net, cause)

@@ -17,21 +17,9 @@ import torch
 from torch import nn
 
 from pyro_dropout.errors import PyroDropoutError
+from pyro_dropout.generative.trial_run import in_mode
 
 _SILENT: ContextVar[bool] = ContextVar("silent", default=False)
-
-
-@contextlib.contextmanager
-def _modes(modules: Iterable[nn.Module], training: bool) -> Iterator[None]:
-    """Within this context these modules are in training mode, or in evaluation mode."""
-    changed = [module for module in modules if module.training is not training]
-    try:
-        for module in changed:
-            module.training = training
-        yield
-    finally:
-        for module in changed:
-            module.training = not training
 
 
 @contextlib.contextmanager
@@ -39,18 +27,13 @@ def kept_random(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Within this context these modules draw their noise, in evaluation mode too; not inside ``silent()``."""
     found = list(modules)
     fast = torch.backends.mha.get_fastpath_enabled()
-    with _modes(found, not _SILENT.get()):
+    with in_mode(found, not _SILENT.get()):
         try:
             # One kernel for a whole encoder layer looks at the mode of the layer, not at those of its dropout layers.
             torch.backends.mha.set_fastpath_enabled(fast and not found)
             yield
         finally:
             torch.backends.mha.set_fastpath_enabled(fast)
-
-
-def held_still(layers: Iterable[nn.Module]) -> contextlib.AbstractContextManager[None]:
-    """Return a context in which these layers normalise with their statistics and do not change them."""
-    return _modes(layers, False)
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 import contextlib
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -107,17 +107,23 @@ def aside(*roots: object) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def in_mode(modules: Iterable[nn.Module], training: bool) -> Iterator[None]:
+    """Within this context these modules are in training mode, or in evaluation mode."""
+    changed = [module for module in modules if module.training is not training]
+    try:
+        for module in changed:
+            object.__setattr__(module, "training", training)  # nn.Module's own takes many times as long
+        yield
+    finally:
+        for module in changed:
+            object.__setattr__(module, "training", not training)
+
+
+@contextlib.contextmanager
 def evaluating(*roots: object) -> Iterator[None]:
     """Within this context networks are in evaluation mode and record no gradients."""
-    with RUNNING, torch.no_grad():
-        changed = [module for module in modules_of(*roots) if module.training]
-        try:
-            for module in changed:
-                object.__setattr__(module, "training", False)  # nn.Module's own takes many times as long
-            yield
-        finally:
-            for module in changed:
-                object.__setattr__(module, "training", True)
+    with RUNNING, torch.no_grad(), in_mode(modules_of(*roots), False):
+        yield
 
 
 def can_run(x: object) -> bool:

@@ -93,8 +93,8 @@ def from_dropout(
     if likelihood is None and tau is not None:
         likelihood = Gaussian(tau)
     model = BayesianNet(clean, prior, likelihood, output=output, whole_batch=whole_batch)
-    moved = list(dict.fromkeys(mask.dropout for mask in masks))
-    model.keep_noise(with_dropout(clean), moved, partial(_search, masks if x is None else []))
+    model.dropped, model.noise = list(dict.fromkeys(mask.dropout for mask in masks)), with_dropout(clean)
+    model.search = partial(_search, masks if x is None else [])
     if x is not None:
         model.look_at(x)
     for site in keep:

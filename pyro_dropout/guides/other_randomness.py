@@ -21,7 +21,7 @@ from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.inputs import AnyInputs, call_net, copies
 from pyro_dropout.generative.own_noise import kept_random, silent
 from pyro_dropout.generative.random_state import random_state, seeded
-from pyro_dropout.generative.trial_run import evaluating, quietly
+from pyro_dropout.generative.trial_run import evaluating, in_mode, quietly
 
 _ROWS = (2, 3)  # of the data: noise of each point grows with their number
 _MIXING = {"randperm", "randint", "random_", "multinomial"}  # they choose, perhaps among data points
@@ -41,14 +41,9 @@ def with_dropout(net: nn.Module) -> list[str]:
 @contextmanager
 def training(net: nn.Module) -> Iterator[None]:
     """Within this context a network is in training mode, except for layers with running statistics."""
-    modes = {module: module.training for module in net.modules()}
-    for module in modes:
-        module.training = not isinstance(module, nn.modules.batchnorm._NormBase)
-    try:
+    normed = {module for module in net.modules() if isinstance(module, nn.modules.batchnorm._NormBase)}
+    with in_mode(normed, False), in_mode(set(net.modules()) - normed, True):
         yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 def find_noise(net: nn.Module, x: AnyInputs, whole: bool = False) -> list[str] | None:

@@ -1,6 +1,5 @@
 """Every guide's gradient is unbiased: Monte Carlo against enumeration and quadrature that share no code with it."""
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -8,12 +7,11 @@ from typing import Any
 import pyro
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import vmap
 
 import pyro_dropout as pd
-from tests.oracles.posteriors import CASES, KEEP, L_BIAS, L_WEIGHT, K, Q, State
+from tests.oracles.posteriors import CASES, L_BIAS, L_WEIGHT, K, Q, State
 from tests.oracles.small_net import expected_surprise
 
 TAU = 2.5
@@ -99,56 +97,6 @@ def leaves(guide: Any) -> State:
         _, site, name = path.split(".")
         found.setdefault(site.replace("/", "."), {})[name] = value.detach().clone().requires_grad_()
     return found
-
-
-# --- dropout at σ = 0, by enumeration of all masks --------------------------------------------------------------------
-
-
-def enumerated(weights: State, x: Tensor, y: Tensor, keep: float, classes: bool) -> Tensor:
-    """-ELBO of dropout in a ReLU net, up to a constant: the sum over all masks, and the paper's penalty."""
-    layers = sorted({name.split(".")[0] for name in weights})
-    matrices = [weights[f"{name}.weight"]["loc"] for name in layers]
-    biases = [weights[f"{name}.bias"]["loc"] for name in layers]
-    total = torch.zeros(())
-    for bits in itertools.product([0.0, 1.0], repeat=sum(m.shape[1] for m in matrices)):
-        masks = torch.tensor(bits).split([m.shape[1] for m in matrices])
-        f = x
-        for depth, (matrix, bias, mask) in enumerate(zip(matrices, biases, masks, strict=True)):
-            f = (f.relu() if depth else f) * mask @ matrix.T + bias
-        loss = F.cross_entropy(f, y, reduction="sum") if classes else TAU / 2 * (f - y).square().sum()
-        kept = int(sum(bits))
-        total = total + keep**kept * (1 - keep) ** (len(bits) - kept) * loss
-    for matrix, bias in zip(matrices, biases, strict=True):
-        total = total + keep * L_WEIGHT**2 / 2 * matrix.square().sum() + L_BIAS**2 / 2 * bias.square().sum()
-    return total
-
-
-@pytest.mark.parametrize("times", [1, DEEP])
-@pytest.mark.parametrize("classes", [False, pytest.param(True, marks=pytest.mark.deep)], ids=["regression", "classes"])
-@pytest.mark.parametrize(
-    "widths", [(2, 3), pytest.param((2, 3, 3), marks=pytest.mark.deep)], ids=["32-masks", "256-masks"]
-)
-@pytest.mark.parametrize(("per_example", "kl"), [(True, "exact"), (False, "large_k")])
-def test_dropout_against_every_mask(
-    widths: tuple[int, ...], classes: bool, per_example: bool, kl: Any, times: int
-) -> None:
-    sizes = (*widths, 2 if classes else 1)
-    net = nn.Sequential()
-    for a, b in itertools.pairwise(sizes):
-        net.extend([nn.Linear(a, b), nn.ReLU()])
-    prior = pd.Prior(L_WEIGHT, L_BIAS, width_scaled=False)
-    model = pd.BayesianNet(net[:-1], prior, pd.Categorical() if classes else pd.Gaussian(TAU))
-    guide = pd.AutoDropout(model, keep=KEEP)
-    scatter(guide, seed=len(widths))
-    y = torch.tensor([1, 0]) if classes else Y
-    state = leaves(guide)
-    value = enumerated(state, X, y, KEEP, classes)
-    gradients = torch.autograd.grad(value, [p for site in state.values() for p in site.values()])
-    elbo = pd.ELBO(kl=kl, per_example=per_example)
-    assert_unbiased(elbo, model, guide, (X, y), [None, *gradients], times)
-
-
-# --- all guides, by nodes and moments ---------------------------------------------------------------------------------
 
 
 RUNS = [

@@ -9,7 +9,7 @@ from tests.networks.rows import carried_on, compiled, distance, network, read
 from tests.networks.zoo import ZOO
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
-BRIEF = {"EfficientNet with StochasticDepth", "ViT with DropPath", "nn.TransformerEncoder", "LSTM"}
+BRIEF = {"ViT with DropPath", "nn.TransformerEncoder", "LSTM"}
 
 
 def deep_unless(short: set[str]) -> list[object]:

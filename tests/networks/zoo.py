@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.networks.layers import DropPath, Output, StochasticDepth
+from tests.networks.layers import DropPath, Output
 
 WORDS, LENGTH = 30, 5
 
@@ -74,32 +74,6 @@ class ResNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = self.layer2(self.layer1(F.relu(self.bn1(self.conv1(x)))))
         return self.fc(torch.flatten(self.avgpool(h), 1))
-
-
-class MBConv(nn.Module):
-    """torchvision's inverted residual block: expansion, depthwise convolution, squeeze and excitation, projection."""
-
-    def __init__(self, width: int, p: float) -> None:
-        super().__init__()
-        wide = 2 * width
-        self.expand = nn.Sequential(nn.Conv2d(width, wide, 1, bias=False), nn.BatchNorm2d(wide), nn.SiLU(inplace=True))
-        depthwise = nn.Conv2d(wide, wide, 3, 1, 1, groups=wide, bias=False)
-        self.depthwise = nn.Sequential(depthwise, nn.BatchNorm2d(wide), nn.SiLU(inplace=True))
-        self.fc1, self.fc2 = nn.Conv2d(wide, 2, 1), nn.Conv2d(2, wide, 1)
-        self.project = nn.Sequential(nn.Conv2d(wide, width, 1, bias=False), nn.BatchNorm2d(width))
-        self.stochastic_depth = StochasticDepth(p)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.depthwise(self.expand(x))
-        h = h * torch.sigmoid(self.fc2(F.silu(self.fc1(F.adaptive_avg_pool2d(h, 1)))))
-        return self.stochastic_depth(self.project(h)) + x
-
-
-def efficientnet() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(1, 4, 3, 2, 1, bias=False), nn.BatchNorm2d(4), nn.SiLU(), MBConv(4, 0.2), MBConv(4, 0.4),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(4, 2),
-    )  # fmt: skip
 
 
 class Attention(nn.Module):
@@ -264,7 +238,6 @@ ZOO: dict[str, Kind] = {
     "MLP": Kind(mlp, _rows),
     "CNN with BatchNorm": Kind(cnn, _pictures),
     "ResNet": Kind(ResNet, _pictures),
-    "EfficientNet with StochasticDepth": Kind(efficientnet, _pictures),
     "ViT with DropPath": Kind(VisionTransformer, _pictures),
     "nn.TransformerEncoder": Kind(encoder, _sequences),
     "LSTM": Kind(lambda: recurrent(nn.LSTM), _sequences),
