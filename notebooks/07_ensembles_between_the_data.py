@@ -44,7 +44,8 @@ def fresh() -> pdrop.BayesianNet:
     return pdrop.BayesianNet(net, pdrop.Prior(LENGTH, LENGTH), pdrop.Gaussian(TAU))
 
 
-gp = pdrop.generative.GP("arc_cosine", TAU, length_scale=LENGTH, bias_length_scale=LENGTH).fit(x, y, steps=0)
+kernel = pdrop.paper.ArcCosine(1, length_scale=LENGTH, bias_length_scale=LENGTH)
+gp = pdrop.generative.GP(kernel, TAU).fit(x, y, steps=0)
 mean, variance = gp.predict(grid, noise=False)
 bands: dict[str, tuple[Tensor, Tensor]] = {"exact GP": (mean[:, 0], variance[:, 0].sqrt())}
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
+import torch
+from pyro.contrib.gp.kernels import RBF
 from torch import Tensor, nn
 
 from pyro_dropout.errors import DivergedError
@@ -95,5 +97,6 @@ def anchored_ensembles(
 
 def fitted_gp(x: Tensor, y: Tensor, tau: float, args: Any) -> dict[str, tuple[Any, Any]]:
     """Return a Gaussian process with the squared exponential, its hyperparameters fitted."""
-    gp = GP("se", tau, learn_tau=True, length_scale=0.1).fit(x, y, steps=args.gp_steps, progress=not args.quiet)
+    gp = GP(RBF(1, lengthscale=torch.tensor(0.1)), tau, learn_tau=True)
+    gp.fit(x, y, steps=args.gp_steps, progress=not args.quiet)
     return {"GP": (SimpleNamespace(likelihood=Gaussian(gp.tau)), gp_posterior(gp))}

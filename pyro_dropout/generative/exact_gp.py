@@ -17,17 +17,9 @@ from tqdm.auto import tqdm
 
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError, SingularError
 from pyro_dropout.generative.process_lock import RUNNING
-from pyro_dropout.mathematics.checks import check_choice, check_count, check_finite, check_non_negative, check_positive
-from pyro_dropout.mathematics.covariance import ArcCosine, ArcSine, check_shape
+from pyro_dropout.mathematics.checks import check_count, check_finite, check_non_negative, check_positive
+from pyro_dropout.mathematics.covariance import check_shape
 from pyro_dropout.mathematics.shapes import Float
-
-Number = float | Tensor
-# Kernel classes by name, with the names of their hyper-parameters.
-_KERNELS: dict[str, tuple[type[Kernel], dict[str, str]]] = {
-    "se": (RBF, {"variance": "variance", "length_scale": "lengthscale"}),
-    "arc_cosine": (ArcCosine, {name: name for name in ("variance", "length_scale", "bias_length_scale")}),
-    "arc_sine": (ArcSine, {name: name for name in ("variance", "length_scale", "bias_length_scale")}),
-}
 
 
 @contextmanager
@@ -51,19 +43,16 @@ class GP:
     cubic in N.
 
     Args:
-        kernel: "se" (squared exponential), "arc_cosine" (wide ReLU layer), "arc_sine" (wide erf layer), or a Pyro
-            kernel, of which a copy is fitted.
+        kernel: A Pyro kernel, of which a copy is fitted, such as ``RBF``, the default, or ``ArcCosine``; its
+            hyper-parameters are starting points.
         tau: Observation precision τ; where it is learned, its starting point.
         learn_tau: Whether τ is fitted too.
-        variance: Factor of a kernel given by name, 1 by default; like the next two, a starting point.
-        length_scale: l of a kernel given by name, a number or (Q,); 1 by default.
-        bias_length_scale: l' of "arc_cosine" and "arc_sine"; 1 by default.
         jitter: Added to the diagonal of the covariance, for a τ so large that its Cholesky factor does not exist.
 
     Example:
         >>> import torch, pyro_dropout as pdrop
         >>> x, y = torch.tensor([[0.0], [1.0]]), torch.tensor([[1.0], [2.0]])
-        >>> gp = pdrop.generative.GP("se", tau=100.0).fit(x, y, steps=0)  # hyper-parameters as they are given
+        >>> gp = pdrop.generative.GP(tau=100.0).fit(x, y, steps=0)  # hyper-parameters as they are given
         >>> mean, variance = gp.predict(torch.tensor([[0.5]]))
         >>> round(mean.item(), 2), round(variance.item(), 2)
         (1.64, 0.05)
@@ -71,23 +60,14 @@ class GP:
 
     def __init__(
         self,
-        kernel: str | Kernel = "se",
-        tau: Number = 1.0,
+        kernel: Kernel | None = None,
+        tau: float | Tensor = 1.0,
         *,
         learn_tau: bool = False,
-        variance: Number | None = None,
-        length_scale: Number | None = None,
-        bias_length_scale: Number | None = None,
         jitter: float = 0.0,
     ) -> None:
-        if not isinstance(kernel, Kernel):
-            check_choice("kernel", kernel, _KERNELS, "a Pyro kernel")
-        given = {"variance": variance, "length_scale": length_scale, "bias_length_scale": bias_length_scale}
-        self._hyper = {name: value for name, value in given.items() if value is not None}
-        for name, value in self._hyper.items():
-            check_positive(name, value)
-            if not isinstance(kernel, str) or name not in _KERNELS[kernel][1]:
-                raise RangeError(f"{name} must be absent for kernel {kernel!r}; got {value}.")
+        if not isinstance(kernel, Kernel | None):
+            raise RangeError(f"kernel must be a Pyro kernel, such as RBF(input_dim=1); got {kernel!r}.")
         check_positive("tau", tau)
         check_non_negative("jitter", jitter)
         self._given, self._tau, self._learn_tau, self._jitter = kernel, tau, learn_tau, jitter
@@ -95,13 +75,7 @@ class GP:
         self.history: list[float] = []
 
     def _built_kernel(self, columns: int) -> Kernel:
-        if isinstance(self._given, str):
-            make, names = _KERNELS[self._given]
-            length = self._hyper.get("length_scale")
-            if isinstance(length, Tensor):
-                check_shape(length.shape in [(), (1,), (columns,)], "length_scale", f"() or ({columns},)", length)
-            return make(columns, **{names[k]: torch.as_tensor(value).double() for k, value in self._hyper.items()})
-        kernel = copy.deepcopy(self._given)
+        kernel = RBF(columns) if self._given is None else copy.deepcopy(self._given)
         if max(kernel.active_dims) >= columns:
             raise ShapeError(f"x must have the columns that the kernel uses, {kernel.active_dims}; got {columns}.")
         for module in kernel.modules():  # a kernel that was tried out alone may still become part of a model

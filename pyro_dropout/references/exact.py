@@ -231,7 +231,7 @@ def gp_posterior(gp: GP) -> GPPosterior:
         >>> import torch, pyro_dropout as pdrop
         >>> from types import SimpleNamespace
         >>> x = torch.linspace(-1, 1, 5).unsqueeze(-1)
-        >>> gp = pdrop.generative.GP("se", tau=100.0).fit(x, x**2, steps=0)
+        >>> gp = pdrop.generative.GP(tau=100.0).fit(x, x**2, steps=0)
         >>> posterior, model = pdrop.references.gp_posterior(gp), SimpleNamespace(likelihood=pdrop.Gaussian(gp.tau))
         >>> posterior.sample_functions(x, 3).shape
         torch.Size([3, 5, 1])

@@ -86,7 +86,6 @@ ROWS = [
     Row(RANGE, "width", "got 0", lambda: paper.FiniteRankGP(1, 0, 1)),
     Row(RANGE, "kernel", "got 'matern'", lambda: generative.GP("matern")),
     Row(RANGE, "tau", "got 0.0", lambda: generative.GP(tau=0.0)),
-    Row(RANGE, "bias_length_scale", "got 1.0", lambda: generative.GP("se", bias_length_scale=1.0)),
     Row(RANGE, "jitter", "got -1.0", lambda: generative.GP(jitter=-1.0)),
     Row(OTHER, "this GP", "has no data yet", lambda: generative.GP().predict(X)),
     Row(SHAPE, "y", "got (12,)", lambda: generative.GP().fit(X, Y[:, 0], steps=0)),

@@ -15,7 +15,7 @@ TAU = 20.0
 
 def problem(dtype: torch.dtype, outputs: int = 2) -> tuple[Any, Tensor, Tensor, Tensor]:
     x, y = torch.randn(6, 1, dtype=dtype), torch.randn(6, outputs, dtype=dtype)
-    return pd.generative.GP("se", tau=TAU).fit(x, y, steps=0), x, y, torch.linspace(-1, 1, 4, dtype=dtype).unsqueeze(-1)
+    return pd.generative.GP(tau=TAU).fit(x, y, steps=0), x, y, torch.linspace(-1, 1, 4, dtype=dtype).unsqueeze(-1)
 
 
 def exact(x: Tensor, y: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
