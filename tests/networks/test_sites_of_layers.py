@@ -7,13 +7,15 @@ import torch
 from torch import Tensor, nn
 
 import pyro_dropout as pd
-from tests.networks.language import GPT2, Conv1D
-from tests.networks.zoo import VisionTransformer
+from tests.networks.zoo import VisionTransformer, gpt2, quiet_import
 
 # layer -> {parameter: (kind, dimension of the rows, fan-in)}
 LAYOUTS: dict[str, tuple[Callable[[], nn.Module], dict[str, tuple[str, int, int]]]] = {
     "linear": (lambda: nn.Linear(3, 5), {"weight": ("weight", 1, 3), "bias": ("bias", 0, 1)}),
-    "transformers' Conv1D": (lambda: Conv1D(5, 3), {"weight": ("weight", 0, 3), "bias": ("bias", 0, 1)}),
+    "transformers' Conv1D": (
+        lambda: quiet_import("transformers.pytorch_utils").Conv1D(5, 3),
+        {"weight": ("weight", 0, 3), "bias": ("bias", 0, 1)},
+    ),
     "grouped convolution": (lambda: nn.Conv2d(4, 6, 3, groups=2, bias=False), {"weight": ("weight", 1, 18)}),
     "transposed convolution": (
         lambda: nn.ConvTranspose1d(4, 6, 3, groups=2, bias=False), {"weight": ("weight", 0, 6)},
@@ -98,12 +100,12 @@ def test_positions_are_known_by_the_name_of_their_table() -> None:
     assert set(model.hidden_parameters()) == {"pos_embed", "embed_positions.weight"}
 
 
-@pytest.mark.parametrize("make", [GPT2, VisionTransformer])
+@pytest.mark.parametrize("make", [gpt2, VisionTransformer])
 @pytest.mark.thinned(2)
 def test_a_network_with_positions_has_draws_for_each_point(make: Callable[[], nn.Module]) -> None:
     model = pd.BayesianNet(make().eval())
     guide = pd.AutoDropout(model, keep=0.7)
-    x = torch.randint(7, (3, 5)) if make is GPT2 else torch.randn(3, 1, 8, 8)
+    x = torch.randint(7, (3, 5)) if make is gpt2 else torch.randn(3, 1, 8, 8)
     assert pd.predict(model, guide, x, samples=20, seed=0).epistemic.min() > 0
-    hidden = {"wpe.weight"} if make is GPT2 else {"cls_token", "pos_embed"}
+    hidden = {"net.transformer.wpe.weight"} if make is gpt2 else {"cls_token", "pos_embed"}
     assert hidden <= set(model.hidden_parameters())

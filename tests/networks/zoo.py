@@ -19,11 +19,10 @@ WORDS, LENGTH = 30, 5
 
 
 class Kind(NamedTuple):
-    """How a network is made, what goes into it, and which library it needs."""
+    """How a network is made, and what goes into it."""
 
     make: Callable[[], nn.Module]
     inputs: Callable[[int], Tensor]
-    library: str = ""
 
 
 # --- written by hand --------------------------------------------------------------------------------------------------
@@ -242,10 +241,10 @@ ZOO: dict[str, Kind] = {
     "nn.TransformerEncoder": Kind(encoder, _sequences),
     "LSTM": Kind(lambda: recurrent(nn.LSTM), _sequences),
     "GRU": Kind(lambda: recurrent(nn.GRU), _sequences),
-    "BERT": Kind(bert, _texts, "transformers"),
-    "GPT-2": Kind(gpt2, _texts, "transformers"),
-    "T5": Kind(t5, _texts, "transformers"),
-    "ViT": Kind(vit, _pictures, "transformers"),
-    "LoRA on BERT": Kind(lora, _texts, "peft"),
-    "GCN": Kind(Graph, _rows, "torch_geometric"),
+    "BERT": Kind(bert, _texts),
+    "GPT-2": Kind(gpt2, _texts),
+    "T5": Kind(t5, _texts),
+    "ViT": Kind(vit, _pictures),
+    "LoRA on BERT": Kind(lora, _texts),
+    "GCN": Kind(Graph, _rows),
 }
