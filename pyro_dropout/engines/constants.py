@@ -39,7 +39,8 @@ def lift_constants(graph: torch.fx.GraphModule, outside: Sequence[Found]) -> lis
         held = getattr(graph, str(node.target))
         if not isinstance(held, Tensor) or all(user.target in _LITERAL for user in node.users):
             continue
-        found = next(((place, tensor) for place, tensor in outside if _is(tensor, held)), None)
+        same = [(place, tensor) for place, tensor in outside if _is(tensor, held)]
+        found = min(same, key=lambda pair: pair[1] is not held, default=None)  # the very tensor, before a view of it
         if found is None:
             raise PyroDropoutError(
                 f"it uses a tensor of shape {tuple(held.shape)} that is not an argument, a parameter or a buffer, and"

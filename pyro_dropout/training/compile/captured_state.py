@@ -8,35 +8,37 @@ recompiled. What is out of reach here (the body of an imported package, a file) 
 import functools
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import getitem
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-_DEPTH = 12  # how far from the model to search
-_MOST = 50_000  # at most so many places are watched
+from pyro_dropout.engines.constants import Found
+
+_MOST = 50_000  # the most objects that are looked into
 _LARGE = 2**20  # the largest numpy array that is compared at every step
 _PRIMITIVES = (bool, int, float, complex, str, bytes, type(None))
 _SKIPPED = ("torch", "pyro", "numpy", "scipy", "builtins", "pandas", "matplotlib", "tqdm", "pyro_dropout")
-_CELL, _ATTRIBUTE, _ITEM = "cell", "attribute", "item"
 
 
+@dataclass(slots=True, eq=False)
 class Place:
-    """Where a value is found: a variable, an attribute, or an item of a container."""
+    """Where a value is found: an attribute (``getattr``) or an item (``getitem``) of a holder."""
 
-    __slots__ = ("holder", "key", "kind", "name")
-
-    def __init__(self, kind: str, holder: Any, key: Any, name: str) -> None:
-        self.kind, self.holder, self.key, self.name = kind, holder, key, name
+    get: Callable[[Any, Any], Any]
+    holder: Any
+    key: Any
+    name: str
 
     def read(self) -> Any:
         """Return the value that is there now; ``Place`` itself if there is none any more."""
         try:
-            if self.kind is _ITEM:
-                return self.holder[self.key]
-            return self.holder.cell_contents if self.kind is _CELL else getattr(self.holder, self.key)
+            return self.get(self.holder, self.key)
         except (AttributeError, KeyError, IndexError, ValueError):
             return Place
 
@@ -45,50 +47,53 @@ class CapturedState:
     """Everything that can be reached from a model, a guide and a loss without running them.
 
     Attributes:
-        tensors: the tensors that were found, with a place for each.
+        tensors: the tensors that were found, without those that are ``trained``, with a place for each.
         unwatched: what cannot be watched, and why; empty if everything can.
     """
 
-    def __init__(self, roots: Iterable[object], known: Iterable[Tensor]) -> None:
-        self._known = {id(tensor) for tensor in known}
-        self._met: dict[int, object] = {}
+    def __init__(self, roots: Sequence[object], trained: Iterable[Tensor]) -> None:
         self._watched: list[tuple[Place, Callable[[Any], bool]]] = []  # with whether a value is still the same
         self.tensors: list[tuple[Place, Tensor]] = []
         self.unwatched = ""
-        for root in roots:
-            self._look(root, 0, "")
+        known, met = set(map(id, trained)), dict[int, object]()
+        waiting: deque[tuple[object, str]] = deque((root, "") for root in roots)
+        while waiting and not self.unwatched:
+            holder, name = waiting.popleft()
+            if id(holder) in met:
+                continue
+            outermost = len(met) < len(roots)
+            met[id(holder)] = holder
+            if len(met) > _MOST:
+                self.unwatched = f"more than {_MOST:,} objects can be reached from it, so they cannot all be watched"
+            for place in _places(holder, name, outermost):
+                value = place.read()
+                if isinstance(value, Tensor):
+                    self.tensors += [] if id(value) in known else [(place, value)]
+                elif value is not Place and self._meet(place, value):
+                    waiting.append((value, place.name))
 
-    def _meet(self, place: Place, depth: int) -> None:
-        value = place.read()
-        if value is Place or len(self._met) > _MOST:
-            return
-        if isinstance(value, Tensor):
-            if id(value) not in self._known:
-                self.tensors.append((place, value))
-        elif isinstance(value, _PRIMITIVES):
+    def _meet(self, place: Place, value: Any) -> bool:
+        """Watch a value that is no tensor, and return whether to look into it."""
+        if isinstance(value, _PRIMITIVES):
             self._watched.append((place, functools.partial(_equal, value)))
         elif isinstance(value, np.ndarray):
-            if value.size > _LARGE and not self.unwatched:
+            if value.size > _LARGE:
                 self.unwatched = f"{place.name} is a numpy array of {value.size} numbers; use a tensor"
             self._watched.append((place, functools.partial(np.array_equal, value.copy())))
         elif not isinstance(value, type | types.ModuleType) or not _is_library(value):
             length = _length(value)
             self._watched.append((place, lambda now: now is value and _length(value) == length))
-            self._look(value, depth + 1, place.name)
+            return True
+        return False
 
-    def _look(self, value: object, depth: int, name: str) -> None:
-        """Visit everything that a value holds, or that a function reads."""
-        if id(value) in self._met or depth > _DEPTH:
-            return
-        self._met[id(value)] = value
-        for place in _places(value, name, depth):
-            self._meet(place, depth)
-
-    def watch(self, lifted: Iterable[Tensor]) -> None:
-        """Watch all tensors except those that a step receives from now on."""
-        given = {id(tensor) for tensor in lifted}
+    def watch(self, lifted: Iterable[Found]) -> None:
+        """Watch all tensors except those that a step receives from now on, each from the place that is given here."""
+        given = {id(tensor): place for place, tensor in lifted}
         for place, tensor in self.tensors:
-            if id(tensor) not in given and not tensor.is_inference():
+            own = given.get(id(tensor))
+            if own is not None:  # by another name it must stay the same tensor: the step may have read that one
+                self._watched.append((place, functools.partial(_found_at, own)))
+            elif not tensor.is_inference():
                 self._watched.append((place, functools.partial(_untouched, tensor, tensor._version)))
 
     def changed(self) -> Place | None:
@@ -104,6 +109,10 @@ class CapturedState:
 def _equal(before: Any, now: Any) -> bool:
     same = now is before or (type(now) is type(before) and now == before)
     return bool(same or (before != before and now != now))  # a NaN equals a NaN here
+
+
+def _found_at(place: Any, now: object) -> bool:
+    return now is place.read()
 
 
 def _untouched(tensor: Tensor, version: int, now: object) -> bool:
@@ -124,35 +133,35 @@ def _is_library(value: object) -> bool:
     return "site-packages" in file
 
 
-def _places(value: object, name: str, depth: int) -> Iterator[Place]:
+def _places(value: object, name: str, outermost: bool) -> Iterator[Place]:
     """Yield the places in a value."""
     at = f"{name}." if name else ""
     if isinstance(value, types.MethodType):
-        yield Place(_ATTRIBUTE, value, "__self__", f"{at}self")
-        yield Place(_ATTRIBUTE, value, "__func__", name)
+        yield Place(getattr, value, "__self__", f"{at}self")
+        yield Place(getattr, value, "__func__", name)
     elif isinstance(value, types.FunctionType):
         yield from _variables(value, at)
-        if depth == 0 or not _is_library(value):
+        if outermost or not _is_library(value):
             yield from _globals(value)
     elif isinstance(value, functools.partial):
         for part in ("func", "args", "keywords"):
-            yield Place(_ATTRIBUTE, value, part, name)
+            yield Place(getattr, value, part, name)
     elif isinstance(value, dict | list | tuple):
         for key in value if isinstance(value, dict) else range(len(value)):
-            yield Place(_ITEM, value, key, f"{name}[{key!r}]")
+            yield Place(getitem, value, key, f"{name}[{key!r}]")
     elif isinstance(value, type):  # numbers, and functions that read other things
         for key, held in vars(value).items():
             if isinstance(held, (types.FunctionType, *_PRIMITIVES, Tensor)) and not key.startswith("__"):
-                yield Place(_ATTRIBUTE, value, key, f"{at}{key}")
+                yield Place(getattr, value, key, f"{at}{key}")
     elif hasattr(value, "__dict__") and not isinstance(value, types.ModuleType | torch.Generator):
         yield from _of_module(value, at) if isinstance(value, nn.Module) else _attributes(value, at)
         if not _is_library(type(value)):
-            yield Place(_ATTRIBUTE, value, "__class__", f"{at}{type(value).__name__}")
+            yield Place(getattr, value, "__class__", f"{at}{type(value).__name__}")
 
 
 def _attributes(value: object, at: str) -> Iterator[Place]:
     for key in vars(value):
-        yield Place(_ATTRIBUTE, value, key, f"{at}{key}")
+        yield Place(getattr, value, key, f"{at}{key}")
 
 
 def _of_module(module: nn.Module, at: str) -> Iterator[Place]:
@@ -163,19 +172,19 @@ def _of_module(module: nn.Module, at: str) -> Iterator[Place]:
             continue
         if key in ("_modules", "_parameters"):  # only parameters that are not trained
             for child in value:
-                yield Place(_ITEM, value, child, f"{at}{child}")
+                yield Place(getitem, value, child, f"{at}{child}")
         # A guide's internal state does not change; its settings may be changed by a user.
         elif not ours or (not key.startswith("_") and isinstance(value, _PRIMITIVES)):
-            yield Place(_ATTRIBUTE, module, key, f"{at}{key}")
+            yield Place(getattr, module, key, f"{at}{key}")
 
 
 def _variables(function: types.FunctionType, at: str) -> Iterator[Place]:
     """Yield the variables of enclosing functions, and the default values of arguments."""
     for key, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
-        yield Place(_CELL, cell, key, f"{at}{key}")
+        yield Place(getattr, cell, "cell_contents", f"{at}{key}")
     for part in ("__defaults__", "__kwdefaults__", "__wrapped__"):
         if getattr(function, part, None) is not None:
-            yield Place(_ATTRIBUTE, function, part, f"{at}{function.__name__}")
+            yield Place(getattr, function, part, f"{at}{function.__name__}")
     yield from _attributes(function, at)
 
 
@@ -187,9 +196,9 @@ def _globals(function: types.FunctionType) -> Iterator[Place]:
         if isinstance(value, types.ModuleType):
             if not _is_library(value):
                 for inner in sorted(names & vars(value).keys()):
-                    yield Place(_ATTRIBUTE, value, inner, f"{key}.{inner}")
+                    yield Place(getattr, value, inner, f"{key}.{inner}")
         elif not (isinstance(value, type | types.FunctionType | types.BuiltinFunctionType) and _is_library(value)):
-            yield Place(_ITEM, function.__globals__, key, key)
+            yield Place(getitem, function.__globals__, key, key)
 
 
 def _names(code: types.CodeType) -> Iterator[str]:

@@ -114,12 +114,11 @@ class CompiledStep:
         self._update = None if now is None else from_group(now.kind, {**now.options, "lr": now.lr})
         self._options = None if now is None else now.options
         self._t, self._lr = clock(0.0, values, 0)
-        self._outside = CapturedState(
-            [model, guide, loss, *given.objects], [*trained, *self.buffers.values, *given.tensors]
-        )
+        self._outside = CapturedState([model, guide, loss, *given.objects], trained)
         if self._outside.unwatched:
             raise PyroDropoutError(self._outside.unwatched)
-        row, count = self._row(given), len(self.buffers.values)
+        # Each a tensor of its own, so that one which is found elsewhere, or given twice, is not taken for this one.
+        row, count = [each.detach() for each in self._row(given)], len(self.buffers.values)
         if given.floats:
             self._check_floats(model, guide, given, row[count:])
         gradients_of = make_gradients(model, guide, loss, self.parameters, lambda *inputs: given.rebuilt(inputs))
@@ -143,7 +142,7 @@ class CompiledStep:
         # torch's optimisers skip parameters that the loss does not depend on.
         self._used = [k for k in range(len(trained)) if k not in self.parameters.unused]
         self._state = OptimiserState(optim, [trained[k] for k in self._used])
-        self._outside.watch(tensor for _, tensor in self.program.lifted)
+        self._outside.watch(self.program.lifted)
         # If the program is the same as before, what has changed does not affect it, and is not watched any longer.
         self.replaces = next((step for step in known if step.program is self.program.twin), None)
         self._place: Place | None = None

@@ -118,8 +118,16 @@ def array() -> Any:
     return lambda: observe(w(), 1.0, torch.as_tensor(target.copy())), lambda k: target.fill(k), 4
 
 
+def two_names() -> Any:
+    """One tensor, found first by the name that the model does not read."""
+    both = {"other": torch.zeros(1)}
+    change = lambda k: both.update(read=torch.tensor([10.0 * k]) if k else both["other"])  # noqa: E731
+    return lambda: observe(w(), 1.0, both["read"]), change, 1
+
+
 CASES: dict[str, Any] = {
     "a global tensor": rebound_global,
+    "a tensor of two names": two_names,
     "a variable of an enclosing function": enclosing_variable,
     "a tensor that changes its shape": other_shape,
     "a number in a dict": settings(lambda: SETTINGS["sharpness"], lambda v: SETTINGS.update(sharpness=v)),
@@ -139,6 +147,27 @@ def test_what_changes_is_seen(case: str) -> None:
     assert len(set(other)) > 1
     assert one == pytest.approx(other, rel=1e-5)
     assert svi._built == programs
+
+
+def test_an_argument_that_has_another_name_or_is_given_twice() -> None:
+    """A step that has seen one tensor in two places does not take them for one."""
+    x = torch.ones(1)
+
+    def model(a: Tensor, b: Tensor) -> None:
+        observe(w() * a + x, 1.0, b)
+
+    found = []
+    for compile in (True, False):
+        pyro.clear_param_store()
+        guide = pd.AutoMeanField(model)
+        torch.manual_seed(0)
+        guide(x, x)
+        svi = pd.SVI(model, guide, pyro.optim.Adam({"lr": 0.0}), pd.ELBO(per_example=False), compile=compile)
+        found.append([])
+        for given in ((x, x), (x, 5 * x), (3 * x, x), (7 * x, 2 * x)):
+            torch.manual_seed(0)
+            found[-1].append(svi.step(*given))
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
 
 
 @pytest.mark.deep
