@@ -99,8 +99,8 @@ class Stream:
         self._waiting: list[Call] = [self.first]  # read, and not trained on yet
 
     def example(self) -> list[Tensor]:
-        """Return the tensors of the first batch."""
-        return [self._placed(leaf) for leaf in self._example]
+        """Return the tensors of the first batch, each by itself: two of them that are one may differ in the next."""
+        return [self._placed(leaf).detach() for leaf in self._example]
 
     def usual(self, inputs: list[Tensor]) -> bool:
         """Whether a batch has the shapes of the first one, for which the step is compiled."""

@@ -138,6 +138,19 @@ def test_training_does_not_depend_on_what_loading_draws(data: tuple[Tensor, Tens
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("compile", [False, "traced"])
+def test_a_batch_that_holds_one_tensor_twice_is_like_others(compile: Any) -> None:
+    x, found = torch.ones(4, 2), []
+    for targets in (x, x.clone()):
+        batches: Any = [(x, targets), (x, 5 * x), (2 * x, x)]
+        model = pd.BayesianNet(nn.Linear(2, 2))
+        guide = pd.AutoDropout(model, keep=1.0, init=lambda name, shape: torch.zeros(shape))
+        loader = DataLoader(batches, batch_size=None)
+        how: Any = {"steps": 3, "num_data": 12, "lr": 1e-9, "seed": 0, "compile": compile, "progress": False}
+        found.append(pd.fit(model, guide, loader, **how).losses)
+    torch.testing.assert_close(found[0], found[1])
+
+
 class Count(IterableDataset[Any]):
     """A stream of pairs, without a length."""
 
