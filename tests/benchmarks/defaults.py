@@ -73,17 +73,18 @@ def built(rows: Rows, depth: int, width: int, guide: str, prior: str, seed: int)
 def trained(rows: Rows, depth: int, width: int, guide: str, prior: str, steps: list[int]) -> Any:
     """Yield (steps, model and guide of each seed) after each number of steps."""
     x, y = rows.train
-    how: Any = {"batch_size": BATCH, "seed": 0, "compile": "traced" if x.is_cuda else "auto"}
+    how: Any = {"batch_size": BATCH, "compile": "traced" if x.is_cuda else "auto"}
     build = lambda seed: built(rows, depth, width, guide, prior, seed)  # noqa: E731 - a fleet names the argument
     if not guides()[guide].per_site:
         for count in steps:
             pair = build(0)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", pd.errors.IgnoredInputsWarning)
-                pd.fit(*pair, x, y, steps=count, progress=False, **how)
+                pd.fit(*pair, x, y, steps=count, progress=False, seed=0, **how)
             yield count, [pair]
         return
     fleet = pd.Fleet(build, {"seed": list(SEEDS)})
+    torch.manual_seed(0)
     run, done = fleet.prepare(x, y, steps=max(steps), **how), 0
     for count in steps:
         while done < count:

@@ -34,11 +34,6 @@ def fleet() -> pd.Fleet:
     return pd.Fleet(lambda k: pair(), {"k": [0, 1]})
 
 
-def fleet_of_dropout() -> pd.Fleet:
-    torch.manual_seed(0)
-    return pd.Fleet(lambda k: pair(pd.AutoDropout), {"k": [0, 1]})
-
-
 def estimator(seed: int) -> Any:
     made: Any = pd.DropoutRegressor(max_steps=5, random_state=seed)
     return made.fit(X.numpy(), X[:, 0].numpy())
@@ -56,7 +51,6 @@ ACTS: dict[str, Callable[[int], Any]] = {
     "fit an Ensemble": lambda seed: pd.fit(*pair(members), *DATA, steps=2, seed=seed, **QUICK),
     "Ensemble.__init__": lambda seed: pd.Ensemble(pair()[0], members=2, seed=seed),
     "Fleet.fit": lambda seed: fleet().fit(*DATA, steps=2, seed=seed, **QUICK),
-    "Fleet.prepare": lambda seed: fleet().prepare(*DATA, steps=2, seed=seed, compile=False).advance(2),
     "FiniteRank.__init__": lambda seed: paper.FiniteRank("relu", 5, 1, seed=seed),
     "Support.of": lambda seed: judging.Support.of(torch.sin(torch.arange(80.0)).view(40, 2), seed=seed),
     "compare": lambda seed: pd.compare(pair()[0], {"a": pd.AutoMeanField}, DATA, DATA, seeds=[seed], steps=2, **QUICK),
@@ -106,12 +100,3 @@ def test_every_public_function_with_a_seed_is_here() -> None:
     takes = {name for name, each in (methods | functions).items() if "seed" in inspect.signature(each).parameters}
     unseen = {"LinearisedPrediction.__init__", "SecondLayer.__init__"}  # by predict; as FiniteRank
     assert takes - unseen <= set(ACTS)
-
-
-def test_a_prepared_fleet_draws_from_its_seed_alone() -> None:
-    found = []
-    for k in range(2):
-        run = fleet_of_dropout().prepare(*DATA, steps=4, batch_size=8, seed=3, compile=False)
-        torch.manual_seed(k)
-        found.append(torch.cat([run.advance(2), torch.rand(2, 2).mul(0), run.advance(2)]))
-    assert torch.equal(*found)

@@ -95,7 +95,7 @@ def test_fleets_ensembles_and_svi_take_it() -> None:
         return model, pd.AutoDropout(model, keep=0.9)
 
     seen, fleet = _Seen(), pd.Fleet(build, {"seed": [0, 1]})
-    run = fleet.prepare(x, y, steps=2, compile=False, precision="bf16", seed=0)
+    run = fleet.prepare(x, y, steps=2, compile=False, precision="bf16")
     with seen:
         run.advance(2)
     assert seen.products == {torch.bfloat16}

@@ -6,11 +6,9 @@ is one program, in which a layer of all replicas is one batched matrix product.
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import pyro
 import torch
 from torch import Tensor
 
@@ -22,9 +20,9 @@ from pyro_dropout.generative.inputs import AnyInputs, check_pairs, inputs_of, na
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.precision import Precision, check_precision, products_in
 from pyro_dropout.generative.process_lock import RUNNING
-from pyro_dropout.generative.random_state import RandomState, forked, generators_stay, random_state, set_random_state
+from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.guides.summary import note_training
-from pyro_dropout.mathematics.checks import check_positive
+from pyro_dropout.mathematics.checks import check_positive, check_seed
 from pyro_dropout.protocols import Record
 from pyro_dropout.training.batches import Batches
 from pyro_dropout.training.checkpoints.fingerprint import told_loss, told_update
@@ -40,7 +38,14 @@ from pyro_dropout.training.loop import loop
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.loss.learned_widths import set_best_widths, widths_kept
 from pyro_dropout.training.optimisers import Schedule, Update, chosen, clock
-from pyro_dropout.training.preflight import check_duration, check_gradients, check_how, check_targets, check_trained
+from pyro_dropout.training.preflight import (
+    LARGEST_SEED,
+    check_duration,
+    check_gradients,
+    check_how,
+    check_targets,
+    check_trained,
+)
 from pyro_dropout.training.runner import TrainingRun, surroundings
 
 Rate = float | Tensor | Sequence[float]  # a learning rate, or one for each replica
@@ -52,23 +57,6 @@ class FleetRun(TrainingRun):
     total: int  # steps that fit takes
     names: list[str]  # of each of ``values``: its path in the first replica's model or guide
     facts: Callable[[], Record]  # what must be the same when the training is resumed
-    random: RandomState | None  # of the generators that a seed has started; None for those of the process
-
-    def take_generators(self) -> None:
-        """Continue with the generators of the whole process, which a checkpoint contains."""
-        if self.random is not None:
-            set_random_state(self.random)
-            self.random = None
-
-    def advance(self, steps: int) -> Tensor:
-        """Take some steps, with the run's own generators if it has any; return the losses before each."""
-        if self.random is None:
-            return super().advance(steps)
-        with forked():
-            set_random_state(self.random)
-            losses = super().advance(steps)
-            self.random = random_state()
-        return losses
 
 
 class Fleet:
@@ -118,12 +106,9 @@ class Fleet:
         return iter(self._replicas)
 
     def to(self, device: torch.device | str) -> "Fleet":
-        """Move all replicas to a device, each tensor of all of them in one copy."""
-        own = ([tensor for part in pair for tensor in (*part.parameters(), *part.buffers())] for pair in self)
-        for tensors in zip(*own, strict=True):
-            if any(tensor.device != torch.device(device) for tensor in tensors):
-                for tensor, moved in zip(tensors, torch.stack([t.detach() for t in tensors]).to(device), strict=True):
-                    tensor.data = moved
+        """Move all replicas to a device."""
+        for part in (part for pair in self for part in pair):
+            part.to(device)
         return self
 
     def place(self) -> torch.device:
@@ -156,6 +141,7 @@ class Fleet:
         *,
         progress: bool = True,
         checkpoint: str | Path | Checkpoint | None = None,
+        seed: int | None = None,
         **options: Any,
     ) -> History:
         """Train all replicas, each on its own rows of one data set.
@@ -168,17 +154,19 @@ class Fleet:
             y: targets.
             progress: show a progress bar.
             checkpoint: a folder for checkpoints, or a ``Checkpoint``; as in ``fit``, the same call resumes from it.
+            seed: for weight draws and mini-batches; the random generators are left as they were.
             options: those of ``prepare``: ``steps`` or ``epochs``, ``indices``, ``batch_size``, ``lr``, ``optim``,
-                ``schedule``, ``clip_norm``, ``loss``, ``compile``, ``precision``, ``seed``, ``device``.
+                ``schedule``, ``clip_norm``, ``loss``, ``compile``, ``precision``, ``device``.
 
         Returns:
             The history, with losses (steps, E).
         """
-        kept = nullcontext() if options.get("seed") is None else forked()
-        with RUNNING, kept, curvature_after(self, x, y, options) as finished:
+        check_seed(seed, 0, LARGEST_SEED)
+        place = torch.device(options.get("device") or self.place())
+        with RUNNING, seeded(seed, place), curvature_after(self, x, y, options) as finished:
             run = self.prepare(x, y, **options)
-            run.take_generators()
-            keeper = None if checkpoint is None else Keeper(checkpoint, run, *self[0], run.facts(), None)
+            facts = run.facts() | {"seed": seed}
+            keeper = None if checkpoint is None else Keeper(checkpoint, run, *self[0], facts, None)
             history = loop(run, run.total, progress, keeper=keeper)
             history.losses[-1:, ~finite_rows(run.values).cpu()] = torch.nan  # what the last step breaks after its loss
             history = finished(history)
@@ -197,7 +185,6 @@ class Fleet:
             )
         return history
 
-    @generators_stay
     def prepare(
         self,
         x: Any,
@@ -214,7 +201,6 @@ class Fleet:
         loss: Loss | None = None,
         compile: HowCompiled = "auto",
         precision: Precision = "float32",
-        seed: int | None = None,
         device: torch.device | str | None = None,
     ) -> FleetRun:
         """Return the training of all replicas, ready to start, for callers that take its steps themselves.
@@ -237,7 +223,6 @@ class Fleet:
             loss: ``ELBO()`` by default.
             compile: "auto", "traced", True or False, as in ``fit``.
             precision: "float32", or "bf16", as in ``fit``.
-            seed: for weight draws and mini-batches; the random generators are left as they were.
             device: where to train; everything is moved there. By default, where the replicas are.
 
         Example:
@@ -267,7 +252,7 @@ class Fleet:
                 "a fleet draws weights for each data point, but this network takes all its points at once"
                 " (whole_batch=True). Train its replicas one by one with fit."
             )
-        check_how(clip_norm, device, seed=seed, schedule=schedule, loss=loss, optim=optim)
+        check_how(clip_norm, device, schedule=schedule, loss=loss, optim=optim)
         check_targets(self[0][0], x, y)
         rows = rows_of(x, indices, len(self))
         own = optim.lr if isinstance(optim, Update) else 1e-3
@@ -278,8 +263,6 @@ class Fleet:
                 f"a fleet has its optimiser inside its step, and {update.name} would hold the parameters of one replica"
                 " at most. Use 'adam', 'adamw', 'sgd' or an Update."
             )
-        if seed is not None:
-            pyro.set_rng_seed(seed)
         place = self.place() if device is None else device
         self.to(place)
         data = ModelCall(None, (x, y)).trainable().to(place)
@@ -322,7 +305,7 @@ class Fleet:
             shared = tree_map(lambda _: None, (x, y))
             step.solo = Solo(solo, example, (*example[:2], rate, rate, settings, *shared, rows))
             run = FleetRun(step, write=write, batches=batches, compile=how)
-        run.total, run.random = total, None if seed is None else random_state()
+        run.total = total
         told = settings_of(*self[0])  # without prior widths that were found from data
         fixed = [name in told or "prior_scale/" not in name for name in places.names]
         run.facts = lambda: {
@@ -332,7 +315,6 @@ class Fleet:
             "batch": batch,
             "update": told_update(update),
             "loss": told_loss(loss, self[0][0]),
-            "seed": seed,
             **({} if precision == "float32" else {"precision": precision}),
         }
         paths = {id(parameter): path for path, parameter in tensors_of(*self[0]).items()}
