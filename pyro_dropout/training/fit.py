@@ -33,7 +33,7 @@ from pyro_dropout.training.collapse import note_learned
 from pyro_dropout.training.compile.functional import Loss
 from pyro_dropout.training.ensemble.ensemble_training import check_members, train_ensemble
 from pyro_dropout.training.history import History
-from pyro_dropout.training.laplace.after_training import as_points, finish_on
+from pyro_dropout.training.laplace.laplace import as_points, finish_on
 from pyro_dropout.training.loader import loader_of
 from pyro_dropout.training.loop import loop
 from pyro_dropout.training.loss.elbo import ELBO

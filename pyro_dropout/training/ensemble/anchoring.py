@@ -27,16 +27,14 @@ from pyro_dropout.generative.priors import Tempered
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.guides.points import Anchors, anchor_seed
+from pyro_dropout.mathematics.row_mixture_distribution import LOG_2PI
 from pyro_dropout.mathematics.shapes import base_distribution
-from pyro_dropout.protocols import Distribution, Message, Trace
+from pyro_dropout.protocols import Distribution, Message
 from pyro_dropout.training.loss.temperature import Marks, numbers_of, share_of_data
 
 if TYPE_CHECKING:
     from pyro_dropout.guides.base import SiteGuide
     from pyro_dropout.guides.ensemble import Ensemble
-
-_LOG_ROOT_2PI = 0.9189385332046727
-
 
 # What makes the members' problems differ; every tensor has the members as its first dimension.
 #   anchors: by latent site, how far the anchor is from the prior's centre, in unconstrained space.
@@ -69,11 +67,11 @@ class Anchoring(Messenger):
         self._shown: dict[str, Tensor] = {}
 
     def _pyro_post_sample(self, msg: Message) -> None:
-        if is_subsample(msg):
+        if site_is_subsample(msg):
             self._shown[msg["name"]] = msg["value"]
 
     def _pyro_sample(self, msg: Message) -> None:
-        if is_subsample(msg) or is_deterministic(msg):
+        if site_is_subsample(msg) or (msg["infer"] or {}).get("_deterministic"):
             return
         name, fn = msg["name"], msg["fn"]
         if not msg["is_observed"]:
@@ -106,16 +104,6 @@ class Anchoring(Messenger):
         if rows and self._rows is not None and not plates_of(msg) and values.shape != msg["fn"].shape():
             values = values[self._rows]  # a site in no plate whose first dimension is the data points
         return values
-
-
-def is_subsample(msg: Trace) -> bool:
-    """Whether a site is the choice of a plate's elements."""
-    return bool(site_is_subsample(msg))
-
-
-def is_deterministic(msg: Message) -> bool:
-    """Whether a site only records a value."""
-    return bool(msg["infer"] and msg["infer"].get("_deterministic"))
 
 
 def plates_of(msg: Message) -> list[CondIndepStackFrame]:
@@ -153,15 +141,14 @@ class FreeDensity(dist.TorchDistribution):
 
     @constraints.dependent_property(is_discrete=False)
     def support(self) -> constraints.Constraint:
-        """That of the distribution."""
+        """That of the prior: a distribution that is moved in unconstrained space may not know it."""
         return self._support
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return log p(T(u)) + log |dT/du| at u = T⁻¹(value)."""
         map_to = biject_to(self._support)
         volume = map_to.log_abs_det_jacobian(map_to.inv(value), value)
-        lead = len(self.batch_shape)
-        found: Tensor = self.p.log_prob(value) + sum_rightmost(volume, volume.dim() - lead)
+        found: Tensor = self.p.log_prob(value) + sum_rightmost(volume, volume.dim() - len(self.batch_shape))
         return found
 
 
@@ -181,17 +168,12 @@ class PerturbedNormal(dist.Normal):
         """Return the log density of value + width · noise; its gradient in the width is that at the value itself."""
         width = self.scale.detach()
         miss = (value + width * self.noise - self.loc) / width
-        found: Tensor = -0.5 * miss.square() - width.log() - _LOG_ROOT_2PI
+        found: Tensor = -0.5 * miss.square() - width.log() - 0.5 * LOG_2PI
         if self.scale.requires_grad:
             own = -self.scale.log() - 0.5 * ((value - self.loc.detach()) / self.scale).square()
             own = own if self.weight is None else self.weight * own
             found = found + own - own.detach()
         return found
-
-
-def has_noise(p: Distribution) -> bool:
-    """Whether targets can be perturbed by noise: one number for each; others have random weights."""
-    return isinstance(base_distribution(p), Normal)
 
 
 def free_points(ensemble: "Ensemble") -> frozenset[str]:
@@ -250,8 +232,9 @@ def perturbation(
         raise PyroDropoutError("the model observes nothing with these arguments, so there is nothing to train on.")
     for name, site in observed.items():
         _check_plates(name, site, batch, count)
-    shapes = {name: _whole(site, batch, count) for name, site in observed.items() if has_noise(site["fn"])}
-    sizes = dict(_elements(name, site, batch, count) for name, site in observed.items() if name not in shapes)
+    noisy = {name: site for name, site in observed.items() if isinstance(base_distribution(site["fn"]), Normal)}
+    shapes = {name: _whole(site, batch, count) for name, site in noisy.items()}
+    sizes = dict(_elements(name, site, batch, count) for name, site in observed.items() if name not in noisy)
     rows = []
     device = next(template.parameters()).device
     for seed in seeds:
@@ -276,10 +259,10 @@ def _weights(shape: torch.Size, heat: float) -> Tensor:
 
 def _depends(p: Distribution, latent: list[Tensor]) -> bool:
     """Whether this is a Gaussian whose width depends on latent values."""
-    width = base_distribution(p).scale if has_noise(p) else None
-    if width is None or not width.requires_grad:
+    base = base_distribution(p)
+    if not isinstance(base, Normal) or not base.scale.requires_grad:
         return False
-    slopes = torch.autograd.grad(width.sum(), latent, allow_unused=True, retain_graph=True)
+    slopes = torch.autograd.grad(base.scale.sum(), latent, allow_unused=True, retain_graph=True)
     return any(slope is not None and bool((slope != 0).any()) for slope in slopes)
 
 
@@ -304,15 +287,15 @@ def _elements(name: str, site: Message, batch: int, count: int) -> tuple[str, in
 
     It is the plate as long as the data; if none is, or several are, the outermost.
     """
-    plates = plates_of(site)
-    if not plates:
+    sizes = {plate.name: _size(plate, batch, count) for plate in plates_of(site)}
+    if not sizes:
         raise PyroDropoutError(
             f"site {name!r} is no Normal and in no plate, so the data points of an anchored ensemble cannot be told"
             ' apart. Put it in pyro.plate("data", N), or use Ensemble(..., anchored=False).'
         )
-    as_long = [plate for plate in plates if _size(plate, batch, count) == count]
-    plate = as_long[0] if len(as_long) == 1 else plates[0]
-    return plate.name, _size(plate, batch, count)
+    as_long = [plate for plate, size in sizes.items() if size == count]
+    plate = as_long[0] if len(as_long) == 1 else next(iter(sizes))
+    return plate, sizes[plate]
 
 
 def _check_plates(name: str, site: Message, batch: int, count: int) -> None:

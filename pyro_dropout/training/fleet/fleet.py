@@ -33,7 +33,7 @@ from pyro_dropout.training.collapse import warn_of_replicas
 from pyro_dropout.training.compile.functional import Buffers, Loss, Parameters, loss_and_gradients, make_step
 from pyro_dropout.training.fleet.replicas import Replica, build_replicas, finite_rows, over_replicas, rows_of, stacked
 from pyro_dropout.training.history import History
-from pyro_dropout.training.laplace.after_training import curvature_after
+from pyro_dropout.training.laplace.laplace import curvature_after
 from pyro_dropout.training.loop import loop
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.loss.learned_widths import set_best_widths, widths_kept

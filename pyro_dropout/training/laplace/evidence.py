@@ -175,36 +175,33 @@ def maximise_evidence(
 
     weights = weights_at(model, model)
     tau = _number(net.likelihood.tau.detach()) if isinstance(net.likelihood, Gaussian) else None
-    best: tuple[float, AutoLaplace, Any, dict[str, Tensor], list[warnings.WarningMessage]] | None = None
+    best: tuple[float, Weights, Any, dict[str, Tensor]] | None = None
     trace, idle, way, anchor = list[float](), 0, 1.0, -math.inf
-    with _settings_held(net), tqdm(total=rounds, disable=not progress, unit="round") as bar:
-        for number in range(rounds):
-            with warnings.catch_warnings(record=True) as said:
-                warnings.simplefilter("always")
+    with _settings_held(net):
+        with tqdm(total=rounds, disable=not progress, unit="round") as bar, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of points beside the maximum: the best one is looked at again
+            for number in range(rounds):
                 weights = trained(weights, number)
                 guide = measured(model, weights, x, y, structure)
-            trace.append(guide.log_evidence().item())
-            bar.update()
-            bar.set_postfix_str(f"log evidence {trace[-1]:.1f}")
-            gain = trace[-1] - (-math.inf if best is None else best[0])
-            if best is None or gain > 0:
-                best = trace[-1], guide, tau, _copied(net.state_dict()), said
-            way = min(1.0, 2 * way) if gain >= tolerance else way if gain > 0 else max(_SHORTEST, way / 2)
-            idle += 1
-            if trace[-1] - anchor >= tolerance:  # in one round, or in several that count together
-                idle, anchor = 0, trace[-1]
-            if idle == _PATIENCE or number == rounds - 1:
-                break
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of points beside the maximum
+                trace.append(guide.log_evidence().item())
+                bar.update()
+                bar.set_postfix_str(f"log evidence {trace[-1]:.1f}")
+                gain = trace[-1] - (-math.inf if best is None else best[0])
+                if best is None or gain > 0:
+                    best = trace[-1], weights, tau, _copied(net.state_dict())
+                way = min(1.0, 2 * way) if gain >= tolerance else way if gain > 0 else max(_SHORTEST, way / 2)
+                idle += 1
+                if trace[-1] - anchor >= tolerance:  # in one round, or in several that count together
+                    idle, anchor = 0, trace[-1]
+                if idle == _PATIENCE or number == rounds - 1:
+                    break
                 names = [NOISE] * ("tau" in wanted) + sites_of(guide) * ("length_scales" in wanted)
                 slope = evidence_slope(model, guide, x, y, names)
-            tau = _changed(net, tau, {name: way * step for name, step in uphill(guide, slope).items()})
+                tau = _changed(net, tau, {name: way * step for name, step in uphill(guide, slope).items()})
         assert best is not None
-        found, guide, tau, state, said = best
+        found, weights, tau, state = best
         net.load_state_dict(state)
-    for each in said:
-        warnings.warn(each.message, each.category, stacklevel=3)
+        guide = measured(model, weights, x, y, structure)
     if idle < _PATIENCE:
         warnings.warn(f"log p(D) may rise further: the search ended after {rounds} rounds. Give more.", stacklevel=3)
     lengths = {name: _number(1 / net.prior_scale(name).to(F64)) for name in sites_of(guide)}

@@ -2,7 +2,8 @@
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -10,9 +11,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
-from pyro_dropout.generative.inputs import AnyInputs, takes_all
+from pyro_dropout.generative.inputs import AnyInputs, inputs_of, takes_all
 from pyro_dropout.generative.jacobians import last_layer
 from pyro_dropout.generative.likelihoods import Gaussian
+from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.own_noise import check_no_noise
 from pyro_dropout.generative.process_lock import modules_stay, one_at_a_time
 from pyro_dropout.generative.random_state import forked
@@ -23,11 +25,12 @@ from pyro_dropout.mathematics.checks import check_count, check_finite, describe
 from pyro_dropout.mathematics.curvature import Curvature
 from pyro_dropout.mathematics.curvature_blocks import F64, Dense, Kronecker
 from pyro_dropout.mathematics.shapes import base_distribution
-from pyro_dropout.protocols import HasMean, PyroModel, Weights
+from pyro_dropout.protocols import HasMean, PyroModel, Record, Weights
+from pyro_dropout.training.history import History
 from pyro_dropout.training.laplace.curvature import ASKER, JacobianSums, Sums, checked_batch, inside, network_in
-from pyro_dropout.training.laplace.kronecker import KroneckerSums
+from pyro_dropout.training.laplace.kronecker import KroneckerSums, layers_of
 from pyro_dropout.training.laplace.tuned_prior import Pair, judge_on_training_data, tune_prior
-from pyro_dropout.training.loader import divided, number_of_data
+from pyro_dropout.training.loader import Target, divided, number_of_data
 
 _JUDGED = 100  # training data whose confidence is looked at
 _LARGEST = 16_384  # weights with one matrix: 2 GB in float64
@@ -286,3 +289,78 @@ def _warn_unless_trained(guide: AutoLaplace, gradient: Mapping[str, Tensor]) -> 
             " end.",
             stacklevel=3,
         )
+
+
+# --- at the end of a training -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def as_points(model: PyroModel, guide: object, loss: object) -> Iterator[None]:
+    """Within this context an ``AutoLaplace`` is points; raise if its structure does not describe the model.
+
+    If the context ends with an error and the points are where they were, their curvature is that of before.
+    """
+    if not isinstance(guide, AutoLaplace):
+        yield
+        return
+    temperature = getattr(loss, "temperature", 1.0)
+    if not callable(temperature) and temperature != 1.0:
+        raise PyroDropoutError(
+            f"AutoLaplace is a Gaussian at the maximum of the posterior, and with ELBO(temperature={temperature:g}) the"
+            " maximum is elsewhere. Leave temperature out, or give a schedule that ends at 1, such as warm_up(1000)."
+        )
+    if not all(hasattr(model, name) for name in ("evaluate", "prior_of", "likelihood")):
+        raise PyroDropoutError(
+            f"AutoLaplace needs the BayesianNet that it was made with; got {type(model).__name__}, whose curvature is"
+            " not known."
+        )
+    if guide.structure == "kron":
+        net = network_in(model)
+        layers_of(net, list(net.sites))
+    before = guide.curvature if guide.finished else None
+    points = {name: value.clone() for name, value in guide.point().items()}
+    guide.set_curvature(None)
+    try:
+        yield
+    except BaseException:
+        if not guide.finished and all(torch.equal(value, points[name]) for name, value in guide.point().items()):
+            guide.set_curvature(before)
+        raise
+
+
+def finish_on(
+    guide: object,
+    call: ModelCall,
+    loader: DataLoader[Any] | None,
+    target: Target,
+    batch_size: int | None,
+    held_out: ModelCall | None = None,
+) -> None:
+    """Add the curvature of a call's data, or of a loader's, to an ``AutoLaplace``; held-out data tune its width."""
+    if isinstance(guide, AutoLaplace):
+        x, y, *number = call.args
+        batches = batches_of(call.model, x, y) if loader is None else batches_of(call.model, loader, None, target)
+        num_data = number[0] if number else call.kwargs.get("num_data")
+        validation = None if held_out is None else held_out.args
+        finish(guide, call.model, batches, batch_size=batch_size, num_data=num_data, validation=validation)
+
+
+@contextmanager
+def curvature_after(
+    replicas: Iterable[tuple[Any, Any]], x: object, y: Tensor, options: Record
+) -> Iterator[Callable[[History], History]]:
+    """Yield what finishes the replicas of a fleet that have not diverged, each on its own rows of the data."""
+    pairs = list(replicas)
+
+    def finished(history: History) -> History:
+        inputs, rows = inputs_of(x), options.get("indices")
+        for k, (model, guide) in enumerate(pairs):
+            if isinstance(guide, AutoLaplace) and not bool(history.diverged[k]):
+                own = slice(None) if rows is None else rows[k].to(y.device)
+                finish(guide, model, [(inputs[own], y[own])], batch_size=options.get("batch_size"))
+        return history
+
+    with ExitStack() as stack:
+        for model, guide in pairs:
+            stack.enter_context(as_points(model, guide, options.get("loss")))
+        yield finished
