@@ -29,7 +29,7 @@ from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.guides.points import Anchors, anchor_seed
 from pyro_dropout.mathematics.row_mixture_distribution import LOG_2PI
 from pyro_dropout.mathematics.shapes import base_distribution
-from pyro_dropout.protocols import Distribution, Message
+from pyro_dropout.protocols import Distribution, Message, Trace
 from pyro_dropout.training.loss.temperature import Marks, numbers_of, share_of_data
 
 if TYPE_CHECKING:
@@ -66,11 +66,11 @@ class Anchoring(Messenger):
         self._rows, self._free, self._heat = rows, free, heat
         self._shown: dict[str, Tensor] = {}
 
-    def _pyro_post_sample(self, msg: Message) -> None:
+    def _pyro_post_sample(self, msg: Trace) -> None:
         if site_is_subsample(msg):
             self._shown[msg["name"]] = msg["value"]
 
-    def _pyro_sample(self, msg: Message) -> None:
+    def _pyro_sample(self, msg: Trace) -> None:
         if site_is_subsample(msg) or (msg["infer"] or {}).get("_deterministic"):
             return
         name, fn = msg["name"], msg["fn"]
