@@ -13,7 +13,6 @@ from scipy import stats
 from torch import Tensor, nn
 
 import pyro_dropout as pd
-from pyro_dropout.references.nuts.nuts import function_rhat
 
 QUIET: Any = {"progress": False}
 
@@ -42,7 +41,6 @@ def test_a_linear_model_has_its_conjugate_posterior(dtype: torch.dtype) -> None:
         square = (draws[..., k] - mean[k]) ** 2
         assert abs(draws[..., k].mean() - mean[k]) < 3 * mcse(draws[..., k])
         assert abs(square.mean() - exact.covariance[k, k]) < 3 * mcse(square)
-    assert function_rhat(model, found, x).max() < 1.01
 
 
 @pytest.mark.deep

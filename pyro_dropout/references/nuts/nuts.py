@@ -120,7 +120,9 @@ def nuts(
     lost = sum(chain.diverged for chain in ran)
     posterior = SampledPosterior(weights, divergences=lost, seconds=time.perf_counter() - began)
     doubts = _of_lost(posterior, plan)
-    if posterior.num_chains > 1 and posterior.num_draws >= 4:  # R-hat needs two draws in each half of a chain
+    if posterior.num_chains == 1:
+        doubts.append("R-hat needs at least two chains, and there is one; use chains=4.")
+    elif posterior.num_draws >= 4:  # R-hat needs two draws in each half of a chain
         try:
             doubts += _of_disagreement(*_disagreement(call, posterior, z, energy), ran, plan)
         except (Exception, KeyboardInterrupt) as cause:
@@ -135,21 +137,16 @@ def nuts(
     return posterior
 
 
-def function_rhat(model: nn.Module, posterior: SampledPosterior, points: Tensor) -> Tensor:
-    """Return R-hat of the model's outputs at ``points``, (N, D)."""
-    with evaluating(model):
-        points = points.to(place_of([model]))
-        total = posterior.num_chains * posterior.num_draws
-        f = WholeFunctions(model, posterior).outputs(posterior.draws_at(torch.arange(total)), points, total)
-    return posterior.rhat_of(f.reshape(posterior.num_chains, posterior.num_draws, *f.shape[1:]))
-
-
 def _disagreement(call: ModelCall, posterior: SampledPosterior, z: Tensor, energy: Energy) -> tuple[float, str]:
     """Return the largest R-hat, and its quantity: the function's values, or a site in unconstrained space."""
     if speaks_by_likelihood(call):
-        x = call.args[0]
-        spread = torch.linspace(0, len(x) - 1, min(len(x), _MOST_POINTS)).round().long()
-        return float(function_rhat(call.model, posterior, x[spread.to(x.device)]).max()), "the function"
+        x, shape = call.args[0], (posterior.num_chains, posterior.num_draws)
+        x = x[torch.linspace(0, len(x) - 1, min(len(x), _MOST_POINTS)).round().long().to(x.device)]
+        with evaluating(call.model):
+            total = shape[0] * shape[1]
+            draws = posterior.draws_at(torch.arange(total))
+            f = WholeFunctions(call.model, posterior).outputs(draws, x.to(place_of([call.model])), total)
+        return float(posterior.rhat_of(f.reshape(*shape, *f.shape[1:])).max()), "the function"
     each = {name: float(posterior.rhat_of(part).max()) for name, part in energy.parts(z)}
     worst = max(each, key=lambda name: each[name])
     return each[worst], f"site {worst!r}"
@@ -157,18 +154,15 @@ def _disagreement(call: ModelCall, posterior: SampledPosterior, z: Tensor, energ
 
 def _of_lost(posterior: SampledPosterior, plan: Plan) -> list[str]:
     """Return warnings about divergent trajectories, and what to do."""
-    found = []
-    if posterior.divergences:
-        total = posterior.num_chains * plan.samples
-        higher = 1 - (1 - plan.target_accept) / 4
-        cure = f"Set target_accept={higher:.3g} (now {plan.target_accept:g}), which takes shorter steps."
-        if posterior.divergences > total / 50 or plan.target_accept > 0.98:
-            cure += " If many remain, narrow the prior, or use pyro.infer.reparam.LocScaleReparam."
-        lost = f"{posterior.divergences} of {total} trajectories diverged"
-        found.append(f"{lost}: parts of the posterior may be missing. {cure}")
-    if posterior.num_chains == 1:
-        found.append("R-hat needs at least two chains, and there is one; use chains=4.")
-    return found
+    if not posterior.divergences:
+        return []
+    total = posterior.num_chains * plan.samples
+    higher = 1 - (1 - plan.target_accept) / 4
+    cure = f"Set target_accept={higher:.3g} (now {plan.target_accept:g}), which takes shorter steps."
+    if posterior.divergences > total / 50 or plan.target_accept > 0.98:
+        cure += " If many remain, narrow the prior, or use pyro.infer.reparam.LocScaleReparam."
+    lost = f"{posterior.divergences} of {total} trajectories diverged"
+    return [f"{lost}: parts of the posterior may be missing. {cure}"]
 
 
 def _of_disagreement(worst: float, what: str, ran: list[ChainResult], plan: Plan) -> list[str]:
