@@ -2,7 +2,8 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -64,9 +65,9 @@ def fit(
     with _claimed(out, make=True):
         _check_new(out)
         table = read(path, reading)
-        with plain_warnings():
+        with plain_warnings(), _choosing(out) as before:
             facts = table, str(path.resolve()), sha256_of(path), reading, training, wanted
-            run, said, _ = plan_table(*facts, device=where, progress=not quiet)
+            run, said, _ = plan_table(*facts, device=where, progress=not quiet, checkpoint=before)
         run.write(out)
         _train(run, table, out, where, checkpoint_every, as_json, quiet, said)
 
@@ -115,14 +116,8 @@ def _train(
     advice = f"to continue: {PROGRAM} resume {folder}"
     how: Any = {"device": device, "progress": not quiet}
     how["checkpoint"] = Checkpoint(folder / CHECKPOINTS, every=every, run=run.identity)
-    try:
-        with plain_warnings():
-            fitted, history = train_run(run, data, said, **how)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"; {advice}") from None
-    except SystemExit:
-        complain(f"stopped; {advice}")
-        raise
+    with plain_warnings(), _advised(lambda: advice):
+        fitted, history = train_run(run, data, said, **how)
     scores, loss = fitted.scores, float(history.losses[-1])
     record = {"steps": history.steps, "last_loss": loss, "scores": scores}
     try:
@@ -161,6 +156,39 @@ def _told(scores: dict[str, float], rows: int) -> list[str]:
     wrong = off_level(held, rows)
     verdict = f": they are too {wrong}" if wrong else ""
     return [*told, f"Intervals are not calibrated: {before}{verdict}."]
+
+
+@contextlib.contextmanager
+def _advised(advice: Callable[[], str]) -> Iterator[None]:
+    """Say how to continue if a signal ends a training."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"; {advice()}") from None
+    except SystemExit as stop:
+        complain(f"stopped; {advice()}")
+        raise SystemExit(stop.code) from None
+
+
+@contextlib.contextmanager
+def _choosing(folder: Path) -> Iterator[Path]:
+    """Yield where the trainings are kept that choose what to train; only an interruption leaves them there."""
+    from pyro_dropout.tabular.run_folder import CHOOSING
+
+    where, kept = folder / CHOOSING, False
+
+    def advice() -> str:
+        nonlocal kept
+        kept = any(where.rglob("step-*.safetensors"))
+        told = f"the trainings that choose what to train are kept in {where}. To continue, give the same command again."
+        return told if kept else "nothing was written. The same command starts again."
+
+    try:
+        with _advised(advice):
+            yield where
+    finally:
+        if not kept:
+            shutil.rmtree(where, ignore_errors=True)
 
 
 # --- where things go --------------------------------------------------------------------------------------------------
