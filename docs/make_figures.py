@@ -70,6 +70,10 @@ GUIDES: dict[str, tuple[str, Callable[[Any], Any]]] = {
         r"$w \sim \mathcal{N}(m, \mathrm{diag}\,\sigma^2 + VV^\top)$, rank 5",
         lambda model: pdrop.AutoLowRank(model, rank=5, init_scale=0.05),
     ),
+    "AutoFullRank": (
+        r"$w \sim \mathcal{N}(m, LL^\top)$",
+        lambda model: pdrop.AutoFullRank(model, init_scale=0.05),
+    ),
     "AutoConcreteDropout": (
         r"$w_r = z_r m_r,\ z_r \sim \mathrm{Bernoulli}(p)$, $p$ learned",
         lambda model: pdrop.AutoConcreteDropout(model, keep=0.9),
@@ -80,7 +84,8 @@ GUIDES: dict[str, tuple[str, Callable[[Any], Any]]] = {
 def fitted(name: str, model: pdrop.BayesianNet, x: Tensor, y: Tensor, steps: int) -> Any:
     """Fit a guide; the learning rate falls to 3 % of its first value."""
     guide = GUIDES[name][1](model)
-    rate = {"lr": 0.02, "lrd": 0.03 ** (1 / steps)}
+    # The draw of a weight adds up as many correlations ("lower") as there are weights, so these move more slowly.
+    rate = lambda param: {"lr": 4e-4 if "lower" in param else 0.02, "lrd": 0.03 ** (1 / steps)}  # noqa: E731
     svi = pdrop.SVI(
         model, guide, pyro.optim.ClippedAdam(rate), pdrop.ELBO(kl="exact"), compile="auto" if steps > 100 else False
     )

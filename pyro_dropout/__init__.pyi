@@ -31,6 +31,7 @@ from .generative.priors import Prior as Prior
 from .generative.standardised import Standardised as Standardised
 from .guides import AutoConcreteDropout as AutoConcreteDropout
 from .guides import AutoDropout as AutoDropout
+from .guides import AutoFullRank as AutoFullRank
 from .guides import AutoLowRank as AutoLowRank
 from .guides import AutoMeanField as AutoMeanField
 from .guides import AutoMultiplicative as AutoMultiplicative

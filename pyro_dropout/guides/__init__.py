@@ -3,6 +3,7 @@
 from pyro_dropout.guides.concrete import AutoConcreteDropout
 from pyro_dropout.guides.dropout import AutoDropout
 from pyro_dropout.guides.ensemble import Ensemble
+from pyro_dropout.guides.full_rank import AutoFullRank
 from pyro_dropout.guides.laplace import AutoLaplace
 from pyro_dropout.guides.low_rank import AutoLowRank
 from pyro_dropout.guides.mean_field import AutoMeanField
@@ -18,6 +19,7 @@ __all__ = [
     "GUIDES",
     "AutoConcreteDropout",
     "AutoDropout",
+    "AutoFullRank",
     "AutoLaplace",
     "AutoLowRank",
     "AutoMeanField",

@@ -127,7 +127,7 @@ class AutoLowRank(SiteGuide):
     ) -> None:
         super().__init__(model, **options)
         if str(rank) == "full":
-            raise RangeError("rank must be a number; a full covariance matrix is laplace(..., structure='full').")
+            raise RangeError(f"rank must be a number; a full covariance matrix is AutoFullRank(model, per={per!r}).")
         check_count("rank", rank)
         check_choice("per", per, ("layer", "net"))
         self.rank, self.per = rank, per

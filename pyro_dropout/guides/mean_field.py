@@ -50,10 +50,9 @@ class AutoMeanField(SiteGuide):
 
         Example:
             >>> import torch, pyro_dropout as pdrop
-            >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 1, bias=False), likelihood=pdrop.Gaussian(tau=15.0))
-            >>> exact = pdrop.laplace(model, {"weight": torch.zeros(1, 2)}, torch.eye(2), torch.zeros(2, 1))
-            >>> pdrop.AutoMeanField.nearest(exact).posterior("weight").stddev.detach()
-            tensor([[0.2500, 0.2500]])
+            >>> full = pdrop.AutoFullRank(pdrop.BayesianNet(torch.nn.Linear(3, 1)), init_scale=0.5)
+            >>> pdrop.AutoMeanField.nearest(full).posterior("weight").stddev.detach()
+            tensor([[0.5000, 0.5000, 0.5000]])
         """
         made = cls(model_of(guide, model), init=guide)
         set_state(made, log_scale={name: width.log() for name, width in nearest_to(guide, 0)[0].items()})

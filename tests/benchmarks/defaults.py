@@ -54,6 +54,7 @@ from tests.benchmarks.defaults_tables import (
 KEPT = Path(__file__).parents[2] / "out/defaults.json"
 STEPS = (2_000, 20_000)
 SAMPLES, MEMBERS = 100, 8
+WHOLE_MATRIX = 4_000  # weights up to which a guide with a matrix of all of them is trained
 PRIORS = {"default": None, "paper": pd.Prior()}
 ON_NEW = ("dropout", "mean-field", "low-rank", "ensemble", *DOORS)  # what is trained on the new tables
 
@@ -139,6 +140,11 @@ def cells(names: list[str], depths: list[int], widths: list[int], chosen: list[s
     """Return all cells in a random order, plain torch first."""
     nets = list(itertools.product(names, depths, widths))
     found = [[*net, guide, prior] for net in nets for guide in chosen for prior in priors]
+    known = {name: rows_of(name) for name in names}
+    for name, depth, width in nets:
+        x = known[name].train[0]
+        if sum(p.numel() for p in network(x.shape[1], depth, width, known[name].outputs).parameters()) > WHOLE_MATRIX:
+            found = [c for c in found if c[:4] != [name, depth, width, "full-rank"]]
     random.Random(0).shuffle(found)
     return [[*net, "torch", "default"] for net in nets] + found
 

@@ -29,6 +29,7 @@ GUIDES: dict[str, Callable[[Any], Any]] = {
     "concrete": pd.AutoConcreteDropout,
     "multiplicative": pd.AutoMultiplicative,
     "low rank": pd.AutoLowRank,
+    "full rank": pd.AutoFullRank,
     "mixture": pd.AutoRowMixture,
 }
 ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Softplus)
@@ -40,6 +41,7 @@ LIKELIHOODS: dict[str, tuple[Callable[[], Any], Callable[[], nn.Module], int]] =
     "yes or no": (pd.Bernoulli, nn.BCEWithLogitsLoss, 1),
 }
 POINTS, INPUTS = 256, 13
+FULL_RANK_WIDTH = 20  # a covariance of all weights of a layer: with more units its matrix is what takes the time
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ def drawn(count: int, seed: int, guides: Sequence[str] = tuple(GUIDES)) -> list[
         one = Setting(
             guide,
             dice.choice([1, 1, 2, 3]),
-            dice.choice([20, 50, 100]),
+            FULL_RANK_WIDTH if guide == "full rank" else dice.choice([20, 50, 100]),
             dice.choice(ACTIVATIONS),
             dice.choice(list(LIKELIHOODS)),
             dice.choice(["adam", "adam", "adamw", "sgd"]),
@@ -106,7 +108,7 @@ def drawn(count: int, seed: int, guides: Sequence[str] = tuple(GUIDES)) -> list[
 
 def one_by_one() -> list[Setting]:
     """Return 13-50-1 with dropout, and every setting that differs from it in one thing."""
-    guides = [Setting(guide, width=50) for guide in GUIDES]
+    guides = [Setting(guide, width=FULL_RANK_WIDTH if guide == "full rank" else 50) for guide in GUIDES]
     others = [Setting(activation=each) for each in ACTIVATIONS[1:]]
     others += [Setting(likelihood=each) for each in LIKELIHOODS if each != "Gaussian"]
     others += [Setting(optim="adamw"), Setting(optim="sgd"), Setting(schedule=True), Setting(clip=True)]

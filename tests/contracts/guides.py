@@ -8,6 +8,7 @@ from typing import Any
 from pyro_dropout import (
     AutoConcreteDropout,
     AutoDropout,
+    AutoFullRank,
     AutoLowRank,
     AutoMeanField,
     AutoMultiplicative,
@@ -46,6 +47,8 @@ GUIDES: dict[str, Config] = {
     "row-mixture": Config(partial(AutoRowMixture, components=2)),
     "low-rank-layer": Config(partial(AutoLowRank, rank=2)),
     "low-rank-net": Config(partial(AutoLowRank, rank=2, per="net")),
+    "full-rank-net": Config(AutoFullRank),
+    "full-rank-layer": Config(partial(AutoFullRank, per="layer")),
     "concrete": Config(partial(AutoConcreteDropout, keep=0.8), density=False),
 }
 

@@ -28,7 +28,7 @@ def _two(x: Tensor) -> None:
     pyro.sample("y", dist.Normal(slope * x, 1.0).to_event(1), obs=x)
 
 
-@pytest.mark.parametrize("kind", [pd.AutoMeanField, pd.AutoLowRank, pd.AutoDropout])
+@pytest.mark.parametrize("kind", [pd.AutoMeanField, pd.AutoLowRank, pd.AutoDropout, pd.AutoFullRank])
 def test_a_model_without_latent_sites_trains_its_parameters(kind: Any) -> None:
     """As with Pyro's AutoNormal, whole or subsampled; a model without any site is Pyro's error."""
     x = torch.ones(10)

@@ -15,6 +15,7 @@ GUIDES: dict[str, Callable[..., Any]] = {
     "mean field": pd.AutoMeanField,
     "low rank": lambda model, **how: pd.AutoLowRank(model, rank=2, **how),
     "low rank, net": lambda model, **how: pd.AutoLowRank(model, rank=2, per="net", **how),
+    "full rank": pd.AutoFullRank,
     "row mixture": lambda model, **how: pd.AutoRowMixture(model, spread=0.0, bias="gaussian", **how),
     "multiplicative": lambda model, **how: pd.AutoMultiplicative(model, alpha=0.1, **how),
     "concrete": pd.AutoConcreteDropout,
@@ -89,10 +90,11 @@ def shares(guide: Any, x: Tensor) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("name", ["mean field", "low rank", "low rank, net", "row mixture"])
+@pytest.mark.parametrize("name", ["mean field", "low rank", "low rank, net", "full rank", "row mixture"])
 def test_the_noise_of_a_layer_does_not_depend_on_its_width(name: str) -> None:
     torch.manual_seed(0)
-    for width in (4, 400):
+    widths = (4, 40) if name == "full rank" else (4, 400)
+    for width in widths:
         guide = GUIDES[name](pd.BayesianNet(mlp(width)))
         assert shares(guide, torch.randn(50, 3)) == pytest.approx([0.1, 0.1], rel=0.25)
         assert guide.posterior("0.bias").stddev[0].item() == pytest.approx(0.1, rel=1e-3)

@@ -312,7 +312,7 @@ def test_jacobians_are_those_of_finite_differences(kind: str) -> None:
 
 
 @pytest.mark.parametrize("outputs", [pd.Gaussian(tau=4.0), pd.HeteroscedasticGaussian()], ids=["given", "learned"])
-@pytest.mark.parametrize("kind", ["mean-field", "dropout-dropped-bias", "low-rank-net", "full", "kron"])
+@pytest.mark.parametrize("kind", ["mean-field", "dropout-dropped-bias", "low-rank-net", "full-rank", "full", "kron"])
 def test_the_last_layer_needs_no_jacobian(kind: str, outputs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What enters the last layer gives the same as Jacobians do, also in raw units."""
     torch.manual_seed(0)

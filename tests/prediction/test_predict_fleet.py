@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 import pyro_dropout as pd
 from pyro_dropout.prediction.predict_fleet import _ForwardPass
-from tests.guides.test_own_guides import AutoPlain
 
 
 def build(seed: int, keep: float = 0.8, tau: float = 4.0) -> Any:
@@ -104,7 +103,7 @@ def test_a_posterior_that_is_drawn_once_for_all_points_is_refused_with_a_way_out
     def build(seed: int) -> Any:
         torch.manual_seed(seed)
         model = pd.BayesianNet(nn.Sequential(nn.Linear(1, 3), nn.Tanh(), nn.Linear(3, 1)), likelihood=pd.Gaussian(9.0))
-        return model, AutoPlain(model)
+        return model, pd.AutoFullRank(model)
 
     fleet = pd.Fleet(build, {"seed": [0, 1]})
     with pytest.raises(pd.errors.PyroDropoutError, match=r"shared=True\) .* for each pair of a fleet"):

@@ -1,0 +1,138 @@
+"""Full rank: q(w) = N(m, LLᵀ) with a lower-triangular L, for the whole network or for each layer.
+
+With T below the diagonal, L = σ(I + T): T is in units of σ, and both are trained. A draw is w = m + σ(ε + Tε).
+"""
+
+from collections.abc import Mapping
+from typing import Literal, Unpack
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pyro_dropout.errors import PyroDropoutError
+from pyro_dropout.guides.base import SiteGuide, State, trained
+from pyro_dropout.guides.sites import GuideSite, Options
+from pyro_dropout.mathematics.checks import check_choice
+from pyro_dropout.mathematics.full_rank_normal import FullRankNormal, SharedNoise
+from pyro_dropout.protocols import Distribution, PyroModel, SiteDistribution
+from pyro_dropout.registry import guide
+
+MOST = 8192  # numbers in a block: L has 256 MB in float32, and training needs four times as much
+
+
+@guide("full-rank", make=lambda model, keep: AutoFullRank(model), order=11)
+class AutoFullRank(SiteGuide):
+    """A Gaussian with a full covariance matrix, over the whole network or over each layer.
+
+    Memory grows with the square of the number of weights, so a block has at most 8,192 of them. Each draw is one
+    function at all data points. The KL to a Gaussian prior is in closed form.
+
+    Args:
+        model: any Pyro model with continuous sites.
+        per: "net", one covariance matrix for all sites but those in subsampled plates, which are independent Gaussians;
+            "layer", one for each layer: for the sites whose names agree up to the last dot, such as a weight and its
+            bias.
+        init_scale: the standard deviation that every number starts with, without correlations; "auto" as in
+            ``AutoMeanField``.
+        bias: "gaussian", as weights; or "map", a point.
+        options: ``bias``, ``other``, ``row_dim``, ``init``, ``init_scale``, ``init_loc_fn`` and ``create_plates``, as
+            in every guide; ``pyro_dropout.guides.base.SiteGuide`` explains them.
+
+    Example:
+        >>> import torch, pyro_dropout as pdrop
+        >>> guide = pdrop.AutoFullRank(pdrop.BayesianNet(torch.nn.Linear(3, 2)))
+        >>> guide.posterior("weight").covariance_matrix.shape
+        torch.Size([6, 6])
+    """
+
+    biases = ("gaussian", "map")
+
+    def __init__(
+        self,
+        model: PyroModel,
+        per: Literal["net", "layer"] = "net",
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(model, **options)
+        check_choice("per", per, ("net", "layer"))
+        self.per = per
+        self._noise: dict[str, SharedNoise] = {}
+        self._start()
+
+    def parameters_of(self, site: GuideSite) -> dict[str, Tensor]:
+        """Means, log widths, and rows of T with a column for each number before the last one of the site."""
+        block = self._block(site.name)
+        together = [each for each in self._sites.values() if self._joint(each) and self._block(each.name) == block]
+        sizes = [each.start.numel() for each in together]
+        self._check_size(block, sum(sizes), site.start.element_size())
+        before = sum(sizes[: together.index(site)]) if self._joint(site) else 0
+        lower = site.start.new_zeros(site.start.numel(), before + site.start.numel() - 1)
+        return {
+            "loc": trained(site.start),
+            "log_scale": trained(self.log_width(site)),
+            "lower": trained(lower) if lower.numel() else lower,
+        }
+
+    def weight_distribution(self, site: GuideSite, state: State) -> SiteDistribution:
+        """One Gaussian over the whole tensor, whatever the other sites are."""
+        return FullRankNormal(state.loc, self._root(state))
+
+    @staticmethod
+    def _root(state: State) -> Tensor:
+        """Return the rows of L that belong to a site, up to the diagonal of its last row."""
+        scale = state.log_scale.exp().flatten()
+        before = state.lower.shape[-1] + 1 - len(scale)
+        below = F.pad(state.lower * scale.unsqueeze(-1), (0, 1)).tril(before - 1)
+        return torch.diagonal_scatter(below, scale, before)
+
+    def _block(self, name: str) -> str:
+        """Return the name of the block that a site belongs to."""
+        return "" if self.per == "net" else name.rpartition(".")[0]
+
+    def _joint(self, site: GuideSite) -> bool:
+        """Whether a site is in a block."""
+        point = {"weight": "", "bias": self.bias, "other": self.other}[site.kind] == "map"
+        return not point and not site.shown_in_part(self._subsampled)
+
+    def _check_size(self, block: str, number: int, size: int) -> None:
+        """Raise an error if a block is too large."""
+        if number <= MOST:
+            return
+        where, advice = "the network", "per='layer', one matrix for each layer, if that is small enough; otherwise "
+        if self.per == "layer":
+            where, advice = f"layer {block!r}", ""
+        raise PyroDropoutError(
+            f"AutoFullRank: {where} has {number:,} random weights, and their covariance matrix would take"
+            f" {number**2 * size / 1e9:,.1f} GB, four times as much in training; the most is"
+            f" {MOST:,} weights. Use {advice}AutoLowRank(model, per='net'), or make fewer weights random with"
+            " BayesianNet(net, only=...)."
+        )
+
+    def _sizes(self) -> dict[str, int]:
+        """Return how many numbers each block has."""
+        found: dict[str, int] = {}
+        for site in filter(self._joint, self._sites.values()):
+            block = self._block(site.name)
+            found[block] = found.get(block, 0) + site.start.numel()
+        return found
+
+    def _before_sampling(self) -> None:
+        self._noise = {block: SharedNoise(size) for block, size in self._sizes().items()}
+
+    def _made(self, site: GuideSite, state: State) -> Distribution:
+        if not self._joint(site):
+            return super()._made(site, state)
+        return FullRankNormal(state.loc, self._root(state), self._noise[self._block(site.name)])
+
+    def _joint_root(self, rows: Mapping[str, Tensor]) -> Tensor:
+        """Return the root of all blocks, R L: every site has columns for the noise of those before it and its own."""
+        first = next(iter(rows.values()))
+        found = {block: first.new_zeros(len(first), size) for block, size in self._sizes().items()}
+        for name, value in rows.items():
+            root = value.flatten(1) @ self._root(self._state(self._sites[name]))
+            found[self._block(name)][:, : root.shape[-1]] += root
+        return torch.cat([*found.values()], -1)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**super().__getstate__(), "_noise": {}}  # left over from a draw
