@@ -95,8 +95,8 @@ assert ratio("mean field") < 1
 # %% [markdown]
 # ## 3. Two ensembles
 #
-# A plain ensemble trains the same network from many starts. Here all of them end at nearly the same function, which is
-# the most probable one: its band is narrow everywhere. An anchored ensemble gives each member its own problem. It is
+# A plain ensemble trains the same network from many starts. Here all of them end at nearly the same function, that of a
+# mode of the weights: its band is narrow everywhere. An anchored ensemble gives each member its own problem. It is
 # pulled towards its own draw of the prior instead of towards zero, and its targets have noise added. On the data all
 # members must agree; in the hole each follows its own draw.
 

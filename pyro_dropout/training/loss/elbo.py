@@ -52,8 +52,8 @@ class ELBO(pyro.infer.ELBO):
             (in a guide of your own) is drawn once for all data points.
         num_particles: how many draws to average.
         kl_samples: draws for the parts of a KL that have no closed form.
-        temperature: T, a factor on the KL: below 1 for a cold posterior, which trusts the data more than Bayes' rule
-            does. Or a function of the number of steps done, such as ``warm_up(1000)``. "auto": 1, except where the
+        temperature: T, a factor on the KL: below 1 for a tempered posterior, which trusts the data more than Bayes'
+            rule does. Or a function of the number of steps done, such as ``warm_up(1000)``. "auto": 1, except where the
             model's prior is tempered, as that of a ``BayesianNet`` without a prior is: see ``Prior``. The loss is a
             bound at T = 1 only; ``parts`` returns the KL itself at any T.
 
