@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, fx
 
+from pyro_dropout.engines.c import library
+from pyro_dropout.engines.c.source import Source
 from pyro_dropout.engines.engine import CannotError, Fixed, Loop, Step
-from pyro_dropout.engines.generated import library
-from pyro_dropout.engines.generated.source import Source
 from pyro_dropout.engines.program import Program, apart_in_memory
 
 Run = Callable[[], list[Tensor]]
@@ -49,8 +49,7 @@ def in_c(program: Program, inputs: Sequence[Tensor]) -> Run:
     It returns the outputs that are not written over inputs; the next call writes over them.
     """
     graph = program.graph
-    names = dict.fromkeys(str(node.target) for node in graph.graph.nodes if node.op == "get_attr")
-    source = Source(graph, [*inputs, *(getattr(graph, name) for name in names)])
+    source = Source(graph, inputs)
     try:
         run = _right(source, library.compiled(source.text), graph, inputs)
     except OSError as cause:
@@ -80,14 +79,7 @@ def _right(source: Source, made: ctypes.CDLL, graph: fx.GraphModule, inputs: Seq
     before = {k: inputs[k].clone() for k in _written(graph)}
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:
-            calls, results = source.bound(made)
-
-            def run() -> list[Tensor]:
-                with torch.no_grad():
-                    for call in calls:
-                        call()
-                return results
-
+            run = source.run(made)
             return run if _agrees(run, graph, inputs, before) else None
         finally:
             for k, value in before.items():

@@ -11,9 +11,9 @@ from torch import nn
 
 import pyro_dropout as pd
 from pyro_dropout.engines import choose, engine, program
+from pyro_dropout.engines.c import library
 from pyro_dropout.engines.choose import decided, step_size
 from pyro_dropout.engines.engine import CannotError, Loop, Step
-from pyro_dropout.engines.generated import library
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.training.optimisers import named
 from pyro_dropout.training.training_task import TrainingTask

@@ -11,8 +11,9 @@ from torch import Tensor
 
 import pyro_dropout as pd
 from pyro_dropout.engines import kernel_folder
+from pyro_dropout.engines.c import library
 from pyro_dropout.engines.engine import CannotError
-from pyro_dropout.engines.generated import formulas, library
+from pyro_dropout.engines.generated import formulas
 from pyro_dropout.engines.in_c import in_c
 from pyro_dropout.engines.program import Program
 

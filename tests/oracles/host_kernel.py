@@ -14,12 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_dropout.engines.cuda.calls import Constants
 from pyro_dropout.engines.cuda.recorded import PREAMBLE, lowered, outside, packed
 from pyro_dropout.engines.cuda.source import Recorded
 from pyro_dropout.engines.cuda.source import Source as StepsSource
 from pyro_dropout.engines.cuda.steps import StepsOnGpu, WithDraws
-from pyro_dropout.engines.cuda.values import c_type
+from pyro_dropout.engines.generated.values import Constants, c_type
 from pyro_dropout.references.nuts.chains_on_gpu import Source
 
 THREADS = 3

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 import pyro_dropout as pd
-from pyro_dropout.engines.cuda.values import UnsupportedError
+from pyro_dropout.engines.generated.values import UnsupportedError
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.references.nuts.adaptation import Plan
 from pyro_dropout.references.nuts.chains import _Run, run_chains

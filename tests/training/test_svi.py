@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import pyro_dropout as pd
 from pyro_dropout.engines import program as compiled
-from pyro_dropout.engines.generated import library
+from pyro_dropout.engines.c import library
 from pyro_dropout.training.compile import compiled_step
 
 F64 = torch.float64

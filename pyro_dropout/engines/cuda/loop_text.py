@@ -6,13 +6,11 @@ element by element is computed where it has just been made.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from math import prod
 
-import torch
-
-from pyro_dropout.engines.cuda.tiles import Tile, written
-from pyro_dropout.engines.cuda.values import Shape, c_type, indices_of, power_of_two
+from pyro_dropout.engines.cuda.tiles import written
+from pyro_dropout.engines.generated.loops import Loop, Loops
+from pyro_dropout.engines.generated.values import Shape, c_type, indices_of, power_of_two
 
 _REDUCTIONS = {  # how two terms are joined, and where the sum starts; "lowest" and "highest" stand for numbers
     "sum": ("({0} + {1})", "0"),
@@ -27,73 +25,12 @@ _AHEAD = 4  # elements that a thread computes before it stores them, so that it 
 STORED = 6  # about how many operations it takes to store an element, wait, and read it again
 
 
-@dataclass(eq=False)
-class Loop:
-    """What computes one tensor.
-
-    Attributes:
-        name: of the tensor.
-        shape: the shape of the loop over elements; empty for one number.
-        over: the shape of the loop over terms; None if there is none.
-        kind: how terms are joined.
-        dtype: the type of the tensor.
-        text: the expression of an element or a term.
-        tile: how a product of matrices is computed; None if it is none.
-        cost: about how many operations an element or a term takes.
-        reads: tensors made by other loops, and whether all are read only where this loop writes.
-        fixed: whether it always computes the same.
-        shared: whether it is parts of one sum whose terms all threads share.
-    """
-
-    name: str
-    shape: Shape
-    over: Shape | None
-    kind: str
-    dtype: torch.dtype
-    text: str = ""
-    tile: Tile | None = None
-    cost: int = 0
-    reads: dict[str, bool] = field(default_factory=dict)
-    fixed: bool = False
-    shared: bool = False
-
-    @property
-    def named(self) -> set[str]:
-        """The tensors that it reads, and numbers of the state."""
-        return set(re.findall(r"\b\w+(?=\[)|\b\w+_now\b", self.text if self.tile is None else self.tile.text))
-
-    @property
-    def in_register(self) -> bool:
-        """Whether it is one number, which each thread has for itself."""
-        return prod(self.shape) == 1 and self.tile is None
-
-    @property
-    def by_element(self) -> bool:
-        """Whether each element is computed from others alone, without a sum."""
-        return self.over is None and self.tile is None and not self.in_register
-
-    @property
-    def sizes(self) -> Shape:
-        """Its sides that are not one."""
-        return tuple(size for size in self.shape if size != 1)
-
-    @property
-    def key(self) -> object:
-        """Loops with the same key can be written as one."""
-        if self.tile is not None:
-            return self.shape, self.tile.rows, self.tile.columns, self.tile.lanes
-        return self.shared, self.sizes, None if self.over is None else tuple(n for n in self.over if n != 1)
-
-
-class LoopText:
+class LoopText(Loops):
     """Writes loops down."""
 
     def __init__(self, threads: int, lanes: int) -> None:
+        super().__init__()
         self._threads, self._lanes = threads, lanes
-        self._loops: dict[str, Loop] = {}
-        self._places: dict[str, tuple[int, torch.dtype]] = {}  # the tensors in memory: sizes and types
-        self._kept: set[str] = set()  # what is read after all loops
-        self._in_place: dict[str, str] = {}  # what loops themselves write over another one
         self._begins: dict[object, int] = {}  # the first thread of loops of one kind since a barrier
         self._busy = 0  # threads that have had something to do since then
 
@@ -112,14 +49,14 @@ class LoopText:
     def _needed(self, loop: Loop) -> int:
         """Return how many threads have something to do in a loop."""
         if loop.tile is not None:
-            return loop.tile.count * loop.tile.lanes
+            return int(loop.tile.count * loop.tile.lanes)
         if loop.shared:
             return loop.shape[0] * self._lanes
-        return loop_size(loop.shape) * (1 if loop.over is None else self._lanes_of(loop))
+        return prod(loop.shape) * (1 if loop.over is None else self._lanes_of(loop))
 
     def _lanes_of(self, loop: Loop) -> int:
         """Return how many threads share the terms of one sum."""
-        count, terms = loop_size(loop.shape), loop_size(loop.over or ())
+        count, terms = prod(loop.shape), prod(loop.over or ())
         few = power_of_two(max(1, self._threads // max(count, 1)))
         return min(self._lanes, power_of_two(max(1, terms // TERMS)), few)
 
@@ -137,7 +74,7 @@ class LoopText:
 
     def _elements(self, loops: Sequence[Loop]) -> list[str]:
         """Return the lines that compute tensors by elements; what one of them needs of another stays a number."""
-        size = loop_size(loops[0].shape)
+        size = prod(loops[0].shape)
         short = sum(loop.cost for loop in loops) < STORED * 2
         ahead = min(_AHEAD * (2 if short else 1), -(-size // self._threads))
         lines = ["UNROLLED(1)", f"for (int base = tid; base < {size}; base += {ahead * self._threads}) {{"]
@@ -179,7 +116,7 @@ class LoopText:
         kind = c_type(loop.dtype)
         if loop.over is None:
             return [f"const {kind} {loop.name} = {loop.text};"]
-        lanes, terms = self._lanes, loop_size(loop.over)
+        lanes, terms = self._lanes, prod(loop.over)
         lanes = min(lanes, power_of_two(terms))
         return [
             f"{kind} {loop.name} = {self._start(loop)};",
@@ -192,7 +129,7 @@ class LoopText:
 
     def _shared(self, loops: Sequence[Loop]) -> list[str]:
         """Return the lines of parts of sums, one part for each group of lanes."""
-        terms, lines = loop_size(loops[0].over or ()), list[str]()
+        terms, lines = prod(loops[0].over or ()), list[str]()
         for k, loop in enumerate(loops):
             lines.append(f"{c_type(loop.dtype)} t{k} = {self._start(loop)};")
         sharing = loops[0].shape[0] * self._lanes
@@ -209,7 +146,7 @@ class LoopText:
         heads = [loop for loop in loops if loop.over is not None]
         first = heads[0]
         assert first.over is not None
-        count, terms = loop_size(first.shape), loop_size(first.over)
+        count, terms = prod(first.shape), prod(first.over)
         lanes = self._lanes_of(first)
         abreast = self._threads // lanes
         lines = ["UNROLLED(1)", f"for (int base = 0; base < {count}; base += {abreast}) {{"]
@@ -244,11 +181,6 @@ class LoopText:
             floating = loop.dtype.is_floating_point
             return f"{sign}INF" if floating else f"{sign}9223372036854775807LL"
         return start
-
-
-def loop_size(shape: Shape) -> int:
-    """Return the number of elements of a shape."""
-    return prod(shape)
 
 
 def _named(prefix: str, shape: Shape) -> str:

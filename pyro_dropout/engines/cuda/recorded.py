@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from pyro_dropout.engines.cuda.calls import Constants
 from pyro_dropout.engines.cuda.loops import Loops
-from pyro_dropout.engines.cuda.operations import Lowering
-from pyro_dropout.engines.cuda.values import WORD, UnsupportedError, Value, c_type, flat_index
+from pyro_dropout.engines.generated.operations import Lowering
+from pyro_dropout.engines.generated.values import WORD, Constants, UnsupportedError, Value, c_type, flat_index
 from pyro_dropout.engines.program import traced
 from pyro_dropout.engines.torch_internals import compile_cuda, decompositions
 

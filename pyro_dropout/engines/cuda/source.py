@@ -10,11 +10,10 @@ from functools import partial
 import torch
 from torch import Tensor, fx
 
-from pyro_dropout.engines.cuda.calls import Constants, Draws
 from pyro_dropout.engines.cuda.loops import Loops
-from pyro_dropout.engines.cuda.operations import Lowering
 from pyro_dropout.engines.cuda.recorded import PREAMBLE, outside
-from pyro_dropout.engines.cuda.values import WORD, UnsupportedError, Value, c_type
+from pyro_dropout.engines.generated.operations import Lowering
+from pyro_dropout.engines.generated.values import WORD, Constants, Draws, UnsupportedError, Value, c_type
 
 # Of several processors: how many, what each has of the work of one, with the waiting for memory that is farther away,
 # and the microseconds for which all wait for the last one.

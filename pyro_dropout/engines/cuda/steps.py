@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from pyro_dropout.engines.cuda.calls import Draws
 from pyro_dropout.engines.cuda.recorded import (
     LANES,
     compiled_kernel,
@@ -21,8 +20,8 @@ from pyro_dropout.engines.cuda.recorded import (
     simpler,
 )
 from pyro_dropout.engines.cuda.source import Recorded, Source, TooLargeError, steps_source
-from pyro_dropout.engines.cuda.values import WORD, UnsupportedError
 from pyro_dropout.engines.engine import exact_products
+from pyro_dropout.engines.generated.values import WORD, Draws, UnsupportedError
 from pyro_dropout.engines.torch_internals import launched_together
 
 THREADS = 512

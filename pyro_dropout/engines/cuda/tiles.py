@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from math import ceil, prod
 
-from pyro_dropout.engines.cuda.values import Indices, Shape, Value, flat_index, indices_of, power_of_two
+from pyro_dropout.engines.generated.values import Indices, Shape, Value, flat_index, indices_of, power_of_two
 
 _LATENCY = 25  # cycles from one term to the next, of a thread that waits for memory
 _FARTHER = 125  # the same, where several processors share the GPU's memory

@@ -1,1 +1,1 @@
-"""Steps of small networks as plain C: compiled within a second, where torch's compiler takes a quarter of a minute."""
+"""Recorded operations as loops over elements, which are written down as plain C or as CUDA C."""

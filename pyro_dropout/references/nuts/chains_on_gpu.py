@@ -15,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pyro_dropout.engines.cuda.calls import Constants
 from pyro_dropout.engines.cuda.loops import Loops
 from pyro_dropout.engines.cuda.recorded import (
     LANES,
@@ -26,7 +25,7 @@ from pyro_dropout.engines.cuda.recorded import (
     packed,
     processor,
 )
-from pyro_dropout.engines.cuda.values import WORD, UnsupportedError, Value, c_type
+from pyro_dropout.engines.generated.values import WORD, Constants, UnsupportedError, Value, c_type
 from pyro_dropout.references.nuts.adaptation import Plan, Tuning
 from pyro_dropout.references.nuts.no_u_turn import HALF, LEAF, Array, Randoms, Tree
 from pyro_dropout.references.nuts.stepping import Stepping

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pyro_dropout.engines import in_c
+from pyro_dropout.engines.c.library import compiled, compiler
+from pyro_dropout.engines.c.source import Source
 from pyro_dropout.engines.engine import CannotError
-from pyro_dropout.engines.generated.library import compiled, compiler
-from pyro_dropout.engines.generated.source import Source
 from pyro_dropout.engines.program import Program
 from pyro_dropout.engines.recorder import record
 
@@ -197,6 +197,20 @@ def test_inputs_are_written_over_after_all_reads() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
+def test_what_is_written_over_an_input_is_also_returned_or_multiplied() -> None:
+    x, y, z = torch.randn(3, 5), torch.randn(5, 3), torch.randn(3, 5)
+
+    def step(x: Tensor, y: Tensor, z: Tensor) -> list[Tensor]:
+        new, other = x * 0.9 + 1, z.exp() - x
+        product = other @ y
+        x.copy_(new)
+        z.copy_(other)
+        return [new, product, (product.t() + 1).reshape(9)[:7] * 2]
+
+    found, expected = ran(step, x, y, z)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_a_truth_value_that_c_does_not_write_is_left_to_torch() -> None:
     agrees(lambda x: [torch.ne(x > 0, True).float()], torch.randn(6))
 
@@ -295,3 +309,36 @@ def test_an_error_of_the_compiler_is_told_by_no_library() -> None:
     with pytest.raises(CannotError, match="C compiler failed"):
         compiled("this is no C")
     assert compiled("int segment0(void *const *p) { return 0; }")
+
+
+def test_what_the_graph_holds_is_not_written_over() -> None:
+    held = torch.ones(3)
+
+    def step(x: Tensor) -> list[Tensor]:
+        x.copy_(held * 2)
+        return [held + 0]
+
+    graph = record(step, [torch.ones(3)])
+    assert graph is not None
+    assert Source(graph, [torch.ones(3)])
+    with pytest.raises(CannotError, match="written over"):
+        Source(graph, [held])
+
+
+def test_an_error_of_torch_ends_the_step() -> None:
+    x, y = torch.eye(3), torch.zeros(3)
+
+    def step(x: Tensor, y: Tensor) -> list[Tensor]:
+        factor = torch.linalg.cholesky_ex(x, check_errors=True).L
+        y.copy_(factor.sum(0))
+        return [factor]
+
+    run = in_c_of(step, x, y)
+    run()
+    assert y.tolist() == [1, 1, 1]
+    x.neg_()
+    with pytest.raises(torch.linalg.LinAlgError):
+        run()
+    assert y.tolist() == [1, 1, 1]
+    x.neg_()
+    assert torch.equal(run()[0], x)

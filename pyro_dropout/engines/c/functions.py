@@ -5,15 +5,10 @@ from collections.abc import Sequence
 
 import torch
 
+from pyro_dropout.engines.generated import values
 from pyro_dropout.engines.generated.formulas import literal
 
-C_TYPES = {
-    torch.float32: "float",
-    torch.float64: "double",
-    torch.bool: "unsigned char",
-    torch.int32: "int",
-    torch.int64: "long long",
-}
+C_TYPES = {**values.C_TYPES, torch.bool: "unsigned char"}
 _LIBRARY = {  # functions of the C library, by type
     "f": ("sqrt", "lgamma", "erf"),
     "d": ("sqrt", "lgamma", "erf", "expm1", "log1p", "exp", "log", "tanh"),

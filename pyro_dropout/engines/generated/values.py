@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from math import prod
 
 import torch
+from torch import Tensor, fx
 
-from pyro_dropout.engines.generated import functions
 from pyro_dropout.engines.generated.formulas import literal
 from pyro_dropout.errors import PyroDropoutError
 
@@ -17,7 +17,13 @@ Indices = tuple[str, ...]
 Shape = tuple[int, ...]
 
 WORD = 8  # bytes
-C_TYPES = {**functions.C_TYPES, torch.bool: "bool"}
+C_TYPES = {
+    torch.float32: "float",
+    torch.float64: "double",
+    torch.bool: "bool",
+    torch.int32: "int",
+    torch.int64: "long long",
+}
 
 
 class UnsupportedError(PyroDropoutError):
@@ -33,6 +39,7 @@ class Value:
         at: the expression of the element at some indices.
         cost: about how many operations that expression has.
         name: what it is stored as; None if it is not stored.
+        memory: the name of the memory that it is a view of, and the view, where a program in plain C has one.
     """
 
     shape: Shape
@@ -40,6 +47,7 @@ class Value:
     at: Callable[[Indices], str]
     cost: int = 0
     name: str | None = None
+    memory: tuple[str, Tensor] | None = None
 
     @property
     def size(self) -> int:
@@ -65,7 +73,7 @@ def flat_index(at: Indices, shape: Shape) -> str:
     terms, stride = [], 1
     for index, size in zip(reversed(at), reversed(shape), strict=True):
         if size != 1 and index != "0":
-            terms.append(f"{_wrapped(index)} * {stride}" if stride != 1 else index)
+            terms.append(f"{wrapped(index)} * {stride}" if stride != 1 else index)
         stride *= size
     return " + ".join(reversed(terms)) or "0"
 
@@ -80,13 +88,14 @@ def indices_of(flat: str, shape: Shape) -> Indices:
         if size == 1:
             found.append("0")
             continue
-        text = f"{_wrapped(flat)} / {stride}" if stride != 1 else flat
-        found.append(text if first else f"{_wrapped(text)} % {size}")
+        text = f"{wrapped(flat)} / {stride}" if stride != 1 else flat
+        found.append(text if first else f"{wrapped(text)} % {size}")
         first = False
     return tuple(found)
 
 
-def _wrapped(text: str) -> str:
+def wrapped(text: str) -> str:
+    """Return the text of an index as a factor."""
     return text if text.isidentifier() or text.isdigit() else f"({text})"
 
 
@@ -135,7 +144,7 @@ def shifted(value: Value, dim: int, start: int, step: int, shape: Shape) -> Valu
 
     def at(indices: Indices) -> str:
         own = list(indices)
-        moved = _wrapped(own[dim]) if step == 1 else f"{_wrapped(own[dim])} * {step}"
+        moved = wrapped(own[dim]) if step == 1 else f"{wrapped(own[dim])} * {step}"
         if step != 1 or start:
             own[dim] = f"{moved} + {start}" if start else moved
         return value.at(tuple(own))
@@ -157,12 +166,12 @@ def joined(values: Sequence[Value], dim: int, shape: Shape, dtype: torch.dtype) 
         for k, value in enumerate(values):
             own = (
                 *indices[:dim],
-                f"{_wrapped(indices[dim])} - {begin}" if begin else indices[dim],
+                f"{wrapped(indices[dim])} - {begin}" if begin else indices[dim],
                 *indices[dim + 1 :],
             )
             begin += value.shape[dim]
             if k < len(values) - 1:
-                text += f"({_wrapped(indices[dim])} < {begin} ? {value.at(own)} : "
+                text += f"({wrapped(indices[dim])} < {begin} ? {value.at(own)} : "
                 ends += 1
             else:
                 text += value.at(own)
@@ -176,7 +185,7 @@ def within(value: Value, other: Value, dim: int, start: int, shape: Shape) -> Va
     end = start + value.shape[dim]
 
     def at(indices: Indices) -> str:
-        i = _wrapped(indices[dim])
+        i = wrapped(indices[dim])
         own = (*indices[:dim], f"{i} - {start}" if start else indices[dim], *indices[dim + 1 :])
         return f"({i} >= {start} && {i} < {end} ? {value.at(own)} : {other.at(indices)})"
 
@@ -186,3 +195,55 @@ def within(value: Value, other: Value, dim: int, start: int, shape: Shape) -> Va
 def power_of_two(number: int) -> int:
     """Return the largest power of 2 that is not above a number."""
     return 1 << (max(number, 1).bit_length() - 1)
+
+
+class Constants:
+    """Tensors that a graph holds, to be read from the GPU's memory."""
+
+    def __init__(self, *, live: bool = False) -> None:
+        self.tensors: list[Tensor] = []
+        self.live = live
+
+    def value(self, tensor: Tensor) -> Value:
+        """Return a tensor's elements."""
+        if self.live and tensor.is_cuda:
+            return self._held(tensor)
+        tensor, shape = tensor.detach().cpu(), tuple(tensor.shape)
+        if tensor.numel() and bool((tensor == tensor.reshape(-1)[0]).all()):
+            return number(tensor.reshape(-1)[0].item(), tensor.dtype, shape)
+        return self._held(tensor.contiguous())
+
+    def _held(self, tensor: Tensor) -> Value:
+        name, shape = f"c{len(self.tensors)}", tuple(tensor.shape)
+        self.tensors.append(tensor)
+        return Value(shape, tensor.dtype, lambda at: f"{name}[{flat_index(at, shape)}]")
+
+
+class Draws:
+    """Random numbers that a function draws, each kind one after another.
+
+    Attributes:
+        counts: how many numbers of each kind one call draws, by what fills a tensor with them and its type.
+        places: where those of each operation begin.
+    """
+
+    def __init__(self) -> None:
+        self.counts: dict[tuple[str, torch.dtype], int] = {}
+        self.places: dict[fx.Node, tuple[tuple[str, torch.dtype], int]] = {}
+
+    def value(self, kind: str, node: fx.Node) -> Value:
+        """Return the numbers that an operation draws."""
+        example: Tensor = node.meta["val"]
+        if node.kwargs.get("generator") is not None:
+            raise UnsupportedError("a kernel has no generator of random numbers but torch's own")
+        key, shape = (kind, example.dtype), tuple(example.shape)
+        begin = self.counts.get(key, 0)
+        self.counts[key] = begin + prod(shape)
+        self.places[node] = key, begin
+        name = self.name(key)
+        return Value(shape, example.dtype, lambda at: f"{name}[{begin} + {flat_index(at, shape)}]")
+
+    @staticmethod
+    def name(key: tuple[str, torch.dtype]) -> str:
+        """Return the name of the numbers of a kind."""
+        return f"{key[0]}{key[1].itemsize}"

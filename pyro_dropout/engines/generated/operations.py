@@ -5,14 +5,25 @@ more than once or is dear.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, fx
 
-from pyro_dropout.engines.cuda.calls import Call, Constants, Draws
-from pyro_dropout.engines.cuda.loops import Loops
-from pyro_dropout.engines.cuda.values import (
+from pyro_dropout.engines.generated.formulas import (
+    DRAWS,
+    PRODUCTS,
+    Formula,
+    elsewhere,
+    filled_with,
+    formula_of,
+    name_of,
+)
+from pyro_dropout.engines.generated.loops import Loops
+from pyro_dropout.engines.generated.values import (
+    Constants,
+    Draws,
     Indices,
     Shape,
     UnsupportedError,
@@ -27,7 +38,6 @@ from pyro_dropout.engines.cuda.values import (
     shifted,
     within,
 )
-from pyro_dropout.engines.generated.formulas import DRAWS, PRODUCTS, filled_with, formula_of, name_of
 from pyro_dropout.engines.torch_internals import OpOverload
 
 _DEAR = 8  # about how many short operations a function takes
@@ -37,14 +47,39 @@ _SAME = {"clone", "detach", "alias", "lift_fresh_copy", "contiguous", "lift_fres
 _RESHAPED = {"view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "_reshape_alias", "flatten"}
 _REDUCED = {"sum": "sum", "amax": "max", "amin": "min", "any": "any", "all": "all", "prod": "prod"}
 # They have a formula, but a kernel computes what torch takes them apart into, each part once.
-_TAKEN_APART = {
-    *("mse_loss", "mse_loss_backward", "binary_cross_entropy_with_logits", "silu", "silu_backward", "masked_fill"),
-    *("leaky_relu", "leaky_relu_backward", "softplus", "softplus_backward", "hardtanh", "hardtanh_backward"),
-}
+_TAKEN_APART = frozenset(
+    {
+        *("mse_loss", "mse_loss_backward", "binary_cross_entropy_with_logits", "silu", "silu_backward", "masked_fill"),
+        *("leaky_relu", "leaky_relu_backward", "softplus", "softplus_backward", "hardtanh", "hardtanh_backward"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One operation of a graph: its name without its overload, its arguments, and an example of its result."""
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    example: Any
+
+    @classmethod
+    def of(cls, node: fx.Node) -> "Call":
+        """Return the operation of a node."""
+        operation: Any = elsewhere(node, node.target)  # type: ignore[arg-type]
+        name = operation._schema.name.removeprefix("aten::")
+        return cls(name, node.args, dict(node.kwargs), node.meta.get("val"))
+
+    def argument(self, place: int, default: Any = None) -> Any:
+        """Return an argument, or what it is if it is left out."""
+        return self.args[place] if len(self.args) > place else default
 
 
 class Lowering:
     """A graph of tensor operations as loops."""
+
+    _taken_apart, _cheap = _TAKEN_APART, _CHEAP
 
     def __init__(
         self,
@@ -101,7 +136,7 @@ class Lowering:
                 self._known[node] = found
                 return
         value = self._new(Call.of(node))
-        if isinstance(value, Value) and value.cost > _CHEAP and (len(node.users) > 1 or value.cost >= _DEAR):
+        if isinstance(value, Value) and value.cost > self._cheap and (len(node.users) > 1 or value.cost >= _DEAR):
             value = self._stored(value)
         self._values[node] = value
 
@@ -135,9 +170,9 @@ class Lowering:
     def _each(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
         """Return an operation on elements."""
         formula = formula_of(node.name, node.args, node.kwargs, dtype, lambda each: each.meta["val"])
-        if formula is None or node.name in _TAKEN_APART:
+        if formula is None or node.name in self._taken_apart:
             raise UnsupportedError(f"a kernel has no {node.name} with {len(node.args)} arguments {sorted(node.kwargs)}")
-        kind, text = c_type(dtype), formula.text.replace("_(", "(")
+        kind, text = c_type(dtype), self._text(formula, shape, dtype)
         parts, casts = [], []
         for operand, t in zip(formula.operands, formula.types, strict=True):
             parts.append(broadcast(self._value(operand, t or dtype), shape))
@@ -150,6 +185,10 @@ class Lowering:
         dear = "/" in text or bool(formula.functions - _SHORT)
         cost = 0 if node.name == "_to_copy" else _DEAR if dear else 1
         return Value(shape, dtype, at, cost + sum(part.cost for part in parts))
+
+    def _text(self, formula: Formula, shape: Shape, dtype: torch.dtype) -> str:
+        """Return a formula with the functions of the language."""
+        return formula.text.replace("_(", "(")
 
     def _pair(self, text: str, left: Value, right: Value, shape: Shape, dtype: torch.dtype) -> Value:
         left, right, kind = broadcast(left, shape), broadcast(right, shape), c_type(dtype)

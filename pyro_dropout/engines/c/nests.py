@@ -1,0 +1,229 @@
+"""Loops as nests in plain C, one after another, with calls of torch between them."""
+
+import re
+from collections.abc import Mapping, Sequence, Set
+from math import prod
+
+import torch
+from torch import Tensor
+
+from pyro_dropout.engines.c.functions import C_TYPES
+from pyro_dropout.engines.generated.loops import Loop, Loops, Phases
+from pyro_dropout.engines.generated.values import Indices, Shape, Value, flat_index, wrapped
+
+_WIDE = 2**8  # terms of a sum from which it is added up in double precision
+# A truth value in a register is a whole number of the width of a float, which vectorises.
+_LOCAL = {**C_TYPES, torch.bool: "int"}
+
+
+class Nests(Loops):
+    """Loops and calls, and the memory that they read and write.
+
+    Attributes:
+        tensors: the memory, by name.
+        calls: the names of loops that are calls of torch, in order.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tensors: dict[str, Tensor] = {}
+        self.calls: list[str] = []
+        self._writers: dict[str, Loop] = {}  # of memory that calls write
+
+    def outside(self, name: str, tensor: Tensor) -> Value:
+        """Return the elements of memory that nothing here writes before the end."""
+        self.tensors[name] = tensor
+        return self.view(name, tensor)
+
+    def call(self, results: Sequence[tuple[str, Tensor]], given: Sequence[str]) -> list[Value]:
+        """Add a call that reads memory and writes its results."""
+        (first, example), *_ = results
+        loop = self._loops[first] = Loop(first, tuple(example.shape), None, "", example.dtype)
+        loop.reads = {self._writers[name].name if name in self._writers else name: False for name in given}
+        loop.reads = {name: False for name in loop.reads if name in self._loops}
+        loop.text = " ".join(f"{name}[0]" for name in given)
+        self.calls.append(first)
+        self.tensors.update(results)
+        self._writers.update((name, loop) for name, _ in results)
+        return [self.view(name, tensor) for name, tensor in results]
+
+    def memory(self, value: Value) -> tuple[str, Tensor]:
+        """Return the memory of a value that a loop writes, or that is a view of some."""
+        if value.memory is not None:
+            return value.memory
+        name = value.name or ""
+        if name not in self.tensors:
+            self.tensors[name] = torch.empty(value.shape, dtype=value.dtype)
+        return name, self.tensors[name]
+
+    def in_memory(self, value: Value) -> bool:
+        """Whether a loop writes a value into memory."""
+        return value.name in self._loops and not self._loops[value.name].in_register
+
+    def view(self, name: str, tensor: Tensor) -> Value:
+        """Return the elements of a view of memory."""
+        base, loop = self.tensors[name], self._writers.get(name) or self._loops.get(name)
+        shape, strides = tuple(tensor.shape), tensor.stride()
+        offset = (tensor.data_ptr() - base.data_ptr()) // tensor.itemsize if tensor.numel() else 0
+
+        def at(indices: Indices) -> str:
+            sides = zip(indices, strides, shape, strict=True)
+            terms = [
+                i if stride == 1 else f"{wrapped(i)} * {stride}"
+                for i, stride, n in sides
+                if n != 1 and stride and i != "0"
+            ]
+            place = " + ".join([*[str(offset)] * bool(offset), *terms]) or "0"
+            if loop is None:
+                return f"{name}_now" if base.numel() == 1 else f"{name}[{place}]"
+            mine = self._now
+            if mine is not None:
+                own = mine.by_element and place == _own(mine.shape) and base.numel() == prod(mine.shape)
+                self._note(mine, loop, own)
+            return name if loop.in_register and name not in self._writers else f"{name}[{place}]"
+
+        return Value(shape, tensor.dtype, at, memory=(name, tensor))
+
+    def kept(self, value: Value) -> Value:
+        """Return a value that a loop of its own computes."""
+        return value if self.has(value.name) else self.stored(f"w{len(self._loops)}", value)
+
+    def copied(self, place: Value, value: Value) -> list[str]:
+        """Return the lines that copy what a loop has computed over an input."""
+        indices = tuple("0" if size == 1 else f"i{k}" for k, size in enumerate(place.shape))
+        if not any(index != "0" for index in indices):
+            return [f"{place.memory[0]}[0] = {value.name};"]  # type: ignore[index]
+        sides = [(f"i{k}", size) for k, size in enumerate(place.shape) if size != 1]
+        return [*_heads(sides), f"{place.at(indices)} = {value.at(indices)};", *["}"] * len(sides)]
+
+    # --- the order ----------------------------------------------------------------------------------------------------
+
+    def _ready(self, loop: Loop, left: Mapping[str, Loop], visible: Set[str], fresh: Set[str]) -> bool:
+        return loop.name not in self.calls and super()._ready(loop, left, visible, fresh)
+
+    def _phases(self, left: dict[str, Loop]) -> Phases:
+        """Return groups of loops, and calls where there is nothing else to do."""
+        phases = list[list[list[Loop]]]()
+        while left:
+            group = self._next(left, self._loops.keys() - left.keys(), set())
+            if not group:
+                name = next(name for name in self.calls if name in left and left.keys().isdisjoint(left[name].reads))
+                group = [left.pop(name)]
+            phases.append([group])
+        return phases
+
+    # --- the text -----------------------------------------------------------------------------------------------------
+
+    def _lines(self, phases: Phases) -> list[str]:
+        return [line for groups in phases for group in groups for line in self._nest(group)]
+
+    def _nest(self, loops: Sequence[Loop]) -> list[str]:
+        first = loops[0]
+        if first.name in self.calls:
+            return [f"if (call({self.calls.index(first.name)})) return 1;"]
+        if first.in_register:
+            return [line for loop in loops for line in self._number(loop)]
+        sums, each = [x for x in loops if x.over is not None], [x for x in loops if x.over is None]
+        return [*(line for loop in sums for line in self._sum(loop)), *(self._elements(each) if each else [])]
+
+    def _number(self, loop: Loop) -> list[str]:
+        kind, name = _LOCAL[loop.dtype], loop.name
+        kept = [f"{name}_m[0] = {name};"] if name in self.tensors else []
+        if loop.over is None:
+            return [f"const {kind} {name} = {loop.text};", *kept]
+        wide = "double" if kind == "float" and prod(loop.over) >= _WIDE else kind
+        (text,), sides = _merged([loop.text], "r", loop.over)
+        adds = [*_heads(sides, f" reduction(+:{name}_s)"), f"{name}_s += {text};", *["}"] * len(sides)]
+        return [f"{wide} {name}_s = 0;", *adds, f"const {kind} {name} = {name}_s;", *kept]
+
+    def _elements(self, loops: Sequence[Loop]) -> list[str]:
+        """Return the lines that compute tensors by elements; what one of them needs of another stays a number."""
+        mine = {loop.name for loop in loops}
+        elsewhere = {name for other in self._loops.values() if other.name not in mine for name in other.reads}
+        known, lines, stores = dict[str, str](), list[str](), list[str]()
+        for loop in loops:
+            text = _by_side(loop.text, loop.shape)
+            for name in known.keys() & loop.reads:
+                text = re.sub(rf"\b{name}\[[^\[\]]*\]", known[name], text)
+            known[loop.name] = f"q_{loop.name}"
+            lines.append(f"const {_LOCAL[loop.dtype]} q_{loop.name} = {text};")
+            target, needed = self._in_place.get(loop.name, loop.name), loop.name in elsewhere | self._kept
+            stores += [f"{target}[{_own(loop.sizes)}] = q_{loop.name};"] * needed
+            if target != loop.name or not needed:
+                del self._places[loop.name]
+        inner, sides = _merged([*lines, *stores], "i", loops[0].sizes)
+        return [*_heads(sides), *inner, *["}"] * len(sides)]
+
+    def _sum(self, loop: Loop) -> list[str]:
+        assert loop.over is not None
+        text = _by_side(loop.text, loop.shape)
+        (text, place), sides = _merged([text, f"{loop.name}[{_own(loop.sizes)}]"], "i", loop.sizes)
+        (text,), terms = _merged([text], "r", loop.over)
+        kind = _LOCAL[loop.dtype]
+        kind = "double" if kind == "float" and prod(loop.over) >= _WIDE else kind
+        last, term = sides[-1][0], terms[-1][0]
+        if _near(text, term) >= _near(text, last):
+            inner = [f"{kind} s = 0;", *_heads(terms, " reduction(+:s)"), f"s += {text};", *["}"] * len(terms)]
+            return [*_heads(sides, None), *inner, f"{place} = s;", *["}"] * len(sides)]
+        start = f"for (long k = 0; k < {prod(loop.shape)}; k++) {loop.name}[k] = 0;"
+        outer = [*_heads(sides[:-1], None), *_heads(terms, None), *_heads(sides[-1:])]
+        return [start, *outer, f"{place} += {text};", *["}"] * (len(sides) + len(terms))]
+
+    def text(self, body: Sequence[str], checks: Sequence[str]) -> tuple[str, list[Tensor]]:
+        """Return a function of pointers to memory, and what they point to."""
+        lines, given = [], list[Tensor]()
+        for name, (_, dtype) in self._places.items():
+            if name not in self.tensors:
+                self.tensors[name] = torch.empty(self._loops[name].shape, dtype=dtype)
+        for name, tensor in self.tensors.items():
+            kind, loop = C_TYPES[tensor.dtype], self._writers.get(name) or self._loops.get(name)
+            number = loop is not None and loop.in_register and name not in self._writers
+            lines.append(f"{kind} *{name}{'_m' * number} = p[{len(given)}];")
+            if loop is None and tensor.numel() == 1:
+                lines.append(f"const {_LOCAL[tensor.dtype]} {name}_now = {name}[0];")
+            given.append(tensor)
+        head = "int step(void *const *p, int (*call)(int)) {"
+        return "\n".join([head, *lines, *checks, *body, "return 0;", "}"]), given
+
+
+def _own(shape: Shape) -> str:
+    """Return the number of a loop's own element."""
+    return flat_index(tuple("0" if size == 1 else f"i{k}" for k, size in enumerate(shape)), shape)
+
+
+def _by_side(text: str, shape: Shape) -> str:
+    """Return a text with its indices numbered without sides of one."""
+    order = [k for k, size in enumerate(shape) if size != 1]
+    return re.sub(r"\bi(\d+)\b", lambda found: f"i{order.index(int(found[1]))}", text)
+
+
+def _merged(texts: list[str], prefix: str, shape: Shape) -> tuple[list[str], list[tuple[str, int]]]:
+    """Return texts for the fewest loops: neighbours that count one memory through become one. And their indices."""
+    sides = [(f"{prefix}{k}", size) for k, size in enumerate(shape) if size != 1]
+    for k in range(len(sides) - 2, -1, -1):
+        (outer, size), (inner, below) = sides[k : k + 2]
+
+        def one(found: re.Match[str], below: int = below, outer: str = outer) -> str:
+            stride = int(found[2] or 1)
+            if int(found[1]) != stride * below:
+                return found[0]
+            return f"{outer}_" if stride == 1 else f"{outer}_ * {stride}"
+
+        pattern = rf"\b{outer} \* (\d+) \+ {inner}\b(?: \* (\d+))?(?! [%/*])"
+        merged = [re.sub(pattern, one, text) for text in texts]
+        if not any(re.search(rf"\b({outer}|{inner})\b", text) for text in merged):
+            texts = [re.sub(rf"\b{outer}_(?!\w)", outer, text) for text in merged]
+            sides[k : k + 2] = [(outer, size * below)]
+    return texts, sides
+
+
+def _heads(sides: Sequence[tuple[str, int]], simd: str | None = "") -> list[str]:
+    """Return the beginnings of loops, of which the last one is vectorised unless ``simd`` is None."""
+    lines = [f"for (long {name} = 0; {name} < {size}; {name}++) {{" for name, size in sides]
+    return lines if simd is None or not lines else [*lines[:-1], f"#pragma omp simd{simd}", lines[-1]]
+
+
+def _near(text: str, index: str) -> int:
+    """Return how many places in memory are next to each other for neighbouring values of an index."""
+    places = re.findall(r"\[([^\[\]]*)\]", text)
+    return sum(f" + {place}".endswith(f" + {index}") for place in places)

@@ -1,0 +1,94 @@
+"""A recorded step as plain C: the source of its library, and the function that takes the step."""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor, fx
+
+from pyro_dropout.engines.c.functions import functions
+from pyro_dropout.engines.c.translation import Translation
+from pyro_dropout.engines.engine import CannotError
+from pyro_dropout.engines.generated.values import UnsupportedError, Value
+from pyro_dropout.engines.written_calls import written
+
+_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
+_ROW = "static inline long row(long long i, int count) { return i < 0 ? i + count : i; }"
+
+
+class Source:
+    """A program in C: one function of pointers to memory, which calls torch by number.
+
+    Attributes:
+        text: the source.
+    """
+
+    def __init__(self, graph: fx.GraphModule, given: Sequence[Tensor]) -> None:
+        try:
+            self._step = step = Translation(graph, given)
+            body = self._body(step)
+        except UnsupportedError as cause:
+            raise CannotError(str(cause)) from cause
+        checks = [line for rows, count in step.bounds for line in _checked(rows, count)]
+        text, self._memory = step.nests.text(body, checks)
+        self.text = "\n".join([functions(), "#define bool int\n#define true 1\n#define false 0", _ROW, text])
+
+    @staticmethod
+    def _body(step: Translation) -> list[str]:
+        """Return the lines of all loops, and those that copy results over inputs."""
+        nests = step.nests
+        over = [(place, nests.kept(value)) for place, value in step.over]
+        names = [value.name or "" for _, value in over]
+        direct = {
+            value.name or "": place.memory[0]
+            for place, value in over
+            if place.memory is not None and place.memory[1].is_contiguous() and names.count(value.name or "") == 1
+            if value.name not in nests.tensors  # which something else reads
+        }
+        body = nests.written([*names, *nests.tensors], direct)
+        for place, value in over:
+            if not nests.is_over(value.name or ""):
+                body += nests.copied(place, value)
+        return body
+
+    def run(self, library: ctypes.CDLL) -> Callable[[], list[Tensor]]:
+        """Return the function that takes a step, with its library, and returns results that the next one writes over.
+
+        Which call of torch writes into memory is found by trying, at the first step.
+        """
+        memory, results = self._memory, self._step.results
+        pointers = (ctypes.c_void_p * len(memory))(*(each.data_ptr() for each in memory))
+        draws = [written(operation, (), {}, [place]) for operation, place in self._step.draws]
+        calls: dict[int, Callable[[], Any]] = {}
+        failed: list[BaseException] = []
+
+        def called(number: int) -> int:
+            try:
+                if number not in calls:
+                    calls[number] = written(*self._step.calls[number])
+                calls[number]()
+            except BaseException as cause:  # the function in C ends, and it is raised after that
+                failed.append(cause)
+            return len(failed)
+
+        function, callback = library.step, _CALLBACK(called)
+
+        def run() -> list[Tensor]:
+            for draw in draws:
+                draw()
+            wrong = function(pointers, callback)
+            if failed:
+                raise failed.pop(0)
+            if wrong:
+                raise IndexError("the number of a row is out of range")
+            return results
+
+        return run
+
+
+def _checked(rows: Value, count: int) -> list[str]:
+    """Return the lines that look at the numbers of rows."""
+    indices = tuple(f"i{k}" for k in range(len(rows.shape)))
+    heads = [f"for (long {i} = 0; {i} < {size}; {i}++)" for i, size in zip(indices, rows.shape, strict=True)]
+    at = rows.at(indices)
+    return [*heads, f"if ({at} < -{count} || {at} >= {count}) return 1;"]

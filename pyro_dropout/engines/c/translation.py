@@ -1,0 +1,280 @@
+"""A recorded step as loops in plain C and calls of torch.
+
+Views are not computed: a loop reads memory by strides, as torch does. Matrix products and what has no form in C stay
+calls of torch, on the same memory.
+"""
+
+import operator
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, fx
+
+from pyro_dropout.engines.aliasing import owner
+from pyro_dropout.engines.c.functions import C_TYPES, FUNCTIONS, is_slow, written
+from pyro_dropout.engines.c.nests import Nests
+from pyro_dropout.engines.engine import CannotError
+from pyro_dropout.engines.generated.formulas import (
+    COPIES,
+    DRAWS,
+    PRODUCTS,
+    VIEWS,
+    Formula,
+    can_be_called,
+    elsewhere,
+)
+from pyro_dropout.engines.generated.operations import Call, Lowering
+from pyro_dropout.engines.generated.values import (
+    Constants,
+    Indices,
+    Shape,
+    UnsupportedError,
+    Value,
+    broadcast,
+    joined,
+    number,
+    reshaped,
+    within,
+)
+from pyro_dropout.engines.torch_internals import OpOverload
+
+_MOST_CALLS = 40  # of torch in one step: each takes some five microseconds
+_MOST = 2**18  # elements: with more, several threads of torch may be faster
+_SLOW_ELEMENTS = 2**14  # for which functions may be computed that have no vector form: some 0.1 ms
+_TERMS = 2**13  # of a sum that is added up one by one
+_TURNED = {"t", "transpose", "permute"}
+_BY_INDEX = {*_TURNED, "expand", "unsqueeze", "squeeze", "slice", "select", "detach", "alias"}
+
+
+class Translation(Lowering):
+    """A graph as nests of loops in C.
+
+    Attributes:
+        draws: random numbers: the operation that draws them, and where, in the order of torch.
+        calls: other operations of torch, with memory in place of nodes.
+        over: inputs that are written over at the end, and their values.
+        bounds: numbers of rows, and how many rows there are.
+    """
+
+    _taken_apart = frozenset[str]()
+    _cheap = 0  # a number in a register is had again for nothing
+
+    def __init__(self, graph: fx.GraphModule, given: Sequence[Tensor]) -> None:
+        self.nests = Nests()
+        self.draws: list[tuple[OpOverload, Tensor]] = []
+        self.calls: list[tuple[OpOverload, Any, dict[str, Any], list[Tensor | None]]] = []
+        self.over: list[tuple[Value, Value]] = []
+        self.bounds: list[tuple[Value, int]] = []
+        self._slow, self._called = 0, 0
+        self._gone: set[fx.Node] = set()  # inputs that were written over
+        values = [self._outside(f"x{k}", each) for k, each in enumerate(given)]
+        self._places = dict(zip(graph.graph.find_nodes(op="placeholder"), values, strict=True))
+        held = [getattr(graph, str(node.target)) for node in graph.graph.find_nodes(op="get_attr")]
+        owners = [each.untyped_storage().data_ptr() for each in (*given, *{id(each): each for each in held}.values())]
+        self._single = [owners.count(each) == 1 for each in owners]
+        super().__init__(graph, values, _Held(self._outside, held), self.nests, "v")
+        self.results = [self._memory(each)[1] for each in self.outputs]
+
+    def _outside(self, name: str, tensor: Tensor) -> Value:
+        if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.dtype not in C_TYPES:
+            raise CannotError("a tensor is not on the CPU, is sparse, or not of a type of C")
+        return self.nests.outside(name, tensor)
+
+    def _memory(self, value: Value) -> tuple[str, Tensor]:
+        if value.memory is None and not self.nests.has(value.name):
+            value = self._stored(value)
+        return self.nests.memory(value)
+
+    def _value(self, node: Any, dtype: torch.dtype = torch.float64) -> Value:
+        if isinstance(node, fx.Node) and owner(node) in self._gone:
+            raise CannotError("an input is read after it was written over")
+        return super()._value(node, dtype)
+
+    def _lower(self, node: fx.Node) -> None:
+        if not isinstance(node.target, OpOverload):
+            super()._lower(node)
+            return
+        operation = elsewhere(node, node.target)
+        name, val = operation._schema.name.removeprefix("aten::"), node.meta.get("val")
+        if name == "copy_":
+            self._write_over(node)
+        elif name in VIEWS:
+            self._values[node] = self._view(node, operation, name)
+        elif "empty" in name or (isinstance(val, Tensor) and val.numel() > _MOST):
+            raise CannotError(f"{operation}, which has no values or too many")
+        elif name in DRAWS:
+            self._draw(node, operation)
+        elif name in PRODUCTS:
+            self._call(node, operation)
+        else:
+            try:
+                if "device" in node.kwargs and torch.device(node.kwargs["device"] or "cpu").type != "cpu":  # type: ignore[arg-type]
+                    raise UnsupportedError("an operation that is not on the CPU")
+                super()._lower(node)
+            except UnsupportedError:
+                self._count_call(operation)
+                self._call(node, operation)
+
+    def _count_call(self, operation: OpOverload) -> None:
+        self._called += 1
+        if not can_be_called(operation):
+            raise CannotError(f"{operation} changes a tensor, draws random numbers or returns a view")
+        if self._called > _MOST_CALLS:
+            raise CannotError(f"more than {_MOST_CALLS} operations have no form in C, of which the last is {operation}")
+
+    # --- memory -------------------------------------------------------------------------------------------------------
+
+    def _view(self, node: fx.Node, operation: OpOverload, name: str) -> Value | list[Value]:
+        """Return a view of memory; of what is in no memory, the same elements where that is as cheap."""
+        value = self._value(node.args[0])
+        if value.memory is None and not (name in _TURNED and self.nests.in_memory(value)):
+            shape = getattr(node.meta.get("val"), "shape", None)
+            same = [n for n in value.shape if n != 1] == [n for n in shape or () if n != 1]
+            if name in _BY_INDEX or (same and shape is not None):
+                return self._new(Call.of(node))  # type: ignore[no-any-return]
+        memory, source = self._memory(value)
+        try:
+            made = operation(source, *node.args[1:], **node.kwargs)
+        except RuntimeError:  # torch's own result lies in memory in another order
+            memory, source = self.nests.memory(self._stored(value))
+            made = operation(source, *node.args[1:], **node.kwargs)
+        for each in made if isinstance(made, list | tuple) else [made]:
+            if each.dtype != source.dtype or each.untyped_storage().data_ptr() != source.untyped_storage().data_ptr():
+                raise CannotError(str(node.target))
+        if isinstance(made, list | tuple):
+            return [self.nests.view(memory, each) for each in made]
+        return self.nests.view(memory, made)
+
+    def _draw(self, node: fx.Node, operation: OpOverload) -> None:
+        val = node.meta.get("val")
+        if not isinstance(val, Tensor) or not val.is_contiguous() or node.kwargs.get("generator") is not None:
+            raise CannotError(str(node.target))
+        drawn = torch.empty(val.shape, dtype=val.dtype)
+        self._values[node] = self._outside(f"d{len(self.draws)}", drawn)
+        self.draws.append((operation, drawn))
+
+    def _call(self, node: fx.Node, operation: OpOverload) -> None:
+        """Add an operation that stays torch's own."""
+        read: list[str] = []
+
+        def filled(each: fx.Node) -> Tensor:
+            name, tensor = self._memory(self._value(each))
+            read.append(name)
+            return tensor
+
+        args, named = fx.map_arg((node.args, node.kwargs), filled)
+        val, number_of = node.meta.get("val"), len(self.calls)
+        used = [each for each in node.users if each.target is operator.getitem]
+        examples: dict[Any, Tensor] = {each.args[1]: each.meta["val"] for each in used}
+        examples = {0: val} if isinstance(val, Tensor) else examples
+        if not examples or any(each.dtype not in C_TYPES or each.numel() > _MOST for each in examples.values()):
+            raise CannotError(f"{node.target} for nothing, or for what is too large or not of a type of C")
+        made = {k: torch.empty(each.shape, dtype=each.dtype) for k, each in examples.items()}
+        self.calls.append((operation, args, named, [made.get(k) for k in range(1 + max(made))]))
+        values = self.nests.call([(f"t{number_of}_{k}", each) for k, each in made.items()], read)
+        found = dict(zip(made, values, strict=True))
+        self._values[node] = found[0] if isinstance(val, Tensor) else found
+
+    def _write_over(self, node: fx.Node) -> None:
+        """Note the copy of a result over an input; no later operation reads that input."""
+        target: Any = node.args[0]
+        whole = target.op == "placeholder" and target not in self._gone
+        if not whole or not self._single[list(self._places).index(target)] or len(node.args) > 2:
+            raise CannotError("something else than a whole input is written over")
+        place, value = self._places[target], self._value(node.args[1])
+        if value.dtype != place.dtype:
+            value = self._pair("{0}", value, value, value.shape, place.dtype)
+        self.over.append((place, broadcast(value, place.shape)))
+        self._gone.add(target)
+
+    # --- operations ---------------------------------------------------------------------------------------------------
+
+    def _text(self, formula: Formula, shape: Shape, dtype: torch.dtype) -> str:
+        if not formula.functions <= FUNCTIONS:
+            raise UnsupportedError(formula.text)
+        slow = prod(shape) if is_slow(formula.text, C_TYPES[dtype]) else 0
+        if slow and self._slow + slow > _SLOW_ELEMENTS:
+            raise UnsupportedError("too many elements for functions without a vector form")
+        self._slow += slow
+        # Operands are read before a condition is asked: a loop with reads behind a branch is not vectorised.
+        names = [f"a{k}" for k in range(len(formula.operands))]
+        given = " ".join(f"__auto_type {name} = {{{k}}};" for k, name in enumerate(names))
+        return f"({{{{ {given} {written(formula.text, names, C_TYPES[dtype])}; }}}})"
+
+    def _each(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
+        found = super()._each(node, shape, dtype)
+        source = self._value(node.args[0]) if node.name in COPIES else found
+        if source.dtype.is_floating_point and not dtype.is_floating_point and dtype != torch.bool:
+            raise UnsupportedError(node.name)  # C leaves open what becomes of a number that is too large
+        return found
+
+    def _reduced(self, node: Call, kind: str, dtype: torch.dtype) -> Value:
+        source = self._value(node.args[0])
+        counts = source.dtype == torch.bool and dtype == torch.int64
+        terms = source.size // max(prod(node.example.shape), 1)
+        plain = counts or (dtype.is_floating_point and source.dtype == dtype)
+        if kind != "sum" or not plain or source.size == 0 or terms > _TERMS or node.kwargs.get("dtype") is not None:
+            raise UnsupportedError(f"{node.name} of {source.dtype}, or of so many terms")
+        return super()._reduced(node, kind, dtype)
+
+    def _stacked(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
+        dim = node.argument(1, 0) % len(shape)
+        parts = [self._value(each) for each in node.args[0]]
+        return joined([reshaped(each, (*shape[:dim], 1, *shape[dim + 1 :])) for each in parts], dim, shape, dtype)
+
+    def _part_of_zeros(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
+        """Return the gradient of a slice: zeros, and the slice's gradient in its place."""
+        value, _, dim, start, *rest = node.args
+        if rest[1:] and rest[1] != 1:
+            raise UnsupportedError("a slice with a step")
+        value, dim = self._value(value), dim % len(shape)
+        if not rest:
+            value, start = reshaped(value, (*shape[:dim], 1, *shape[dim + 1 :])), start % shape[dim]
+        zeros = number(0.0, dtype, shape)
+        return within(value, zeros, dim, slice(start, None).indices(shape[dim])[0], shape)
+
+    def _rows(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
+        """Return rows by their numbers, (n,), or by those of each network of a fleet, (E, n)."""
+        value, index = self._value(node.args[0]), node.args[1]
+        rows = self._value(index[0]) if len(index) == 1 else None
+        given = rows is not None and rows.memory is not None and rows.memory[0].startswith("x")
+        if rows is None or not given or rows.dtype != torch.int64 or not rows.shape or value.memory is None:
+            raise UnsupportedError("a choice by more than the numbers of rows")
+        count, sides = value.shape[0], len(rows.shape)
+        self.bounds.append((rows, count))
+
+        def at(indices: Indices) -> str:
+            return value.at((f"row({rows.at(indices[:sides])}, {count})", *indices[sides:]))
+
+        return Value(shape, dtype, at, value.cost + 2)
+
+    _special: ClassVar[dict[str, Callable[..., Value]]] = {
+        **{name: Lowering._special[name] for name in ("expand", "slice", "select", "cat", "constant_pad_nd", "mean")},
+        **{name: Lowering._special[name] for name in ("t", "transpose", "permute")},
+        **dict.fromkeys(("select_backward", "slice_backward"), _part_of_zeros),
+        "stack": _stacked,
+        "index": _rows,
+    }
+
+
+class _Held(Constants):
+    """Tensors that a graph holds, read where they are; those made of numbers alone are numbers where they can be."""
+
+    def __init__(self, outside: Callable[[str, Tensor], Value], held: Sequence[Tensor]) -> None:
+        super().__init__(live=True)
+        self._outside, self._there = outside, {id(each) for each in held}
+        self._known: dict[int, Value] = {}
+
+    def value(self, tensor: Tensor) -> Value:
+        """Return a tensor's elements."""
+        if id(tensor) not in self._there:
+            return super().value(tensor)
+        if id(tensor) not in self._known:
+            self._known[id(tensor)] = self._held(tensor)
+        return self._known[id(tensor)]
+
+    def _held(self, tensor: Tensor) -> Value:
+        self.tensors.append(tensor)
+        return self._outside(f"c{len(self.tensors)}", tensor)
