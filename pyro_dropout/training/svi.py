@@ -164,7 +164,7 @@ class SVI(pyro.infer.SVI):
             raise _Eagerly(f"{type(cause).__name__}: {_first_line(cause)}", for_good=never) from cause
         if program.replaces is not None:
             known.remove(program.replaces)
-            self._built -= 1
+        self._built -= not program.counts
         known.append(program)
         return program
 

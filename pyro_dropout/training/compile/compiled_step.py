@@ -93,6 +93,7 @@ class CompiledStep:
     Attributes:
         changed: what had invalidated the step at the last check; empty if nothing had.
         replaces: a step of ``known`` that has the same program.
+        counts: whether it is one more program; not if what had changed is of no account.
     """
 
     def __init__(
@@ -143,12 +144,15 @@ class CompiledStep:
         self._used = [k for k in range(len(trained)) if k not in self.parameters.unused]
         self._state = OptimiserState(optim, [trained[k] for k in self._used])
         self._outside.watch(self.program.lifted)
-        # If the program is the same as before, what has changed does not affect it, and is not watched any longer.
+        # If the program is the same as before, what no code names does not affect it, and is not watched any longer.
         self.replaces = next((step for step in known if step.program is self.program.twin), None)
         self._place: Place | None = None
         self._ignored: list[Place] = []
+        self.counts = self.replaces is None
         if self.replaces is not None:
-            self._ignored = [*self.replaces._ignored, *filter(None, [self.replaces._place])]
+            place = self.replaces._place
+            self.counts = place is not None and not self._outside.may_forget(place)
+            self._ignored = [*self.replaces._ignored, *([] if place is None or self.counts else [place])]
             self._outside.forget(self._ignored)
 
     def _take_up(self, step: Step, same: "CompiledStep | None") -> None:

@@ -2,6 +2,7 @@
 
 import random
 import types
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -32,22 +33,24 @@ def observe(mean: Tensor, tau: Any, y: Tensor) -> None:
         pyro.sample("y", dist.Normal(mean, 1.0).expand(y.shape).mask(True), obs=y * tau)
 
 
-def losses_of(model: Any, change: Any, *args: Any, steps: int = 4) -> tuple[list[float], list[float], pd.SVI]:
+def losses_of(
+    model: Any, change: Any, *args: Any, steps: int = 4, compile: Any = True
+) -> tuple[list[float], list[float], pd.SVI]:
     """Losses of compiled steps, and of eager ones, while ``change(k)`` is called before each."""
     found = []
-    for compile in (True, False):
+    for how in (compile, False):
         pyro.clear_param_store()
         guide = pd.AutoMeanField(model)
         change(0)
         torch.manual_seed(0)
         guide(*args)
-        svi = pd.SVI(model, guide, pyro.optim.Adam({"lr": 0.0}), pd.ELBO(per_example=False), compile=compile)
+        svi = pd.SVI(model, guide, pyro.optim.Adam({"lr": 0.0}), pd.ELBO(per_example=False), compile=how)
         found.append([])
         for k in range(steps):
             change(k)
             torch.manual_seed(0)
             found[-1].append(svi.step(*args))
-        first = svi if compile else first
+        first = svi if how else first
     return found[0], found[1], first
 
 
@@ -122,7 +125,7 @@ def two_names() -> Any:
     """One tensor, found first by the name that the model does not read."""
     both = {"other": torch.zeros(1)}
     change = lambda k: both.update(read=torch.tensor([10.0 * k]) if k else both["other"])  # noqa: E731
-    return lambda: observe(w(), 1.0, both["read"]), change, 1
+    return lambda: observe(w(), 1.0, both["read"]), change, 2
 
 
 CASES: dict[str, Any] = {
@@ -199,6 +202,20 @@ def test_a_counter_that_does_not_matter_costs_one_compilation() -> None:
     one, other, svi = losses_of(model, change, steps=8)
     assert one == pytest.approx(other, rel=1e-5)
     assert svi._built == 1
+
+
+@pytest.mark.parametrize("steps", [8, 40])
+def test_a_counter_that_will_matter_is_watched_on(steps: int) -> None:
+    """Its first values make no difference; where it keeps changing, steps run eagerly, and say so."""
+    epoch = {"number": 0}
+
+    def model() -> None:
+        observe(w(), 1.0 if epoch["number"] < 5 else 3.0, torch.ones(1))
+
+    with nullcontext() if steps < 16 else pytest.warns(UserWarning, match=r"epoch\['number'\].* keeps changing"):
+        one, other, _ = losses_of(model, lambda k: epoch.update(number=k), steps=steps, compile="auto")
+    assert one == pytest.approx(other, rel=1e-5)
+    assert one[4] != one[5]
 
 
 def test_a_tensor_that_cannot_be_found_again_is_refused_by_name() -> None:
