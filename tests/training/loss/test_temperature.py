@@ -44,16 +44,9 @@ def found(guide: Any) -> Tensor:
     return torch.cat([v.detach().flatten() for v in guide.mean().values()])
 
 
-def by_fit(compile: bool, **options: Any) -> Tensor:
+def by_fit(compile: bool) -> Tensor:
     model, guide = pair()
-    pd.fit(model, guide, X, Y, steps=STEPS, lr=RATE, loss=warm(), compile=compile, progress=False, **options)
-    return found(guide)
-
-
-def by_other_optimiser(compile: bool) -> Tensor:
-    model, guide = pair()
-    optim = torch.optim.Adam([{"params": [p]} for p in guide.parameters()], lr=RATE)  # groups: outside the step
-    pd.fit(model, guide, X, Y, steps=STEPS, optim=optim, loss=warm(), compile=compile, progress=False)
+    pd.fit(model, guide, X, Y, steps=STEPS, lr=RATE, loss=warm(), compile=compile, progress=False)
     return found(guide)
 
 
@@ -66,9 +59,9 @@ def by_pyro(compile: bool) -> Tensor:
     return found(guide)
 
 
-def by_svi(compile: bool, optim: str = "Adam") -> Tensor:
+def by_svi(compile: bool) -> Tensor:
     model, guide = pair()
-    svi = pd.SVI(model, guide, getattr(pyro.optim, optim)({"lr": RATE}), warm(), compile=compile)
+    svi = pd.SVI(model, guide, pyro.optim.Adam({"lr": RATE}), warm(), compile=compile)
     for _ in range(STEPS):
         svi.step(X, Y)
         svi.evaluate_loss(X, Y)
@@ -90,7 +83,6 @@ def by_ensemble(compile: bool) -> Tensor:
 
 WAYS = {
     "fit": by_fit,
-    "fit, another optimiser": by_other_optimiser,
     "pyro": by_pyro,
     "SVI": by_svi,
     "fleet": by_fleet,
