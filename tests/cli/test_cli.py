@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from unittest import mock
 
@@ -128,15 +126,6 @@ def test_help_has_examples_and_needs_no_torch() -> None:
         assert done.exit_code == 0
         assert f"pyro-dropout {command}" in done.stdout.split("Examples:")[1]
     assert run().stdout == run("--help").stdout
-    # The package without what its __init__ imports: what is left is what the help itself needs.
-    script = (
-        "import sys, types; package = types.ModuleType('pyro_dropout'); package.__path__ = [sys.argv[1]];"
-        "sys.modules['pyro_dropout'] = package; from pyro_dropout.cli.main import main;"
-        "code = main(['fit', '--help']); sys.exit(code or 'torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", script, str(ROOT / "pyro_dropout")], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "--checkpoint-every" in done.stdout
 
 
 def test_rows_beyond_the_training_table_are_named(fitted: Path, tmp_path: Path) -> None:
