@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
-from pyro_dropout.tables.notation import is_date, is_number
+from pyro_dropout.tables.notation import are_dates, is_number
 from pyro_dropout.tables.table import Table, named
 
 SEPARATORS: dict[str, str] = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
@@ -57,7 +58,8 @@ def read_csv(path: Path, encoding: str | None, separator: str | None) -> Table:
 def names_of(path: Path, header: list[str], separator: str) -> tuple[list[str], tuple[str, ...]]:
     """Return the names of the columns, and what there is to say about them; raise if they are a row of data."""
     names = [name.strip() for name in header]
-    numbers = [name for name in names if is_number(name) or is_date(name)]
+    dates = are_dates(pandas.Series(names, dtype="str"))
+    numbers = [name for name, date in zip(names, dates, strict=True) if date or is_number(name)]
     whole = [name for name in numbers if name.isdecimal()]  # a year may be a name
     if numbers and (len(numbers) == len(names) or len(whole) < len(numbers)):
         raise ShapeError(

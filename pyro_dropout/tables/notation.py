@@ -128,9 +128,9 @@ def is_number(text: str) -> bool:
     return _as_number(text) is not None or any(_fits(_split(text)[1], *marks) for marks in MARKS)
 
 
-def is_date(text: str) -> bool:
-    """Return whether a text is a date in ISO 8601, with or without a time of day."""
-    return bool(_moments(pandas.Series([text], dtype="str")).notna().all())
+def are_dates(texts: Series) -> Series:
+    """Return which texts are dates in ISO 8601, with or without a time of day."""
+    return _moments(texts).notna()
 
 
 def without_blanks(cells: Series) -> Series:
@@ -226,7 +226,7 @@ def recognise(table: Table, name: str, mixed: bool = True) -> Written:
             return _plain(different, numbers)
     if different.str.lower().isin(["true", "false", "0", "1", "0.0", "1.0"]).all():
         return Written(Notation("truth"))
-    dates, numeric = _moments(different).notna(), different.map(is_number).astype(bool)
+    dates, numeric = are_dates(different), different.map(is_number).astype(bool)
     others = counts[~(dates | numeric).to_numpy()].sum()
     if others == counts.sum():
         return _texts(different)

@@ -189,9 +189,10 @@ def cast(texts: Series) -> Floats | None:
     try:
         import pyarrow
 
-        for text in texts[:_FEW].dropna():
-            float(text)  # a cast that fails takes long
-        numbers = pyarrow.array(texts, from_pandas=True).cast("float64")
+        given = pyarrow.array(texts, from_pandas=True)
+        for text in given[:_FEW].to_pylist():
+            float(text or 0)  # a cast that fails takes long
+        numbers = given.cast("float64")
     except (ImportError, ValueError):
         return None
     found = np.asarray(numbers.to_numpy(zero_copy_only=False))
