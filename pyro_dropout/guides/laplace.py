@@ -3,7 +3,8 @@
 Training finds the point: until the curvature is known, q is a point for each site. P holds the prior's precisions.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import pyro.distributions as dist
@@ -171,8 +172,18 @@ class AutoLaplace(SiteGuide):
         self._modules["measured"] = curvature
         self._noise: dict[str, SharedNoise] = {}
 
-    def expect(self, tensors: Mapping[str, Tensor]) -> None:
-        """Make room for the curvature in a file, given as the tensors of this guide by name."""
+    @contextmanager
+    def room_for(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+        """Make room for the curvature in a file, given as the tensors of this guide; an error restores what was."""
+        before = self._modules["measured"]
+        self._make_room(tensors)
+        try:
+            yield
+        except BaseException:
+            self._modules["measured"] = before
+            raise
+
+    def _make_room(self, tensors: Mapping[str, Tensor]) -> None:
         prefix, shapes = "measured.", {name: site.start.shape for name, site in self._sites.items()}
         own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
         self.set_curvature(None)
@@ -187,8 +198,8 @@ class AutoLaplace(SiteGuide):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Load the tensors of another guide, with its curvature."""
-        self.expect(state_dict)
-        return super().load_state_dict(state_dict, *args, **kwargs)
+        with self.room_for(state_dict):
+            return super().load_state_dict(state_dict, *args, **kwargs)
 
     @property
     def learned_buffers(self) -> tuple[str, ...]:

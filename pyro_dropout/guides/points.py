@@ -101,7 +101,7 @@ class Anchors:
 
     def __init__(self, template: SiteGuide) -> None:
         self.sites = template._sites
-        self.priors = {name: _whole(template, name) for name in self.sites}
+        self.priors = {name: whole_prior(template, name) for name in self.sites}
         self.device = next(site.start.device for site in self.sites.values())
         with seeded(0, self.device):
             self.centres = {name: _centre(p) for name, p in self.priors.items()}
@@ -134,7 +134,7 @@ class Anchors:
         return rows
 
 
-def _whole(template: SiteGuide, name: str) -> Distribution:
+def whole_prior(template: SiteGuide, name: str) -> Distribution:
     """Return the prior of a site, its plates at full size, as it was when the guide read the model."""
     site = template._sites[name]
     fn = template.prototype_trace.nodes[name]["fn"]

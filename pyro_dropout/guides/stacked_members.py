@@ -19,7 +19,7 @@ from pyro_dropout.generative.random_state import forked, seed_generators
 from pyro_dropout.generative.registration import tell_pyro
 from pyro_dropout.generative.trial_run import modules_of
 from pyro_dropout.guides.base import SiteGuide
-from pyro_dropout.guides.points import Anchors, Points
+from pyro_dropout.guides.points import Anchors, Points, whole_prior
 from pyro_dropout.guides.sites import GuideSite
 from pyro_dropout.protocols import PyroModel
 
@@ -67,9 +67,7 @@ def _drawn(template: SiteGuide) -> dict[str, Tensor]:
     """Return the means of all sites at draws from the prior, in unconstrained space, plates at full size."""
     found = {}
     for name, site in _means(template).items():
-        fn = template.prototype_trace.nodes[site.name]["fn"]
-        lead = site.start.shape[: site.start.dim() - site.free_dim] if site.plates else fn.batch_shape
-        value = (fn if fn.batch_shape == lead else fn.expand(lead)).sample()
+        value = whole_prior(template, site.name).sample()
         free: Tensor = value if site.transform is None else site.transform.inv(value)
         found[name] = free.detach().reshape(site.start.shape).to(site.start)
     return found

@@ -2,6 +2,7 @@
 
 import errno
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import pyro
@@ -96,16 +97,9 @@ def load(path: str | Path, model: object, guide: object) -> Record:
         True
     """
     tensors, facts = read_tensors(path)
-    laplace = guide if isinstance(guide, AutoLaplace) else None
-    before = laplace.curvature if laplace is not None and laplace.finished else None
-    if laplace is not None:  # whose tensors training adds: make room for those of the file
-        laplace.expect({name.removeprefix("guide."): t for name, t in tensors.items() if name.startswith("guide.")})
-    try:
+    own = {name.removeprefix("guide."): value for name, value in tensors.items() if name.startswith("guide.")}
+    with guide.room_for(own) if isinstance(guide, AutoLaplace) else nullcontext():
         check_identity(path, facts, tensors, model, guide)
-    except Exception:
-        if laplace is not None:
-            laplace.set_curvature(before)
-        raise
     put(tensors, model, guide)
     for path_to, module in model.named_modules() if isinstance(model, nn.Module) else ():
         if isinstance(module, BayesianNet):  # prior widths that the file's model had found from data are no settings

@@ -80,14 +80,11 @@ class KroneckerSums(Sums):
         found = torch.autograd.grad(f, [*leaves.values()], slope, retain_graph=True, allow_unused=True)
         for total, value in zip(self.gradient.values(), found, strict=True):
             total += 0.0 if value is None else value.to(F64)
-        squares: list[Tensor | None] = [None] * len(self.layers)
         for column in root.unbind(-1):
             slopes = torch.autograd.grad(f, outputs, column, retain_graph=True, allow_unused=True)
-            for k, (layer, g) in enumerate(zip(self.layers, slopes, strict=True)):
-                if g is not None:
-                    squares[k] = _gram(_rows_out(layer.module, g), squares[k])
-        for block, layer, square in zip(self.blocks, self.layers, squares, strict=True):
-            block.outputs += 0.0 if square is None else square
+            for block, layer, g in zip(self.blocks, self.layers, slopes, strict=True):
+                block.outputs += 0.0 if g is None else _gram(_rows_out(layer.module, g))
+        for block, layer in zip(self.blocks, self.layers, strict=True):
             for rows in self._rows_in(layer):
                 block.inputs += _gram_of_inputs(rows, bias=len(layer.sites) > 1)
                 layer.rows += len(rows)
@@ -195,14 +192,11 @@ def _patches(module: nn.Module, x: Tensor) -> Tensor:
     return x.movedim(1, positions + 1).flatten(positions + 1).flatten(0, positions)
 
 
-def _gram(rows: Tensor, more: Tensor | None = None) -> Tensor:
-    """Return Σ r rᵀ over rows r, in float64 unless fewer digits were asked of float32's products on a GPU.
-
-    What is given as ``more`` is added, in its own memory.
-    """
+def _gram(rows: Tensor) -> Tensor:
+    """Return Σ r rᵀ over rows r, in float64 unless fewer digits were asked of float32's products on a GPU."""
     fewer = rows.is_cuda and rows.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
     rows = rows if fewer else rows.to(F64)
-    return rows.mT @ rows if more is None else more.addmm_(rows.mT, rows)
+    return rows.mT @ rows
 
 
 def _gram_of_inputs(rows: Tensor, bias: bool) -> Tensor:

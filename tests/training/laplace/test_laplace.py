@@ -147,10 +147,12 @@ def test_it_is_saved_and_copied_with_its_curvature(structure: Any, tmp_path: Pat
     assert not fresh.finished
     other = "diagonal" if structure != "diagonal" else "full"
     wrong = untrained(model, model, x, y, structure=other)
-    before = wrong.sample_weights
+    before, curvature = wrong.sample_weights, wrong.curvature
     with pytest.raises(pd.errors.DifferentModelError):
         pd.load(tmp_path / "posterior.safetensors", model, wrong)
-    assert wrong.finished, "a file that does not fit changes nothing"
+    with pytest.raises(RuntimeError, match="measured"):
+        wrong.load_state_dict(guide.state_dict())
+    assert wrong.curvature is curvature, "what does not fit changes nothing"
     assert before(2).keys() == found[0].keys()
 
 
