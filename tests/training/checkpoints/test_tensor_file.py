@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyro_dropout.errors import DamagedFileError, PyroDropoutError
+from pyro_dropout.training.checkpoints.atomic_file import whole_file
 from pyro_dropout.training.checkpoints.tensor_file import digest, read_facts, read_tensors, write_tensors
 from tests.oracles.both_types import dtypes
 
@@ -216,3 +217,17 @@ def test_a_fault_on_the_way_leaves_the_old_file(tmp_path: Path, call: str) -> No
         write_tensors(path, {"other": torch.ones(2)}, {})
     assert path.read_bytes() == old
     assert [found.name for found in tmp_path.iterdir()] == ["x"]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_stays_a_link(tmp_path: Path, there: bool) -> None:
+    target, link = tmp_path / "far" / "target", tmp_path / "link"
+    target.parent.mkdir()
+    if there:
+        target.write_text("old")
+    link.symlink_to(target)
+    with whole_file(link) as beside:
+        beside.write_text("new")
+    assert link.is_symlink()
+    assert target.read_text() == "new"
+    assert sorted(path.name for path in (*tmp_path.iterdir(), *target.parent.iterdir())) == ["far", "link", "target"]

@@ -1,5 +1,6 @@
-"""Checkpoints, interruptions and members that diverge: all others are what they would have been."""
+"""An ensemble is its members: each is what it would have been alone, whatever the batches and interruptions."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,196 @@ import torch
 from torch import Tensor, nn
 
 import pyro_dropout as pd
-from tests.training.ensemble.test_training import QUIET, data
+from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.training.compile.functional import Buffers
+from pyro_dropout.training.ensemble.ensemble_training import Members, enlisted
+
+QUIET: dict[str, Any] = {"compile": False, "progress": False}
+LIKELIHOODS: dict[str, Any] = {
+    "gaussian": (pd.Gaussian(4.0), 1, lambda f: f),
+    "noise by input": (pd.HeteroscedasticGaussian(), 2, lambda f: f),
+    "classes": (pd.Categorical(), 3, lambda f: (f[:, 0] > 0).long() + (f[:, 0] > 0.5).long()),
+    "yes or no": (pd.Bernoulli(), 1, lambda f: (f > 0).double()),
+    "counts": (pd.Poisson(), 1, lambda f: f.abs().floor()),
+}
+
+
+def net(outputs: int = 1) -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, outputs)).double()
+
+
+def data(points: int = 24) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(9)
+    x = torch.randn(points, 2, generator=generator, dtype=torch.float64)
+    return x, x.prod(1, keepdim=True)
+
+
+def asked(made: Members, *args: Any, **kwargs: Any) -> tuple[Tensor, list[Tensor]]:
+    """The members' mean loss with these arguments, and their gradients."""
+    made = dataclasses.replace(made, call=dataclasses.replace(made.call, args=args, kwargs=kwargs))
+    parameters = made._parameters(made.call.count or 1)
+    buffers = Buffers(made.call.model, made.guide).values
+    losses, slopes = made._gradients(parameters)(parameters.values, buffers)
+    return losses.mean(), slopes
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", LIKELIHOODS)
+def test_batches_add_up_to_the_whole(name: str) -> None:
+    """Noise and weights belong to data points: the mean loss of disjoint mini-batches is the loss of all data."""
+    likelihood, outputs, made = LIKELIHOODS[name]
+    x, f = data()
+    y = made(f)
+    model = pd.BayesianNet(net(outputs), pd.Prior(), likelihood)
+    ensemble = pd.Ensemble(model, members=3)
+    call = ModelCall(model, (x, y, len(x)))
+    whole = enlisted(ensemble, call, len(x))
+    parts = enlisted(ensemble, call, 8)
+    rows = torch.arange(len(x)).reshape(3, 8)
+    batches = [parts.call.at(row) for row in rows]
+    each = [asked(parts, *one.args, **one.kwargs)[0] for one in batches]
+    full, _ = asked(whole, *whole.call.args, **whole.call.kwargs)
+    torch.testing.assert_close(torch.stack(each).mean(), full, rtol=1e-9, atol=1e-9)
+    # Other rows are other noise.
+    moved = parts.call.at(torch.arange(8))
+    kwargs = dict.fromkeys(moved.kwargs, torch.arange(8, 16))
+    assert asked(parts, *moved.args, **kwargs)[0] != each[0]
+
+
+def test_a_subsampled_plate_sees_its_own_noise() -> None:
+    """With a plate that draws its subsample, the loss is that of the shown points, with their own noise."""
+    x, y = data()
+
+    def model(x: Tensor, y: Tensor, size: int, chosen: Tensor | None = None) -> None:
+        w = pyro.sample("w", dist.Normal(torch.zeros(2, dtype=x.dtype), 1.0).to_event(1))
+        with pyro.plate("points", len(x), subsample_size=size, subsample=chosen) as index:
+            pyro.sample("y", dist.Normal(x[index] @ w, 1.0), obs=y[index, 0])
+
+    ensemble = pd.Ensemble(model, members=3)
+    call = ModelCall(model, (x, y, len(x)))
+    ensemble.meet(call)
+    whole = enlisted(ensemble, call, len(x))
+    full, _ = asked(whole, *call.args)
+    rows = torch.randperm(len(x)).reshape(3, 8)
+    each = [asked(whole, x, y, 8, row)[0] for row in rows]
+    torch.testing.assert_close(torch.stack(each).mean(), full, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.deep)])
+def test_a_member_is_what_it_would_have_been_alone(compile: bool) -> None:
+    x, y = data()
+    model = pd.BayesianNet(net(), pd.Prior(), pd.Gaussian(4.0))
+    ensemble = pd.Ensemble(model, members=4, seed=3)
+    alone = pd.Ensemble(model, members=1)
+    alone.seeds.copy_(ensemble.seeds[2:3])
+    with torch.no_grad():
+        for name, value in ensemble.stacked().items():
+            alone.stacked()[name].copy_(value[2:3])
+    how = {"steps": 40, "lr": 0.02, "progress": False}
+    pd.fit(model, ensemble, x, y, compile=compile, **how)
+    pd.fit(model, alone, x, y, compile=False, **how)
+    one = {name: value[2] for name, value in ensemble.draws_at(torch.arange(4)).items()}
+    torch.testing.assert_close(
+        one, {k: v[0] for k, v in alone.draws_at(torch.tensor([0])).items()}, rtol=1e-7, atol=1e-9
+    )
+
+
+def test_a_member_minimises_its_own_objective() -> None:
+    """The loss is that of the paper: ½τ‖y + ε − f‖² + ½‖(w − w⁰)/σ‖², written out by hand."""
+    x, y = data(10)
+    model = pd.BayesianNet(net(), pd.Prior(length_scale=0.5), pd.Gaussian(4.0))
+    ensemble = pd.Ensemble(model, members=2)
+    made = enlisted(ensemble, ModelCall(model, (x, y, len(x))), len(x))
+    extras = made.problem
+    assert extras is not None
+    losses = []
+    for m in range(2):
+        weights = {name: value[m] for name, value in ensemble.draws_at(torch.arange(2)).items()}
+        f = model.evaluate(ensemble.draws_at(torch.arange(2)), x)[m]
+        noise = extras["noise"]["y"][m] / 4.0**0.5
+        total = 0.5 * 4.0 * (y + noise - f).square().sum() + len(x) * 0.5 * torch.tensor(2 * torch.pi / 4.0).log()
+        for name, value in weights.items():
+            width = ensemble.template.prototype_trace.nodes[name]["fn"].base_dist.scale
+            total = total + 0.5 * ((value - extras["anchors"][name][m]) / width).square().sum()
+        losses.append(total)
+    found, _ = asked(made, *made.call.args)
+    torch.testing.assert_close(found, torch.stack(losses).mean().to(found))
+
+
+@pytest.mark.parametrize("heat", [1.0, 0.2])
+def test_members_are_draws_of_the_posterior_at_a_temperature(heat: float) -> None:
+    """In a linear model in closed form: the covariance of a posterior at T is (τXᵀX/T + I)⁻¹."""
+    x = torch.randn(12, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    y = x.sum(-1, keepdim=True)
+    model = pd.BayesianNet(nn.Linear(2, 1, bias=False).double(), pd.Prior(), pd.Gaussian(0.5))
+    ensemble = pd.Ensemble(model, members=600, seed=0)
+    loss = pd.ELBO(per_example=False, temperature=heat)
+    how: Any = {"compile": "traced", "progress": False, "seed": 0, "schedule": lambda done: 1.01 - done / 300}
+    pd.fit(model, ensemble, x, y, steps=300, lr=0.1, loss=loss, **how)
+    drawn = ensemble.draws_at(torch.arange(600))["weight"].squeeze(1)
+    exact = torch.linalg.inv(0.5 * x.T @ x / heat + torch.eye(2, dtype=x.dtype))
+    centre = exact @ (0.5 / heat * x.T @ y).squeeze(-1)
+    root = torch.linalg.cholesky(exact)
+    standard = torch.linalg.solve_triangular(root, (drawn - centre).T, upper=False)
+    assert standard.mean(1).abs().max() < 4 / 600**0.5
+    assert (standard @ standard.T / 600 - torch.eye(2)).abs().max() < 4 * 2**0.5 / 600**0.5
+
+
+@pytest.mark.deep
+def test_a_learned_precision_is_that_of_the_data() -> None:
+    """A width that was trained on the perturbed targets would find twice the variance, and grow without end."""
+    torch.manual_seed(0)
+    x = torch.randn(400, 2, dtype=torch.float64)
+    y = x.sum(1, keepdim=True) + 0.3 * torch.randn(400, 1, dtype=torch.float64)
+    model = pd.BayesianNet(nn.Linear(2, 1).double(), pd.Prior(), pd.Gaussian(1.0, learn=True))
+    pd.fit(model, pd.Ensemble(model, members=8), x, y, steps=600, lr=0.03, batch_size=100, **QUIET)
+    assert model.likelihood.tau.item() == pytest.approx(1 / 0.09, rel=0.15)
+
+
+def test_whether_noise_depends_on_weights_is_asked_before_statistics_are_restored() -> None:
+    net = nn.Sequential(nn.Linear(1, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+    model = pd.BayesianNet(net, None, pd.HeteroscedasticGaussian(), frozen_statistics="all")
+    x = torch.linspace(-1, 1, 8).unsqueeze(-1)
+    history = pd.fit(model, pd.Ensemble(model, members=2), x, x, steps=2, **QUIET)
+    assert history.losses.isfinite().all()
+
+
+def test_plates_of_the_size_of_a_batch_are_refused() -> None:
+    """One of them is the data's, and a mini-batch must not shuffle the noise of the other."""
+
+    def model(x: Tensor, y: Tensor, num_data: int) -> None:
+        w = pyro.sample("w", dist.Normal(torch.zeros(4, 2, dtype=x.dtype), 1.0).to_event(2))
+        with pyro.plate("outputs", 4, dim=-2), pyro.plate("points", len(x), dim=-1):
+            pyro.sample("y", dist.Normal(w @ x.T, 1.0), obs=y.T)
+
+    x, _ = data()
+    y = x.sum(1, keepdim=True).expand(-1, 4)
+    with pytest.raises(pd.errors.PyroDropoutError, match="outputs, points"):
+        pd.fit(model, pd.Ensemble(model, members=2), x, y, steps=2, batch_size=4, **QUIET)
+    pd.fit(model, pd.Ensemble(model, members=2), x, y, steps=2, batch_size=6, **QUIET)
+
+
+def test_data_that_cannot_be_weighted_are_refused() -> None:
+    def model(y: Tensor) -> None:
+        rate = pyro.sample("rate", dist.Gamma(2.0, 1.0))
+        pyro.sample("y", dist.Poisson(rate.expand(len(y))).to_event(1), obs=y)
+
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"pyro\.plate"):
+        pd.fit(model, pd.Ensemble(model, members=2), torch.ones(4), steps=2, **QUIET)
+
+
+def test_clipping_is_for_each_member() -> None:
+    """One member with a huge gradient does not slow the others down."""
+    x, y = data()
+    model = pd.BayesianNet(net(), pd.Prior(), pd.Gaussian(4.0))
+    ensemble = pd.Ensemble(model, members=2, start="module")
+    with torch.no_grad():
+        next(iter(ensemble.parameters()))[1] *= 1000
+    made = enlisted(ensemble, ModelCall(model, (x, y, len(x))), len(x), clip_norm=1.0)
+    _, slopes = asked(made, *made.call.args)
+    norms = torch.stack([slope.flatten(1).square().sum(1) for slope in slopes]).sum(0).sqrt()
+    torch.testing.assert_close(norms, torch.ones(2, dtype=torch.float64), rtol=1e-4, atol=0.0)
+
 
 X, Y = data()
 

@@ -1,7 +1,6 @@
 """The curvature of each likelihood and structure against Hessians by autograd, of the linearised model."""
 
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch.func import functional_call, jacrev
 
 import pyro_dropout as pd
 from pyro_dropout.mathematics.curvature_blocks import Dense
+from tests.training.laplace.test_laplace import untrained
 
 F64 = torch.float64
 N = 5
@@ -123,13 +123,6 @@ def gauss_newton(net: nn.Module, x: Tensor, y: Tensor, minus_log_p: Callable[...
     return total
 
 
-def quiet_laplace(*args: Any, **kwargs: Any) -> pd.guides.AutoLaplace:
-    """Laplace at a point that is not trained: the curvature is what it is."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="(the point of )?this Laplace")
-        return pd.laplace(*args, **kwargs)
-
-
 def matrix(guide: pd.guides.AutoLaplace) -> Tensor:
     """The curvature of all sites, in model order, without the prior."""
     (block,) = guide.curvature
@@ -143,16 +136,16 @@ def test_it_is_the_hessian_of_the_linearised_model(name: str) -> None:
     net, x, y = make(), torch.randn(N, 2, dtype=F64), targets()
     model = pd.BayesianNet(net, likelihood=likelihood())
     expected = gauss_newton(net, x, y, minus_log_p)
-    full = quiet_laplace(model, net, x, y, structure="full", batch_size=2)
+    full = untrained(model, net, x, y, structure="full", batch_size=2)
     torch.testing.assert_close(matrix(full), expected, rtol=1e-8, atol=1e-8)
     assert torch.linalg.eigvalsh(matrix(full)).min() > -1e-9
-    layers = quiet_laplace(model, net, x, y, structure="layer")
+    layers = untrained(model, net, x, y, structure="layer")
     ends = [9, len(expected)]
     for block, start, end in zip(layers.curvature, [0, 9], ends, strict=True):
         torch.testing.assert_close(block.hessian, expected[start:end, start:end], rtol=1e-8, atol=1e-8)
-    (diagonal,) = quiet_laplace(model, net, x, y, structure="diagonal").curvature
+    (diagonal,) = untrained(model, net, x, y, structure="diagonal").curvature
     torch.testing.assert_close(diagonal.diagonal, expected.diagonal(), rtol=1e-8, atol=1e-8)
-    (last,) = quiet_laplace(model, net, x, y, structure="last").curvature
+    (last,) = untrained(model, net, x, y, structure="last").curvature
     torch.testing.assert_close(last.hessian, expected[9:, 9:], rtol=1e-8, atol=1e-8)
     f = model.evaluate(dict(net.named_parameters()), x)
     checked = model.likelihood.checked(f, y)
@@ -161,13 +154,24 @@ def test_it_is_the_hessian_of_the_linearised_model(name: str) -> None:
     assert full.curvature.num_data == N
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_a_likelihood_bends_as_it_says(name: str) -> None:
+    likelihood, make, targets, minus_log_p = CASES[name]
+    net, x, y = make(), torch.randn(N, 2, dtype=F64), targets()
+    model = pd.BayesianNet(net, likelihood=likelihood())
+    f = model.evaluate({k: v.detach() for k, v in net.named_parameters()}, x)
+    expected = [hessian(lambda fn, n=n: minus_log_p(fn, y[n], f[n]))(f[n]) for n in range(N)]
+    found = model.likelihood.curvature(f, model.likelihood.checked(f, y))
+    torch.testing.assert_close(found, torch.stack(expected), rtol=1e-8, atol=1e-10)
+
+
 def test_kron_is_exact_for_one_point() -> None:
     """With one point, a layer's block is g gᵀ ⊗ a aᵀ, whatever the network and the number of outputs."""
     net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(inplace=True), nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 3, bias=False))
     model = pd.BayesianNet(net.to(F64), likelihood=pd.Categorical())
     x, y = torch.randn(1, 2, dtype=F64), torch.tensor([1])
-    kron = quiet_laplace(model, net, x, y, structure="kron")
-    layers = quiet_laplace(model, net, x, y, structure="layer")
+    kron = untrained(model, net, x, y, structure="kron")
+    layers = untrained(model, net, x, y, structure="layer")
     for factors, block in zip(kron.curvature, layers.curvature, strict=True):
         whole = torch.kron(factors.outputs, factors.inputs)
         order = matrix_order(factors.shapes)
@@ -187,7 +191,7 @@ def test_kron_is_exact_for_one_layer_with_constant_noise(outputs: int) -> None:
     net = nn.Linear(4, outputs).to(F64)
     model = pd.BayesianNet(net, pd.Prior(length_scale=2.0, bias_length_scale=0.5), pd.Gaussian(tau=3.0))
     x, y = torch.randn(7, 4, dtype=F64), torch.randn(7, outputs, dtype=F64)
-    kron, full = (quiet_laplace(model, net, x, y, structure=each) for each in ("kron", "full"))
+    kron, full = (untrained(model, net, x, y, structure=each) for each in ("kron", "full"))
     rows = {"weight": torch.randn(6, outputs, 4, dtype=F64), "bias": torch.randn(6, outputs, dtype=F64)}
     ours, theirs = (guide.covariance_root(rows) for guide in (kron, full))
     torch.testing.assert_close(ours @ ours.mT, theirs @ theirs.mT, rtol=1e-10, atol=1e-12)
@@ -217,7 +221,7 @@ def test_kron_of_a_convolution_is_its_definition(layer: nn.Module, shape: tuple[
     net = nn.Sequential(layer, nn.Tanh(), nn.Flatten(), nn.Linear(positions * layer.out_channels, 2)).to(F64)
     model = pd.BayesianNet(net, likelihood=pd.Gaussian(tau=2.0))
     x = torch.randn(3, *shape, dtype=F64)
-    guide = quiet_laplace(model, net, x, torch.zeros(3, 2, dtype=F64), structure="kron")
+    guide = untrained(model, net, x, torch.zeros(3, 2, dtype=F64), structure="kron")
     block = next(iter(guide.curvature))
     # The slope of one output of the layer, at one position, in its weights is the patch there.
     patches = torch.stack(
@@ -243,7 +247,7 @@ def test_the_determinant_has_gradients_in_the_prior() -> None:
     x, y = torch.randn(N, 2, dtype=F64), torch.randn(N, 1, dtype=F64)
     sites = list(model.sites)
     for structure in ("full", "layer", "kron", "diagonal"):
-        curvature = quiet_laplace(model, net, x, y, structure=structure).curvature
+        curvature = untrained(model, net, x, y, structure=structure).curvature
 
         def log_det(*log_precision: Tensor, curvature: Any = curvature) -> Tensor:
             found: Tensor = curvature.log_det(dict(zip(sites, (p.exp() for p in log_precision), strict=True)))
