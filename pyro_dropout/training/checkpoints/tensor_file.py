@@ -98,5 +98,7 @@ def _damaged(path: Path, why: str) -> DamagedFileError:
 def digest(tensor: Tensor) -> str:
     """Return the SHA-256 of a tensor's type, shape and values."""
     found = hashlib.sha256(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-    found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    # A copy: one number that was expanded counts as contiguous, and cannot be read as bytes.
+    flat = tensor.detach().cpu().reshape(-1).clone(memory_format=torch.contiguous_format)
+    found.update(flat.view(torch.uint8).numpy().data)
     return found.hexdigest()

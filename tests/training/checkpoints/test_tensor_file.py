@@ -58,6 +58,7 @@ def test_a_slice_is_written_as_what_it_shows(tmp_path: Path) -> None:
 def test_type_and_shape_belong_to_the_digest() -> None:
     zeros = torch.zeros(4)
     assert len({digest(t) for t in (zeros, zeros.view(2, 2), zeros.int(), -zeros)}) == 4
+    assert digest(torch.zeros(()).expand(1)) == digest(zeros[:1])
 
 
 # --- damage -----------------------------------------------------------------------------------------------------------
