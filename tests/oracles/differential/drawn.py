@@ -201,12 +201,8 @@ def trained(model: Any, guide: Any) -> list[Tensor]:
     return [*guide.parameters(), *net.hidden_parameters().values(), *net.likelihood.parameters()]
 
 
-# With the names of guides that are gone, so that the numbers in cases.txt draw the cases that they drew.
-NAMES = sorted({*GUIDES, "full-rank-layer", "full-rank-net"})
-
-
 def guide_of(dice: Dice, model: Any) -> Any:
-    return GUIDES.get(dice.pick(NAMES), GUIDES["low-rank-net"])(model)
+    return GUIDES[dice.pick(sorted(GUIDES))](model)
 
 
 def ensemble_of(dice: Dice, model: Any) -> pd.Ensemble:
