@@ -98,7 +98,8 @@ def _damaged(path: Path, why: str) -> DamagedFileError:
 def digest(tensor: Tensor) -> str:
     """Return the SHA-256 of a tensor's type, shape and values."""
     found = hashlib.sha256(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-    # A copy: one number that was expanded counts as contiguous, and cannot be read as bytes.
-    flat = tensor.detach().cpu().reshape(-1).clone(memory_format=torch.contiguous_format)
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    if flat.stride(0) != 1:  # one number that was expanded counts as contiguous, but cannot be read as bytes
+        flat = flat.clone(memory_format=torch.contiguous_format)
     found.update(flat.view(torch.uint8).numpy().data)
     return found.hexdigest()
