@@ -117,6 +117,7 @@ def test_shapes_views_and_types(dtype: torch.dtype) -> None:
             *(aten.select_backward(y, [3, 5, 6], 0, 1), aten.slice_backward(y, [5, 13], 1, 1, 13, 2)),
             *((y > 0) & (y < 1), y.double() + 0.1, y.float() * 3, y.diagonal() * 2, y.expand(2, 5, 6) - 1),
             y.new_zeros(2, 2).exp(),
+            *((number + y[:1, :1]).diagonal() * 2, (y * 2).diagonal() + 1, (y * 2).unbind(0)[1] * 2),
         ]
 
     agrees(views, x, y, z, number, other)

@@ -44,7 +44,7 @@ _MOST_CALLS = 40  # of torch in one step: each takes some five microseconds
 _MOST = 2**18  # elements: with more, several threads of torch may be faster
 _SLOW_ELEMENTS = 2**14  # for which functions may be computed that have no vector form: some 0.1 ms
 _TERMS = 2**13  # of a sum that is added up one by one
-_TURNED = {"t", "transpose", "permute"}
+_TURNED, _VIEWED = {"t", "transpose", "permute"}, {"view", "_unsafe_view"}
 _BY_INDEX = {*_TURNED, "expand", "unsqueeze", "squeeze", "slice", "select", "detach", "alias"}
 
 
@@ -71,16 +71,21 @@ class Translation(Lowering):
         self._gone: set[fx.Node] = set()  # inputs that were written over
         values = [self._outside(f"x{k}", each) for k, each in enumerate(given)]
         self._places = dict(zip(graph.graph.find_nodes(op="placeholder"), values, strict=True))
-        held = [getattr(graph, str(node.target)) for node in graph.graph.find_nodes(op="get_attr")]
-        owners = [each.untyped_storage().data_ptr() for each in (*given, *{id(each): each for each in held}.values())]
+        attributes = dict.fromkeys(str(node.target) for node in graph.graph.find_nodes(op="get_attr"))
+        self._held = {id(each): each for each in (getattr(graph, name) for name in attributes)}
+        owners = [each.untyped_storage().data_ptr() for each in (*given, *self._held.values())]
         self._single = [owners.count(each) == 1 for each in owners]
-        super().__init__(graph, values, _Held(self._outside, held), self.nests, "v")
+        super().__init__(graph, values, Constants(live=True), self.nests, "v")
+        self.nests.tensors |= {f"c{k}": each for k, each in enumerate(self._constants.tensors)}
         self.results = [self._memory(each)[1] for each in self.outputs]
 
     def _outside(self, name: str, tensor: Tensor) -> Value:
         if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.dtype not in C_TYPES:
             raise CannotError("a tensor is not on the CPU, is sparse, or not of a type of C")
         return self.nests.outside(name, tensor)
+
+    def _attribute(self, tensor: Tensor) -> Value:
+        return self._outside(f"h{list(self._held).index(id(tensor))}", tensor)
 
     def _memory(self, value: Value) -> tuple[str, Tensor]:
         if value.memory is None and not self.nests.has(value.name):
@@ -130,9 +135,9 @@ class Translation(Lowering):
         """Return a view of memory; of what is in no memory, the same elements where that is as cheap."""
         value = self._value(node.args[0])
         if value.memory is None and not (name in _TURNED and self.nests.in_memory(value)):
-            shape = getattr(node.meta.get("val"), "shape", None)
-            same = [n for n in value.shape if n != 1] == [n for n in shape or () if n != 1]
-            if name in _BY_INDEX or (same and shape is not None):
+            shape = getattr(node.meta.get("val"), "shape", ())
+            sides = [[n for n in each if n != 1] for each in (value.shape, shape)]
+            if name in _BY_INDEX or (name in _VIEWED and sides[0] == sides[1]):
                 return self._new(Call.of(node))  # type: ignore[no-any-return]
         memory, source = self._memory(value)
         try:
@@ -257,24 +262,3 @@ class Translation(Lowering):
         "stack": _stacked,
         "index": _rows,
     }
-
-
-class _Held(Constants):
-    """Tensors that a graph holds, read where they are; those made of numbers alone are numbers where they can be."""
-
-    def __init__(self, outside: Callable[[str, Tensor], Value], held: Sequence[Tensor]) -> None:
-        super().__init__(live=True)
-        self._outside, self._there = outside, {id(each) for each in held}
-        self._known: dict[int, Value] = {}
-
-    def value(self, tensor: Tensor) -> Value:
-        """Return a tensor's elements."""
-        if id(tensor) not in self._there:
-            return super().value(tensor)
-        if id(tensor) not in self._known:
-            self._known[id(tensor)] = self._held(tensor)
-        return self._known[id(tensor)]
-
-    def _held(self, tensor: Tensor) -> Value:
-        self.tensors.append(tensor)
-        return self._outside(f"c{len(self.tensors)}", tensor)

@@ -102,13 +102,17 @@ class Lowering:
             if node.op == "placeholder":
                 self._values[node] = next(places)
             elif node.op == "get_attr" and constants.live:
-                self._values[node] = constants.value(getattr(graph, node.target))
+                self._values[node] = self._attribute(getattr(graph, node.target))
             elif node.op == "get_attr":
                 self._known[node] = getattr(graph, node.target)
             elif node.op == "output":
                 self.outputs = [self._value(each) for each in node.args[0]]
             else:
                 self._lower(node)
+
+    def _attribute(self, tensor: Tensor) -> Value:
+        """Return a tensor that the graph holds, and that may change."""
+        return self._constants.value(tensor)
 
     def _value(self, node: Any, dtype: torch.dtype = torch.float64) -> Value:
         if not isinstance(node, fx.Node):
