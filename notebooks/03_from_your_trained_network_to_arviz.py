@@ -105,9 +105,9 @@ plt.show()
 # ## 4. What not to ask
 #
 # Leave-one-out cross-validation from these draws takes it for granted that they come from the exact posterior. They
-# come from q. Here k̂, which says whether a point's number can be trusted, is above 0.7 at most points, so they cannot be
-# trusted in any case, and the library warns. The correction for q needs its density, which does not exist at σ = 0, so `pdrop.loo` refuses
-# it. Hold data back instead.
+# come from q. Here k̂, which says whether a point's number can be trusted, is above 0.7 at most points, so they cannot
+# be trusted in any case, and the library warns. The correction for q needs its density, which does not exist at σ = 0,
+# so `pdrop.loo` refuses it. Hold data back instead.
 
 # %%
 with warnings.catch_warnings(record=True) as said:
