@@ -42,7 +42,7 @@ from pyro_dropout.guides.sites import (
     per_row,
     read_site,
 )
-from pyro_dropout.guides.summary import facts_of, guide_card, told
+from pyro_dropout.guides.summary import Summarised
 from pyro_dropout.mathematics.checks import check_choice, check_positive, describe
 from pyro_dropout.mathematics.normal import Normal
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
@@ -80,7 +80,7 @@ def matching(value: float | Tensor, like: Tensor) -> Tensor:
     return torch.as_tensor(value, dtype=like.dtype, device=like.device)
 
 
-class SiteGuide(Marginals):
+class SiteGuide(Summarised, Marginals):
     """A guide with one distribution for each latent site of any Pyro model with continuous sites.
 
     Args:
@@ -148,14 +148,7 @@ class SiteGuide(Marginals):
 
     def _facts(self) -> dict[str, object]:
         own = {} if not self.extra_repr() else {"settings": self.extra_repr()}
-        return facts_of(self, **own, sites=len(self._sites) or "not known before the first call")
-
-    def __repr__(self) -> str:
-        return told(self, self._facts())
-
-    def _repr_html_(self) -> str:
-        """Return a small table, for notebooks."""
-        return guide_card(self, self._facts())
+        return {**own, "sites": len(self._sites) or "not known before the first call"}
 
     @abstractmethod
     def parameters_of(self, site: GuideSite) -> dict[str, Tensor]:

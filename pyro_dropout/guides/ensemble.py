@@ -25,7 +25,7 @@ from pyro_dropout.guides.laplace import AutoLaplace
 from pyro_dropout.guides.mean_field import AutoMeanField
 from pyro_dropout.guides.points import Points
 from pyro_dropout.guides.stacked_members import StackedMembers, Start
-from pyro_dropout.guides.summary import facts_of, guide_card, told
+from pyro_dropout.guides.summary import Summarised
 from pyro_dropout.mathematics.checks import check_choice, check_count, check_seed
 from pyro_dropout.mathematics.mixtures import MemberMixture, balanced
 from pyro_dropout.protocols import Distribution, PyroModel, Weights
@@ -57,7 +57,7 @@ from pyro_dropout.registry import guide
     options=("members",),
     per_site=False,
 )
-class Ensemble(StackedMembers):
+class Ensemble(Summarised, StackedMembers):
     """M members of one kind, each trained from its own start; the posterior is their equal mixture.
 
     Train it with ``pdrop.fit(model, ensemble, x, y, ...)``, as any guide: all members are one computation. What they
@@ -237,11 +237,4 @@ class Ensemble(StackedMembers):
 
     def _facts(self) -> dict[str, object]:
         kind = "points" if self.points else type(self.template).__name__
-        return facts_of(self, members=f"{self.members}{' anchored' * self.anchored}, {kind}")
-
-    def __repr__(self) -> str:
-        return told(self, self._facts())
-
-    def _repr_html_(self) -> str:
-        """Return a small table, for notebooks."""
-        return guide_card(self, self._facts())
+        return {"members": f"{self.members}{' anchored' * self.anchored}, {kind}"}

@@ -3,6 +3,7 @@
 import base64
 import html
 import io
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
 from torch import nn
@@ -63,18 +64,18 @@ def _state(guide: nn.Module) -> list[tuple[int, int]]:
     return [(value.data_ptr(), value._version) for value in guide.parameters()]
 
 
-def facts_of(guide: nn.Module, **facts: object) -> dict[str, object]:
-    """Return what is known of a guide by name; ``facts`` come first."""
-    count = sum(value.numel() for value in guide.parameters())
-    how = note_of(guide)
-    return {**facts, "parameters": f"{count:,}", **({"trained": how} if how else {})}
+class Summarised(nn.Module):
+    """A guide that shows what is known of it as a line, and in notebooks as a card; ``_facts`` are its own, by name."""
 
+    @abstractmethod
+    def _facts(self) -> dict[str, object]: ...
 
-def told(guide: nn.Module, facts: dict[str, object]) -> str:
-    """Return the facts as one line."""
-    return f"{type(guide).__name__}({', '.join(f'{name}: {value}' for name, value in facts.items())})"
+    def _summary(self) -> dict[str, object]:
+        count, how = sum(value.numel() for value in self.parameters()), note_of(self)
+        return {**self._facts(), "parameters": f"{count:,}", **({"trained": how} if how else {})}
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}: {value}' for name, value in self._summary().items())})"
 
-def guide_card(guide: nn.Module, facts: dict[str, object]) -> str:
-    """Return the facts as HTML, for notebooks."""
-    return card(type(guide).__name__, facts)
+    def _repr_html_(self) -> str:
+        return card(type(self).__name__, self._summary())
