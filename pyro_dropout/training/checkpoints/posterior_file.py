@@ -24,6 +24,7 @@ from pyro_dropout.training.checkpoints.tensor_file import read_tensors, write_te
 _REMEDIES = dict.fromkeys(FULL, MAKE_ROOM) | dict.fromkeys(
     (errno.EACCES, errno.EPERM, errno.EROFS), "Give a file in a folder that you may write to"
 )
+ROOTS = ("model.", "guide.", "store.", "called.")  # what the names of tensors begin with
 _SHOWN = 8  # the most differences that an error lists
 
 

@@ -14,7 +14,7 @@ from pyro_dropout.mathematics.argument_names import formerly
 from pyro_dropout.mathematics.checks import check_count, check_positive
 from pyro_dropout.protocols import Record
 from pyro_dropout.training.checkpoints.atomic_file import clear_unfinished
-from pyro_dropout.training.checkpoints.posterior_file import check_identity, identity_of, put, tensors_of
+from pyro_dropout.training.checkpoints.posterior_file import ROOTS, check_identity, identity_of, put, tensors_of
 from pyro_dropout.training.checkpoints.regular_file import check_no_links
 from pyro_dropout.training.checkpoints.tensor_file import ADVICE, read_facts, read_tensors, write_tensors
 from pyro_dropout.training.early_stopping import Watch
@@ -162,10 +162,10 @@ class Keeper:
 
     def resume(self, total: int) -> list[Tensor]:
         """Resume the training from its last intact checkpoint; return the losses before it, or nothing."""
-        tensors, found = self._last()
+        found = self._last()
         if found is None:
             return []
-        name, facts = found
+        name, tensors, facts = found
         self._check(name, tensors, facts, total)
         put(tensors, self.model, self.guide)
         self.run.set_state(_under("run.", tensors), facts["run"])
@@ -178,21 +178,19 @@ class Keeper:
         self.step = facts["step"]
         return [tensors["losses"].to(self.run.t.device)]
 
-    def _last(self) -> tuple[dict[str, Tensor], tuple[str, Record] | None]:
-        """Return the tensors of the last intact checkpoint, its name and its facts; None if there is none."""
+    def _last(self) -> tuple[str, dict[str, Tensor], Record] | None:
+        """Return the name, the tensors and the facts of the last intact checkpoint; None if there is none."""
         files = self._files()
         while files:
             _, path = files.pop()
             try:
-                tensors, facts = read_tensors(path)
+                return path.name, *read_tensors(path)
             except DamagedFileError as damage:
                 why = str(damage).removesuffix(ADVICE)
                 then = "resumes from the previous one" if files else "starts again from the first step"
                 warnings.warn(f"{why} Training {then}.", stacklevel=10)
                 self._damaged.add(path)
-                continue
-            return tensors, (path.name, facts)
-        return {}, None
+        return None
 
     def _files(self) -> list[tuple[int, Path]]:
         found = _files(self.folder)
@@ -202,8 +200,7 @@ class Keeper:
     def _check(self, file: str, tensors: dict[str, Tensor], facts: Record, total: int) -> None:
         if facts.get("kind") != "training":
             raise PyroDropoutError(f"{file} is not a training checkpoint; give another folder.")
-        ours = ("model.", "guide.", "store.", "called.")
-        own = {name: value for name, value in tensors.items() if name.startswith(ours)}
+        own = {name: value for name, value in tensors.items() if name.startswith(ROOTS)}
         check_identity(file, facts, own, self.model, self.guide)
         wrong = _different(facts["facts"], self.facts)
         if wrong:

@@ -253,7 +253,7 @@ def _sums(structure: Structure, net: Any, weights: Weights, x: AnyInputs) -> Sum
                 f" {8 * size**2 / 1e9:,.0f} GB; the most is {_LARGEST:,}. Use structure='kron' or 'last'."
             )
     # Sites that stay points may be most of a large network; nothing is made of their priors.
-    precisions = {name: base_distribution(net.prior_of(name)).scale.to(F64).pow(-2) for name in sites}
+    precisions = {name: base_distribution(net.prior_of(name)).scale.detach().to(F64).pow(-2) for name in sites}
     if kind is Kronecker:
         return KroneckerSums(net, weights, groups, precisions)
     return JacobianSums(net, weights, [kind(group, precisions) for group in groups], x, linear)
