@@ -162,6 +162,7 @@ class Fleet:
             The history, with losses (steps, E).
         """
         check_seed(seed, 0, LARGEST_SEED)
+        check_how(None, options.get("device"))
         place = torch.device(options.get("device") or self.place())
         with RUNNING, seeded(seed, place), curvature_after(self, x, y, options) as finished:
             run = self.prepare(x, y, **options)
