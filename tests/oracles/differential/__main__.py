@@ -8,17 +8,9 @@ import argparse
 import multiprocessing
 import sys
 
-import torch
 from tqdm import tqdm
 
-from tests.oracles.differential.cases import SHARES, Case, known_cases, random_cases, read_cases
-
-
-def said(case: Case) -> tuple[bool, str]:
-    """Whether the answers of a case differ, and a line for ``cases.txt``; on one thread."""
-    torch.set_num_threads(1)
-    found, told = case.run()
-    return bool(found), f"{case.kind} {case.number}  # {found} [{told}]"
+from tests.oracles.differential.cases import SHARES, known_cases, random_cases, read_cases, said
 
 
 def main() -> int:

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
 from tests.oracles.differential.comparisons import COMPARISONS
 from tests.oracles.differential.drawn import Dice
 
@@ -52,3 +54,10 @@ def random_cases(seed: int, count: int, kinds: dict[str, int]) -> list[Case]:
     drawn += dice.choices(list(kinds), list(kinds.values()), k=count - len(drawn))
     dice.shuffle(drawn)
     return [Case(kind, 1_000_000 * seed + k) for k, kind in enumerate(drawn)]
+
+
+def said(case: Case) -> tuple[bool, str]:
+    """Whether the answers of a case differ, and a line for ``cases.txt``; on one thread."""
+    torch.set_num_threads(1)
+    found, told = case.run()
+    return bool(found), f"{case.kind} {case.number}  # {found} [{told}]"
