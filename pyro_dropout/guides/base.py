@@ -139,6 +139,7 @@ class SiteGuide(Summarised, Marginals):
         self._sites: dict[str, GuideSite] = {}
         self._expected_sites: list[str] = []
         self._subsampled: set[str] = set()
+        self._noise: dict[str, Any] = {}  # what sites of one draw share, by block
         self.states = nn.ModuleDict()
 
     def _start(self) -> None:

@@ -57,7 +57,6 @@ class AutoFullRank(SiteGuide):
         super().__init__(model, **options)
         check_choice("per", per, ("net", "layer"))
         self.per = per
-        self._noise: dict[str, SharedNoise] = {}
         self._start()
 
     def parameters_of(self, site: GuideSite) -> dict[str, Tensor]:
@@ -133,6 +132,3 @@ class AutoFullRank(SiteGuide):
             root = value.flatten(1) @ self._root(self._state(self._sites[name]))
             found[self._block(name)][:, : root.shape[-1]] += root
         return torch.cat([*found.values()], -1)
-
-    def __getstate__(self) -> dict[str, object]:
-        return {**super().__getstate__(), "_noise": {}}  # left over from a draw

@@ -170,7 +170,7 @@ class AutoLaplace(SiteGuide):
     def set_curvature(self, curvature: Curvature | None) -> None:
         """Make q the Gaussian with this curvature; with None, points again."""
         self._modules["measured"] = curvature
-        self._noise: dict[str, SharedNoise] = {}
+        self._noise = {}
 
     @contextmanager
     def room_for(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
@@ -264,9 +264,6 @@ class AutoLaplace(SiteGuide):
         if block is None or not block.sites_share or set(block.shapes) != set(sites):
             return super().layer_covariance(features, sites)
         return block.layer_covariance(features)
-
-    def __getstate__(self) -> dict[str, object]:
-        return {**super().__getstate__(), "_noise": {}}  # left over from a draw
 
 
 def _log(name: str, value: float | Tensor) -> Tensor:

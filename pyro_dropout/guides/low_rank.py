@@ -131,7 +131,6 @@ class AutoLowRank(SiteGuide):
         check_count("rank", rank)
         check_choice("per", per, ("layer", "net"))
         self.rank, self.per = rank, per
-        self._shared: SharedFactor | None = None
         self._start()
 
     @classmethod
@@ -189,15 +188,11 @@ class AutoLowRank(SiteGuide):
         """Whether a site has a block of the shared A; the elements of a subsampled plate are never seen together."""
         return self.per == "net" and not site.shown_in_part(self._subsampled)
 
-    def __getstate__(self) -> dict[str, object]:
-        return {**super().__getstate__(), "_shared": None}  # left over from a draw
-
     def _made(self, site: GuideSite, state: State) -> Distribution:
         if not self._joint(site):
             return super()._made(site, state)
-        assert self._shared is not None
         q = NetBlock(state.loc, state.log_scale.exp(), state.factor)
-        q.shared, q.index = self._shared, self._together().index(site.name)
+        q.shared, q.index = self._noise["net"], self._together().index(site.name)
         return q
 
     def _together(self) -> list[str]:
@@ -205,7 +200,7 @@ class AutoLowRank(SiteGuide):
 
     def _before_sampling(self) -> None:
         if self.per == "net":
-            self._shared = SharedFactor([self._state(self._sites[name]).factor for name in self._together()])
+            self._noise = {"net": SharedFactor([self._state(self._sites[name]).factor for name in self._together()])}
 
     def _joint_root(self, rows: Mapping[str, Tensor]) -> Tensor:
         """Return the root of all sites: σ of each, and the directions Σ σA that they share."""

@@ -177,7 +177,7 @@ class Marginals(AutoGuide):
         # Pyro's own method takes the model away from the guide that is being pickled. A model is often a function that
         # cannot be pickled; the copy has none, but knows its sites.
         state = self.__dict__.copy()
-        state["_model"], state["master"] = (None,), None
+        state["_model"], state["master"], state["_noise"] = (None,), None, {}  # noise is left over from a draw
         for parameter in self.parameters():
             parameter.__dict__.pop("unconstrained", None)  # a weak reference that Pyro leaves
         return state
