@@ -49,8 +49,9 @@ class Curvature(nn.Module):
         return torch.stack(each).sum()
 
     def squared_length(self, by_site: Mapping[str, Tensor]) -> Tensor:
-        """Return gᵀ Λ⁻¹ g of a vector g, given by site."""
-        return torch.stack([block.rooted(by_site).square().sum() for block in self]).sum()
+        """Return gᵀ Λ⁻¹ g of a vector g, given by site, with gradients in g."""
+        rows = {name: value.unsqueeze(0) for name, value in by_site.items()}
+        return torch.stack([block.covariance_root(rows).square().sum() for block in self]).sum()
 
 
 def log_evidence(curvature: Curvature, point: Mapping[str, Tensor], logs: Mapping[str, Tensor] | None = None) -> Tensor:

@@ -43,7 +43,7 @@ class Block(nn.Module):
         for name, size in self.sizes().items():
             self.register_buffer(name, torch.zeros(size, dtype=F64, device=gathered.device))
         self.register_buffer("prior", gathered)
-        self._kept: tuple[list[tuple[Tensor, int]], dict[object, Any]] = ([], {})
+        self._kept: tuple[list[Tensor], object, Any] = ([], None, None)
 
     def sizes(self) -> dict[str, Size]:
         """Return the shapes of the factors."""
@@ -86,25 +86,18 @@ class Block(nn.Module):
         prior = self.prior if prior is None else prior
         return self.size() // len(prior) * prior.log().sum() + self.spectrum(prior)[0].log1p().sum()
 
-    def rooted(self, rows: Mapping[str, Tensor]) -> Tensor:
-        """Return R L, (B, n), of rows R by site, for some L with L Lᵀ = Λ⁻¹."""
-        values, rotated = self.spectrum(self.prior)
-        return rotated(rows) * (values + 1).rsqrt()
-
     # --- the posterior, in the type of its point ----------------------------------------------------------------------
 
     def root(self, like: Tensor) -> Any:
-        """Return what draws are made of, in the type of ``like``; it is computed anew when the curvature changes."""
-        now = [(tensor, tensor._version) for tensor in self.buffers()]
-        before, roots = self._kept
-        if len(now) != len(before) or any(a[0] is not b[0] or a[1] != b[1] for a, b in zip(now, before, strict=True)):
-            roots = {}
-            self._kept = now, roots
-        key = like.dtype, like.device
-        if key not in roots:
+        """Return what draws are made of, in the type of ``like``; the last one is kept until the curvature changes."""
+        versions = [tensor._version for tensor in self.buffers()]
+        now = (versions, like.dtype, like.device)
+        tensors, before, root = self._kept
+        if now != before or any(a is not b for a, b in zip(tensors, self.buffers(), strict=True)):
             with torch.no_grad():
-                roots[key] = self._root(like)
-        return roots[key]
+                root = self._root(like)
+            self._kept = list(self.buffers()), now, root
+        return root
 
     @abstractmethod
     def _root(self, like: Tensor) -> Any: ...
@@ -127,7 +120,7 @@ class Block(nn.Module):
         raise NotImplementedError
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_kept": ([], {})}
+        return {**self.__dict__, "_kept": ([], None, None)}
 
 
 class Diagonal(Block):
@@ -174,7 +167,7 @@ class Dense(Block):
         basis = prior.rsqrt()[:, None] * vectors
         return values.clamp_min(0), lambda rows: self.flat(rows) @ basis
 
-    def cholesky(self, prior: Tensor, backwards: bool = False) -> Tensor:
+    def _cholesky(self, prior: Tensor, backwards: bool = False) -> Tensor:
         """Return C with C Cᵀ = I + P^-½ H P^-½, or its order of numbers reversed."""
         matrix = _scaled(self.hessian, prior) + torch.eye(len(prior), dtype=F64, device=prior.device)
         found: Tensor
@@ -191,18 +184,12 @@ class Dense(Block):
     def log_det(self, prior: Tensor | None = None) -> Tensor:
         """Return log det(H + P), from the Cholesky factor."""
         prior = self.prior if prior is None else prior
-        return prior.log().sum() + 2 * self.cholesky(prior).diagonal().log().sum()
-
-    def rooted(self, rows: Mapping[str, Tensor]) -> Tensor:
-        """Return R P^-½ C⁻ᵀ."""
-        half = (self.flat(rows) * self.prior.rsqrt()).reshape(-1, len(self.prior))
-        found: Tensor = torch.linalg.solve_triangular(self.cholesky(self.prior), half.mT, upper=False)
-        return found.mT
+        return prior.log().sum() + 2 * self._cholesky(prior).diagonal().log().sum()
 
     def _root(self, like: Tensor) -> Tensor:
         """Return the lower-triangular L with L Lᵀ = Λ⁻¹, (n, n)."""
         # Λ turned around is C Cᵀ, so Λ = K Kᵀ with an upper-triangular K, and L = K⁻ᵀ.
-        upper = self.cholesky(self.prior, backwards=True).flip(0, 1)
+        upper = self._cholesky(self.prior, backwards=True).flip(0, 1)
         eye = torch.eye(len(upper), dtype=F64, device=upper.device)
         lower: Tensor = torch.linalg.solve_triangular(upper.mT, eye, upper=False)
         return (lower * self.prior.rsqrt()[:, None]).to(like)
