@@ -70,7 +70,7 @@ def log_evidence(curvature: Curvature, point: Mapping[str, Tensor], logs: Mappin
         >>> from pyro_dropout.mathematics.curvature import Curvature, log_evidence
         >>> from pyro_dropout.mathematics.curvature_blocks import Dense
         >>> block = Dense({"w": torch.Size([1])}, {"w": torch.ones(1)})
-        >>> block.add(torch.tensor([[3**0.5]]))
+        >>> block.add(torch.ones(3, 1))
         >>> log_evidence(Curvature([block], torch.tensor(-7.0), 10), {"w": torch.zeros(1)}).item() # -7 - ½ log 4
         -7.693147180559945
     """
