@@ -81,7 +81,8 @@ class Prior:
             are: ordinary and not trained, whatever ``hide`` says.
         learn: which sites have a width that is learned: True for all, or one or several patterns of their names, such
             as ``"*.weight"``. Such a site has one width, and ``ELBO`` sets it at every step to the best for the guide,
-            σ² = Σ E_q[w²]/n over its n numbers (type-II maximum likelihood). The length-scales are where it starts.
+            σ² = Σ E_q[w²]/n over its n numbers: type-II maximum likelihood, as far as the guide holds the posterior.
+            The length-scales are where it starts.
             A length-scale with a shape gives it that many widths: of shape (Q,) for a ``Linear`` of Q inputs, one
             for each input, which is then as relevant as the data say.
             The guide must have a density there: the best prior of a point is a spike. ``model.prior_of`` has the
