@@ -8,7 +8,9 @@ training rows themselves, in three ways:
   intervals of the same width beside it. All rows in a hole share this interval, at its edges as in its middle;
 - along each input, among those training rows that are near the row in another input: holes of two inputs, and of an
   input within a category; an unseen pair of categories too, with E from their shares;
-- in all inputs together: the mean distance to the five nearest training rows, in standard deviations.
+- in all inputs together: the mean distance to the five nearest training rows. Numbers are in standard deviations of
+  their principal components, so that a row far from the others is one that breaks what ties inputs together, such as a
+  column in another unit; categories count as they are.
 
 Each has a limit, which rows like the training rows seldom exceed. Where data are evenly dense, chance alone says how
 seldom: the interval about a row is two spacings wide, so P(E > e) = (1 + e) exp(-e). Inputs with spikes, ties and
@@ -35,6 +37,7 @@ _NEIGHBOURS = 5
 _FEWEST = 10
 _EDGES = 3  # rows that may exceed the limit along inputs if all are few: a hole in the training rows has two edges
 _SMALLEST = 1e-30  # of a limit
+_THINNEST = 1e-6  # of a principal component's variance, in those of standardised inputs
 _PIECE = 2**22
 
 
@@ -195,8 +198,12 @@ class _Neighbourhoods:
         self.ordered, self.order = rows.T.contiguous().sort(dim=1, stable=True)  # (Q, n)
         self.flags = (self.ordered.diff(dim=1) > 0).sum(1) <= 1  # inputs with one value or two
         self.window = min(len(rows), max(24, min(128, len(rows) // 8)))
-        spread = rows.std(0)
-        self.scale = torch.where(self.flags, 0.5**0.5, torch.where(spread > 0, 1 / spread, 1.0))
+        numbers = rows[:, ~self.flags]
+        self.mean, self.spread = numbers.mean(0), numbers.std(0)
+        z = (numbers - self.mean) / self.spread
+        variance, axes = torch.linalg.eigh(z.T @ z / len(z))
+        self.axes = axes / variance.clamp_min(_THINNEST).sqrt()
+        self.places = self._placed(rows)
 
     def figures(self, x: Tensor, own: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return E along each input, (N, Q), and among neighbours, (N, P, P), and the distance, (N,).
@@ -250,10 +257,22 @@ class _Neighbourhoods:
                 best[:, place] = torch.maximum(best[:, place], found)
         return best.index_fill(1, (chosen == k).nonzero()[:, 0], 0.0)
 
+    def _placed(self, x: Tensor) -> Tensor:
+        """Return numbers in standard deviations of their principal components, then categories, (N, Q)."""
+        white = (x[:, ~self.flags] - self.mean) / self.spread @ self.axes
+        return torch.cat([white, x[:, self.flags] * 0.5**0.5], 1)
+
     def _distance(self, x: Tensor, own: Tensor | None) -> Tensor:
         """Return the mean distance to the nearest rows, (N,)."""
-        apart = torch.cdist(x * self.scale, self.rows * self.scale)
-        if own is not None:
+        places, white = self._placed(x), int((~self.flags).sum())
+        apart = torch.cdist(places, self.places)
+        if (
+            own is not None
+        ):  # as if the row had no part in the principal components: the formula of Sherman and Morrison
+            its = places[:, :white]
+            square = its.square().sum(1, keepdim=True)
+            part = (square - its @ self.places[:, :white].T).square() / (len(self.rows) - square).clamp_min(1.0)
+            apart = (apart.square() + part).sqrt()
             apart[torch.arange(len(x)), own] = math.inf
         return apart.topk(min(_NEIGHBOURS, len(self.rows) - 1), largest=False).values.mean(1)
 

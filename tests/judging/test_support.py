@@ -56,6 +56,22 @@ def test_rows_in_a_hole_are_flagged_and_others_are_not(hole: str) -> None:
         assert named.count(columns[hole]) > 0.8 * len(named)
 
 
+@pytest.mark.parametrize("others", [0, 3, 30])
+@pytest.mark.parametrize("heavy", [False, True])
+def test_a_column_that_no_longer_goes_with_another_is_flagged(heavy: bool, others: int) -> None:
+    """One column is ten times another; its values are shuffled, among columns of noise."""
+
+    def drawn(rows: int) -> Tensor:
+        weight = torch.randn(rows, 1).exp() if heavy else torch.rand(rows, 1)
+        return torch.cat([weight, 10 * weight + 0.05 * torch.rand(rows, 1), torch.randn(rows, others)], 1)
+
+    x = drawn(1000)
+    support, broken = pd.judging.Support.of(x), x.clone()
+    broken[:, 1] = broken[torch.randperm(1000), 1]
+    assert support.flag(broken).double().mean() > 0.85
+    assert support.flag(drawn(1000)).double().mean() <= 0.06
+
+
 def test_rows_like_the_training_rows_are_flagged_as_rarely_as_promised() -> None:
     for rate in (0.03, 0.2):
         support = pd.judging.Support.of(table(600)[:, :8], rate=rate)
