@@ -266,9 +266,7 @@ class _Neighbourhoods:
         """Return the mean distance to the nearest rows, (N,)."""
         places, white = self._placed(x), int((~self.flags).sum())
         apart = torch.cdist(places, self.places)
-        if (
-            own is not None
-        ):  # as if the row had no part in the principal components: the formula of Sherman and Morrison
+        if own is not None:  # a row has no part in its principal components: the formula of Sherman and Morrison
             its = places[:, :white]
             square = its.square().sum(1, keepdim=True)
             part = (square - its @ self.places[:, :white].T).square() / (len(self.rows) - square).clamp_min(1.0)
