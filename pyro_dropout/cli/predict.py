@@ -30,8 +30,8 @@ HELP = (
     "\n\nColumns for classes: class (the most probable), its probability, entropy and mutual_information in nats, the"
     " probability of each class, p=NAME, and set: the classes that hold the target with the probability --level."
     "\n\nColumns for both: row, first, is the row of the table, or the line of a CSV file. beyond names the inputs"
-    " outside their training range. unfamiliar is 1 for rows unlike the training rows, and unfamiliar_in names the"
-    " inputs that make them so."
+    " outside their training range, however little, or with a new category. unfamiliar is 1 for rows unlike the"
+    " training rows, those with a new category among them, and unfamiliar_in names the inputs that make them so."
     "\n\nValues must be written as in the training table. Texts that a spreadsheet would run as a formula begin with an"
     " apostrophe."
     + options.examples("predict run new.csv --plot predictions.png", "predict run new.csv --with-inputs --level 0.9")

@@ -48,6 +48,7 @@ class Column:
         categories: its values; None for numbers.
         notation: how its values are written.
         centre: subtracted from numbers before they are rounded to single precision.
+        rare: the further categories of the training rows, which have no feature of their own.
         other: whether all further categories share one feature.
         gaps: whether the last feature says that the value is missing.
         cycles: of dates, "day", "week" or "year": two features each, a sine and a cosine.
@@ -58,6 +59,7 @@ class Column:
     categories: tuple[str, ...] | None = None
     notation: Notation = NUMBER
     centre: float = 0.0
+    rare: tuple[str, ...] = ()
     other: bool = False
     gaps: bool = False
     cycles: tuple[Cycle, ...] = ()
@@ -101,7 +103,7 @@ class Column:
             rows, cells = table.different(self.name)
             known = {label: place for place, label in enumerate(self.categories or ())}
             found = [known.get(label, len(known)) for label in self.notation.labels(cells)]
-            return np.append(np.where(self.usable(cells).isna(), -1, found), -1)[rows]
+            return np.append(np.where(self.usable(cells).isna(), -1, np.array(found, np.int64)), -1)[rows]
 
         places: Ints = table.once(self, compute)
         return places
@@ -111,6 +113,16 @@ class Column:
         if self.categories is None:
             return np.zeros(len(table), np.bool_)
         return np.equal(self.places(table), len(self.categories))
+
+    def unseen(self, table: Table) -> Bools:
+        """Return which cells are categories that no training row had."""
+        strange = self.strangers(table)
+        if strange.any():
+            rows, cells = table.different(self.name)
+            rare = set(self.rare)
+            new = np.array([label not in rare for label in self.notation.labels(cells)])
+            strange[strange] = new[rows[strange]]
+        return strange
 
     def gaps_in(self, table: Table) -> Bools:
         """Return which cells are missing, or words that mean it."""
@@ -200,9 +212,10 @@ class Encoding:
             given, missing, strange = table.column(column.name), column.gaps_in(table), column.strangers(table)
             for text, count in given[missing].dropna().value_counts(sort=False).items() if missing.any() else ():
                 remarks[f"{brief(text)} read as missing", column.name] += count
-            if strange.any():
-                what = "(other)" if column.other else "missing"
-                remarks[f"rare or not seen in training, read as {what}", column.name] += int(strange.sum())
+            unseen, what = column.unseen(table), "(other)" if column.other else "missing"
+            for kind, cells in (("rare in training", strange & ~unseen), ("not seen in training", unseen)):
+                if cells.any():
+                    remarks[f"{kind}, read as {what}", column.name] += int(cells.sum())
             if count := int(missing.sum()) + (0 if column.other else int(strange.sum())):
                 gaps["missing values filled in" + ", with an indicator" * column.gaps, column.name] = count
         x = np.column_stack([column.encoded(table).astype(np.float32) for column in self.inputs])
@@ -236,10 +249,16 @@ class Encoding:
             names, (low, high) = self.features, torch.tensor(self.ranges, dtype=x.dtype).T
             for row, feature in ((x < low) | (x > high)).nonzero().tolist():
                 found[row].append(names[feature])
+        for mine, new in zip(found, self.unseen(table) if table else (), strict=False):
+            mine += new
+        return found
+
+    def unseen(self, table: Table) -> list[list[str]]:
+        """Return for each row of a table the columns with a category that training did not have."""
+        found: list[list[str]] = [[] for _ in range(len(table))]
         for column in self.inputs:
-            if table and not column.other:
-                for row in np.flatnonzero(column.strangers(table)).tolist():
-                    found[row].append(column.name)
+            for row in np.flatnonzero(column.unseen(table)).tolist():
+                found[row].append(column.name)
         return found
 
     def targets_of(self, table: Table) -> Tensor:
@@ -273,7 +292,8 @@ class Encoding:
         """Return the encoding in a record; raise ``KeyError`` or ``TypeError`` if it is invalid."""
         made = built(cls, found)
         columns = (*made.inputs, made.outcome)
-        for names in ([column.name for column in columns], *(column.categories or () for column in columns)):
+        labels = [[*(column.categories or ()), *column.rare] for column in columns]
+        for names in ([column.name for column in columns], *labels):
             if len(set(names)) < len(names):
                 raise TypeError("a column or a category that occurs twice")
         if any((column.notation.decimal, column.notation.thousands) not in MARKS for column in columns):

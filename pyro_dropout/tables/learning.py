@@ -56,12 +56,14 @@ def _categories(table: Table, train: Ints, column: Column, least: int) -> tuple[
     numbers = np.bincount(rows[train][known[rows[train]]], minlength=len(cells))
     counts = pandas.Series(numbers).groupby(np.array(column.notation.labels(cells), object)).sum()
     counts = counts[counts > 0]
-    common, others = counts[counts >= least].sort_index(), int(counts[counts < least].sum())
+    common, rare = (counts[which].sort_index() for which in (counts >= least, counts < least))
+    others = int(rare.sum())
     other = others >= least
     gaps = len(train) - int(counts.sum()) + (0 if other else others)
     sizes = np.append(common, others) if other else common.to_numpy()
     shares = tuple((sizes / max(1, sizes.sum())).tolist())
-    column = replace(column, categories=tuple(common.index), other=other, gaps=gaps >= least, fill=shares)
+    column = replace(column, categories=tuple(common.index), rare=tuple(rare.index), other=other)
+    column = replace(column, gaps=gaps >= least, fill=shares)
     if len(common) > _MOST:
         return column, f"{len(common)} different texts are too many for categories (at most {_MOST})"
     if not len(common):

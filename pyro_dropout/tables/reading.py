@@ -1,5 +1,6 @@
 """Read a table as data to fit: encode its columns, handle missing values, and hold back a part."""
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.tables.column_selection import Chosen, choose_columns
-from pyro_dropout.tables.encoding import Dataset, Encoding, Remarks, told
+from pyro_dropout.tables.encoding import Column, Dataset, Encoding, Remarks, told
 from pyro_dropout.tables.files import read_file
 from pyro_dropout.tables.learning import learn
 from pyro_dropout.tables.settings import Missing, Reading, tuples
@@ -149,8 +150,19 @@ def read_inputs(
     usual = {*known, encoding.target, *encoding.left_out}
     extra = [name for name in (*table.columns, *table.unread) if name not in usual]
     x, done = encoding.inputs_of(table)
+    if empty := [column.name for column in encoding.inputs if _is_empty(column, table)]:
+        which = f"column {empty[0]!r} has" if len(empty) == 1 else f"columns {', '.join(map(repr, empty))} have"
+        warnings.warn(
+            f"{table.file}: {which} no value in any row, unlike in training; all predictions are made without.",
+            stacklevel=2,
+        )
     ignored = (f"columns that training did not have, ignored: {', '.join(extra)}",) if extra else ()
     return replace(table, notes=(*table.notes, *ignored, *told(done))), x
+
+
+def _is_empty(column: Column, table: Table) -> bool:
+    """Return whether a column of new rows has gaps only, and not as a row or two of those of training may have."""
+    return len(table) >= (_FEWEST if column.gaps else 1) and bool(column.gaps_in(table).all())
 
 
 def _complete(chosen: Chosen, missing: Missing) -> tuple[Table, str]:

@@ -2,7 +2,7 @@
 
 import base64
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -150,6 +150,7 @@ class FittedTable:
                 "quantiles and thresholds are for numbers; the target is a class, and every class has a probability."
             )
         pieces = x.split(max(1, _PIECE // (samples * max(1, len(self.encoding.classes)))))
+        unseen = iter(self.encoding.unseen(table))
         frames: list[pandas.DataFrame] = []
         with tqdm(total=len(x), disable=not progress, unit="row", unit_scale=True, leave=False, delay=1) as bar:
             for part in pieces:
@@ -159,7 +160,7 @@ class FittedTable:
                     if self.encoding.classes
                     else self._numbers(found, level, quantiles, above)
                 )
-                frames.append(pandas.DataFrame(said | self._familiar(part.cpu())))
+                frames.append(pandas.DataFrame(said | self._familiar(part.cpu(), unseen)))
                 bar.update(len(part))
         frame = pandas.concat(frames, ignore_index=True)
         frame.insert(0, "row", table.rows)
@@ -183,15 +184,20 @@ class FittedTable:
         limits = {f"p>{each:.12g}": each - self.encoding.target_centre for each in above}
         return _columns(parts | {name: known.probability_above(found, each) for name, each in limits.items()})
 
-    def _familiar(self, x: Tensor) -> Record:
-        """Return which rows are unlike the training rows, and the columns that set them apart."""
+    def _familiar(self, x: Tensor, unseen: Iterator[list[str]]) -> Record:
+        """Return which rows are unlike the training rows, and the columns that set them apart.
+
+        ``unseen`` are the columns of the next rows with a category that training did not have: as a gap or as one of
+        the others such a row may look like many.
+        """
+        apart = list(itertools.islice(unseen, len(x)))
         if self.calibration.support is None:
             return {}
-        flags, apart = self.calibration.support.flag(x), [""] * len(x)
+        flags = self.calibration.support.flag(x)
         names = [name for name, places in self.encoding.places.items() for _ in places]
         for row, inputs in zip(flags.nonzero()[:, 0].tolist(), self.calibration.support.inputs(x[flags]), strict=True):
-            apart[row] = "; ".join(dict.fromkeys(names[k] for k in inputs)) or "all inputs together"
-        return {"unfamiliar": flags.int().numpy(), "unfamiliar_in": apart}
+            apart[row] = list(dict.fromkeys([*apart[row], *(names[k] for k in inputs)])) or ["all inputs together"]
+        return {"unfamiliar": [int(bool(each)) for each in apart], "unfamiliar_in": ["; ".join(each) for each in apart]}
 
     def calibrates(self, level: float) -> bool:
         """Return whether intervals or sets of this level are calibrated on held-back rows."""
@@ -273,14 +279,15 @@ class FittedTable:
         calibrated = not classes and self.calibrates(level)
         title = f"{target}: {len(x)} rows" + ("; intervals are calibrated on held-back rows" if calibrated else own)
         title += f"; {left} more left out: a number outside its training range" if left else ""
-        support = self.calibration.support
+        unseen = itertools.compress(self.encoding.unseen(table.only(kept)), near.tolist())
+        far = self._familiar(x, unseen).get("unfamiliar")
         return picture(
             found,
             y.to(found.mean.device),
             self.encoding,
             ends=self._ends(found, level) if calibrated else None,
             level=level,
-            unfamiliar=None if support is None else support.flag(x),
+            unfamiliar=None if far is None else torch.tensor(far, dtype=torch.bool),
             title=title,
         )
 

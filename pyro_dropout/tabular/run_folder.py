@@ -36,7 +36,7 @@ from pyro_dropout.training.checkpoints.tensor_file import read_facts
 RECORD, POSTERIOR, CHECKPOINTS = "run.json", "posterior.safetensors", "checkpoints"
 CHOOSING = "choosing"  # checkpoints of the trainings that choose what to train; removed when that is known
 OWN = (RECORD, POSTERIOR, CHECKPOINTS, CHOOSING)
-FORMAT = 5
+FORMAT = 6
 HELD_BACK = "held back"  # what the held-back rows say; not in a run without them
 _SECTIONS = ("data", "encoding", "model", "training")
 _LONGEST = 2**26  # bytes of a record

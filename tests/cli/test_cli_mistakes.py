@@ -139,7 +139,7 @@ MISTAKES: dict[str, tuple[Make, str]] = {
     # what no disk, no record and no machine has
     "no name for the table": (lambda folder, fitted: ["fit", "", "--out", "run"], "'.' is a folder; give a CSV"),
     "a name with a null": (lambda folder, fitted: ["fit", "a\0b.csv", "--out", "run"], "a\\x00b.csv"),
-    "an older format": (of_run(swapped('"format": 4', '"format": 3'), "resume"), "has format 3; this version reads 4"),
+    "an older format": (of_run(swapped('"format": 6', '"format": 3'), "resume"), "has format 3; this version reads 6"),
     "reproduce a path": (lambda folder, fitted: ["reproduce", "../co2"], "unknown experiment '../co2'; choose from"),
     # the experiments
 }  # fmt: skip

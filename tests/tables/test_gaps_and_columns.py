@@ -173,11 +173,13 @@ def test_rare_and_new_categories_become_other() -> None:
     towns = [TOWNS[k % 3] if k >= 12 else f"village {k // 2}" for k in range(2000)]
     data = read({"town": towns}, 2000)
     assert data.encoding.features[:4] == ["town=east", "town=north", "town=south", "town=(other)"]
-    assert "rare or not seen in training, read as (other): town (12)" in data.note
+    assert "rare in training, read as (other): town (12)" in data.note
     assert int(data.train[0][:, 3].sum()) == 12
     new, x = inputs(data.encoding, columns(3, town=["village 1", "Atlantis", "east"]))
     assert x[:, :4].tolist() == [[0, 0, 0, 1], [0, 0, 0, 1], [1, 0, 0, 0]]
-    assert "rare or not seen in training, read as (other): town (2)" in new.notes
+    assert "rare in training, read as (other): town (1)" in new.notes
+    assert "not seen in training, read as (other): town (1)" in new.notes
+    assert data.encoding.beyond(x, new) == [[], ["town"], []]
 
 
 def test_held_back_rows_do_not_decide_what_is_known() -> None:
@@ -311,7 +313,7 @@ def test_the_first_fit_succeeds_and_predicts_what_it_was_given(tmp_path: Path) -
     assert done.exit_code == 0, done.stderr
     said = " ".join(done.stdout.split())
     assert "columns that training did not have, ignored: colour" in said
-    assert "rare or not seen in training, read as missing: town (1)" in said
+    assert "not seen in training, read as missing: town (1)" in said
     assert table_of(out)[0]["beyond"] == "town"
     assert run("resume", tmp_path / "run", "--quiet").exit_code == 0
 

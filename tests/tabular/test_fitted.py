@@ -149,3 +149,38 @@ def test_an_unfamiliar_row_says_what_sets_it_apart(fitted: FittedTable) -> None:
     found = fitted.predict(new)
     assert (found["unfamiliar"][1001], found["unfamiliar_in"][1001]) == (True, "area")
     assert ((found["unfamiliar_in"] != "") == found["unfamiliar"]).all()
+
+
+def test_a_row_with_a_category_that_training_did_not_have_is_unfamiliar(tmp_path: Path) -> None:
+    frame = houses(400).drop(columns="price").assign(y=np.arange(400.0))
+    gaps = frame.copy()
+    gaps.loc[gaps.index[::20], "town"] = None  # so that gaps are as ordinary as a town
+    several = frame.assign(town=[f"village {k}" if k < 12 else town for k, town in enumerate(frame["town"])])
+    for known in (frame, gaps, several):
+        found = pd.fit_table(known, target="y", scale="plain", **QUICK)
+        new = frame.head(40).assign(town=["Atlantis"] * 20 + ["north"] * 20, y=0.0)
+        answers = found.predict(new)
+        assert answers["unfamiliar"][:20].all()
+        assert answers["unfamiliar_in"][:20].str.split("; ").map(lambda names: names[0] == "town").all()
+        assert (answers["beyond"][:20] == "town").all()
+        assert answers["unfamiliar"][20:].sum() < 10
+        assert (answers["beyond"][20:] == "").all()
+        labels = [each.get_label() for each in found.plot(new).axes[0].lines]
+        assert "unlike the training rows" in labels
+    seen = known["town"].map(set(known["town"].head(12)).__contains__)
+    assert not any("town" in names for names in found.predict(known)["beyond"][~seen])
+    found.save(tmp_path / "run")
+    new.to_csv(tmp_path / "new.csv", index=False)
+    asked = ["predict", tmp_path / "run", tmp_path / "new.csv", "--out", tmp_path / "p.csv", "--quiet"]
+    assert f"rows unlike the training rows (unfamiliar): {answers['unfamiliar'].sum()}" in run(*asked).stdout
+    assert json.loads(run(*asked, "--json").stdout)["unfamiliar"] == answers["unfamiliar"].sum() >= 20
+    assert [row["unfamiliar"] for row in table_of(tmp_path / "p.csv")[:20]] == ["1"] * 20
+
+
+def test_a_column_without_any_value_is_named(fitted: FittedTable) -> None:
+    new = houses(12).assign(town=None)
+    with pytest.warns(UserWarning, match="column 'town' has no value in any row, unlike in training"):
+        fitted.predict(new)
+    with pytest.warns(UserWarning, match="columns 'area', 'town' have no value"):
+        fitted.predict(new.assign(area=np.nan))
+    fitted.predict(houses(3).assign(area=np.nan))  # gaps of which training had many

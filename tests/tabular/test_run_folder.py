@@ -86,7 +86,7 @@ def test_a_posterior_of_another_run_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("where", "value", "message"),
     [
-        (["format"], 4, "has format 4; this version reads 5. Fit the run again"),
+        (["format"], 4, "has format 4; this version reads 6. Fit the run again"),
         (["format"], None, "'format' is missing or wrong"),
         (["data"], None, "'data' is missing"),
         (["data", "colour"], "red", "'colour' is missing or wrong"),
