@@ -44,6 +44,7 @@ def predict(
     compile: bool = False,
     precision: Precision = "float32",
     chunk: int | None = None,
+    together: int | None = None,
     progress: bool = False,
     target: str | int | None = None,
     **kwargs: object,
@@ -76,11 +77,13 @@ def predict(
         keep_samples: whether ``samples`` of the outputs are kept, T·N·D numbers, which densities, covariances and
             intervals need; "auto", when they are few (2²⁶).
         compile: whether to compile the forward passes: about ten seconds for each block shape, worth it in long runs.
-            This and the next two options are for networks.
+            This and the next three options are for networks.
         precision: "bf16" for products of a ``BayesianNet`` in half precision, for speed on a GPU; all sums of
             the answer have more.
         chunk: rows, pairs of a draw and a point, in one forward pass; by default what fits into memory. It is halved
             whenever memory runs out.
+        together: draws whose weights are made at once, if all points share them; by default what fits. If it is given,
+            the draws of a seed are the same whatever the other points are.
         progress: whether to show a bar.
         target: the part of a ``DataLoader``'s batches that is not an input: a key of dicts, or the index in tuples.
         kwargs: the model's own keyword arguments.
@@ -111,8 +114,9 @@ def predict(
     else:
         call = call_of(predict, model, args, kwargs)
     check_count("samples", samples)
-    if chunk is not None:
-        check_count("chunk", chunk)
+    for name, count in (("chunk", chunk), ("together", together)):
+        if count is not None:
+            check_count(name, count)
     check_choice("method", method, ("mc", "standard", "linearised"))
     check_choice("keep_samples", keep_samples, ("auto", True, False))
     check_seed(seed)
@@ -142,7 +146,7 @@ def predict(
         samples = min(samples, ensemble.members)  # more would repeat functions, some of them oftener than others
     members = None if ensemble is None else min(ensemble.members, samples)
     count = 1 if method == "standard" else samples
-    asked = Request(count, method, shared, seed, keep_samples, compile, chunk, progress)
+    asked = Request(count, method, shared, seed, keep_samples, compile, chunk, progress, together)
     if not network:
         found = predict_sites(call, posterior, asked)
         for each in found.values() if isinstance(found, dict) else [found]:

@@ -30,6 +30,7 @@ from pyro_dropout.tabular.pictures import picture
 from pyro_dropout.tabular.run_folder import Run
 
 _PIECE = 2**22  # outputs in memory at once, over rows and draws
+_TOGETHER = 128  # draws of the weights that are made at once
 _SAMPLES = 200  # weight draws of each shuffle of a column
 FEWEST = 10  # rows of which it can be said what rows like them are
 _TYPES = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64}
@@ -120,9 +121,11 @@ class FittedTable:
     # --- answers ------------------------------------------------------------------------------------------------------
 
     def prediction(self, x: Tensor, samples: int = _SAMPLES, seed: int = 0) -> Prediction:
-        """Return the prediction for encoded rows, (N, Q); all rows by the same draws. The target is centred."""
+        """Return the prediction for encoded rows, (N, Q), by draws that no other row changes. The target is centred."""
         how: Any = resolve_guide(self.run.recipe.guide).method
         kept: Any = {"samples": samples, "method": how, "seed": seed, "shared": how == "mc"}
+        if not getattr(self.guide, "points", False):  # points are drawn one after another in any case
+            kept["together"] = min(_TOGETHER, samples)
         x = x.to(next(self.guide.parameters()).device)
         found: Prediction = predict(self.model, self.guide, x, keep_samples=True, progress=False, **kept)
         return found
@@ -215,7 +218,8 @@ class FittedTable:
     ) -> pandas.DataFrame:
         """Return a data frame with a row for each row of a table: mean, interval, and whether to trust it.
 
-        Columns are those of ``pyro-dropout predict``; a data frame keeps its index.
+        Columns are those of ``pyro-dropout predict``; a data frame keeps its index. What is said of a row does not
+        depend on the rows beside it.
 
         Args:
             data: a data frame, or the path of a file; it need not have the target.

@@ -184,3 +184,13 @@ def test_a_column_without_any_value_is_named(fitted: FittedTable) -> None:
     with pytest.warns(UserWarning, match="columns 'area', 'town' have no value"):
         fitted.predict(new.assign(area=np.nan))
     fitted.predict(houses(3).assign(area=np.nan))  # gaps of which training had many
+
+
+@pytest.mark.parametrize("guide", ["mean-field", "dropout-ensemble", "ensemble", "full-rank"])
+def test_the_answer_for_a_row_does_not_depend_on_the_rows_beside_it(guide: str) -> None:
+    found = pd.fit_table(houses(60), target="price", **QUICK | {"guide": guide, "steps": 5})
+    rows = houses(900).drop(columns="price")
+    options: Any = {"samples": 150, "quantiles": 0.2, "above": 200_000}
+    whole, few = found.predict(rows, **options), found.predict(rows.iloc[[3, 700]], **options)
+    numbers = list(few.select_dtypes("float"))
+    assert np.allclose(whole.iloc[[3, 700]][numbers], few[numbers], rtol=1e-4)
