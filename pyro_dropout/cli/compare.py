@@ -26,6 +26,8 @@ HELP = (
     " fit --guide NAME trains, with the same options, and the first row what fit trains without --guide. Text columns"
     " are one-hot encoded. A target is treated as a class if it is text, or has only the values 0 and 1."
     f" {options.TABLES}"
+    "\n\nA comparison of a table takes minutes, and the bar says how many are left once the first row is done. Nothing"
+    " is kept of one that is stopped: the same command starts again. For a first look: [bold]--seeds 1[/]."
     + options.examples(
         "compare",
         "compare houses.csv --target price",
@@ -95,6 +97,8 @@ def compare(
             for name in names:
                 members = settings["members"] if name in options.HAS_MEMBERS else None
                 plans[name] = settings_of(settings | {"guide": name, "members": members})[1:]
+            if not quiet:
+                complain(_outlook(len(plans), seeds))
             how |= {"reference": "nuts" if reference == "nuts" else None, "labels": _labels(found), "device": where}
             result = compare_table(found, plans, **how)
         result.train, result.test = found.train, found.test  # figures are drawn on the CPU
@@ -107,6 +111,16 @@ def compare(
     if not any(row.scores for row in result.rows):
         complain("no guide could be trained; the notes in the table say why.")
         raise typer.Exit(1)
+
+
+def _outlook(rows: int, seeds: int) -> str:
+    """Return what is about to be done, and what becomes of it if it is stopped."""
+    several = f" from {seeds} seeds each" if seeds > 1 else ""
+    shorter = "; --seeds 1 is shorter" if seeds > 1 else ""
+    return (
+        f"training {rows} rows{several}, which takes minutes; the bar says how many are left once the first row is"
+        f" done. If it is stopped, nothing is kept, and the same command starts again{shorter}."
+    )
 
 
 def _series(name: str, settings: "Record") -> "Dataset":

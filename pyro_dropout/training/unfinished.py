@@ -11,6 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+ADVICE = (
+    "Raise steps or the learning rate; or give many steps and validation=0.2, which stops when a fifth of the data,"
+    " held out, gets no better."
+)
 _FEWEST = 200  # steps; fewer are a trial, and too few for a trend
 _BLOCKS = 10  # in each of three parts
 _SURE = 5.0  # standard errors by which the last part must lie below the one before
@@ -38,8 +42,7 @@ class StillFalling:
         about = "at least" if self.at_least else "about"
         return (
             f"the loss was still falling after {taken:,} steps: {about} {self.gain:.2g} nats per point are to come,"
-            f" and {about} {self.steps:,} more steps would bring most of them. Raise steps or the learning rate; or"
-            " give many steps and validation=0.2, which stops when a fifth of the data, held out, gets no better."
+            f" and {about} {self.steps:,} more steps would bring most of them. {ADVICE}"
         )
 
 
