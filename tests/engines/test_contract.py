@@ -54,8 +54,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
 # What an engine cannot take: settings, and its own words for them.
 REFUSED: list[tuple[str, set[str], str]] = [
     ("C", {"torch's own"}, "runs beside the step"),
-    ("C", {"dropout-ensemble", "bernoulli"}, "empty_like"),
-    ("C", {"mean-field-ensemble", "bernoulli"}, "empty_like"),
 ]
 
 # What has no form in CUDA C: optimisers beside the step, linear algebra and what prepares it.

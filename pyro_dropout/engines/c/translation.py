@@ -24,6 +24,7 @@ from pyro_dropout.engines.generated.formulas import (
     Formula,
     can_be_called,
     elsewhere,
+    name_of,
 )
 from pyro_dropout.engines.generated.operations import Call, Lowering
 from pyro_dropout.engines.generated.values import (
@@ -107,6 +108,8 @@ class Translation(Lowering):
             self._write_over(node)
         elif name in VIEWS:
             self._values[node] = self._view(node, operation, name)
+        elif "empty" in name and all(name_of(user) == "fill_" for user in node.users):
+            return  # no value of it is read
         elif "empty" in name or (isinstance(val, Tensor) and val.numel() > _MOST):
             raise CannotError(f"{operation}, which has no values or too many")
         elif name in DRAWS:

@@ -23,7 +23,7 @@ VIEWS = {
 DRAWS = {"rand": "uniform_", "randn": "normal_", "rand_like": "uniform_", "randn_like": "normal_"}
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
 _FILLS = {"zeros": 0, "zeros_like": 0, "new_zeros": 0, "ones": 1, "ones_like": 1, "new_ones": 1}
-_VALUES = {"full": 1, "full_like": 1, "new_full": 2, "scalar_tensor": 0}  # the argument that is the number
+_VALUES = {"full": 1, "full_like": 1, "new_full": 2, "scalar_tensor": 0, "fill": 1}  # the argument that is the number
 COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 COPIES = ("_to_copy", "clone", "lift_fresh_copy")
 _AND, _OR, _DIFFER = "({0} != 0) & ({1} != 0)", "({0} != 0) | ({1} != 0)", "({0} != 0) ^ ({1} != 0)"
