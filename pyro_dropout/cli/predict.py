@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 HELP = (
     "Predict the target for each row of a table with a fitted run, and write a CSV file."
     "\n\nColumns for a numeric target: mean, std (noise included), epistemic_std (without noise), and the ends of the"
-    " central interval, lower and upper; q=LEVEL of --quantiles, p>NUMBER of --threshold."
+    " central interval, lower and upper; q=LEVEL of --quantiles, p>NUMBER of --threshold, both"
+    " from calibrated intervals if there are, without a guarantee for each side."
     "\n\nColumns for classes: class (the most probable), its probability, entropy and mutual_information in nats, the"
     " probability of each class, p=NAME, and set: the classes that hold the target with the probability --level."
     "\n\nColumns for both: row, first, is the row of the table, or the line of a CSV file. beyond names the inputs"

@@ -295,7 +295,7 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
     def predict_quantiles(self, X: object, quantiles: Sequence[float] = (0.05, 0.5, 0.95)) -> Floats:
         """Return quantiles of the targets at X, (N, len(quantiles)) or (N, D, len(quantiles)).
 
-        With guide="auto" they are ends of calibrated central intervals: one side alone is not calibrated.
+        With guide="auto" they are ends of calibrated central intervals, without a guarantee for each side.
         """
         for level in quantiles:
             check_level("quantiles", level)

@@ -48,7 +48,8 @@ class Calibration:
     def quantile(self, prediction: Prediction, level: float) -> Tensor:
         """Return the quantile of each row, (N, D): an end of the calibrated interval that has as much beyond it.
 
-        Levels further out than the held-back rows support are the posterior's own, and not inside those that are.
+        There is no guarantee for each side. Levels further out than the held-back rows support are the posterior's own,
+        and not inside those that are.
         """
         own, central = prediction.quantile(level), round(abs(1 - 2 * level), 12)
         if self.intervals is None or central == 0:
@@ -60,9 +61,10 @@ class Calibration:
         return torch.maximum(own, ends[1]) if level > 0.5 else torch.minimum(own, ends[0])
 
     def probability_above(self, prediction: Prediction, threshold: float) -> Tensor:
-        """Return P(y > threshold) of each row, (N, D), from the calibrated central intervals; one side alone is not.
+        """Return P(y > threshold) of each row, (N, D), from the calibrated central intervals.
 
-        That of whole numbers is the posterior's own: their intervals hold more than their level.
+        There is no guarantee for each side. That of whole numbers is the posterior's own: their intervals hold more
+        than their level.
         """
         own = prediction.probability_above(threshold)
         if self.intervals is None or is_whole(prediction.target_distribution):

@@ -224,8 +224,10 @@ class FittedTable:
         Args:
             data: a data frame, or the path of a file; it need not have the target.
             level: the probability of the interval, or of the set of classes.
-            quantiles: levels whose quantiles are wanted as well, such as [0.1, 0.9]; calibrated as intervals are.
-            above: numbers t for which P(y > t) is wanted; calibrated too, unless targets are whole numbers.
+            quantiles: levels whose quantiles are wanted as well, such as [0.1, 0.9]: ends of calibrated intervals,
+                without a guarantee for each side.
+            above: numbers t for which P(y > t) is wanted: from the same intervals, but for whole numbers; without a
+                guarantee for each side.
             samples: weight draws.
             seed: of these draws.
         """
