@@ -101,7 +101,7 @@ def calibration_curve(answer: Prediction, y: Tensor) -> tuple[Tensor, Tensor] | 
 
 
 def draw_calibration(ax: Axes, comparison: Findings) -> None:
-    """Draw coverage against level, or accuracy against confidence, with the band of calibrated intervals."""
+    """Draw coverage against level, or accuracy against confidence, with bands that show what may be chance."""
     answers, y = comparison.answers, comparison.test[1]
     regression = not any(is_class(answer.target_distribution) for answer in answers.values())
     if regression:
@@ -111,6 +111,8 @@ def draw_calibration(ax: Axes, comparison: Findings) -> None:
         curve = calibration_curve(answer, y)
         if curve is not None:
             colour, style = looks(comparison)[name]
+            if not regression:
+                reliability(answer, y).draw_band(ax, colour, alpha=0.1)
             ax.plot(*curve, color=colour, linestyle=style, marker=None if regression else ".", label=short(name))
     ax.set(xlim=(0, 1), ylim=(0, 1))
     ax.set_xlabel("level of the central interval" if regression else "confidence")

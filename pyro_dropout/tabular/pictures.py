@@ -4,10 +4,11 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.errors import ShapeError
-from pyro_dropout.judging.scores.calibration import coverage_curve
+from pyro_dropout.judging.scores.calibration import CoverageCurve, coverage_curve, least_level
 from pyro_dropout.judging.scores.class_calibration import reliability
 from pyro_dropout.prediction.plot_style import PALETTE, categories_below, finish, literal_text, percent
 from pyro_dropout.prediction.prediction import Prediction
+from pyro_dropout.prediction.tails import is_whole
 from pyro_dropout.protocols import Axes, Figure
 from pyro_dropout.tables.encoding import Encoding
 
@@ -41,7 +42,7 @@ def picture(
     else:
         far = torch.zeros(len(y), dtype=torch.bool) if unfamiliar is None else unfamiliar.cpu()
         inside = _compared(left, prediction, ends or prediction.interval(level), y, encoding, level, far, rows)
-        coverage_curve(prediction, y).plot(right)
+        _coverage(prediction, y).plot(right)
         right.lines[-1].set_label("the posterior's own intervals")
         if ends is not None:
             label = f"calibrated {percent(level)} interval: {percent(inside, 1)}"
@@ -90,6 +91,15 @@ def _compared(
     ax.set_title(held + (f", {len(some)} shown" if len(some) < len(mean) else ""), fontsize=10)
     ax.legend(frameon=False, fontsize=8, loc="upper left")
     return inside
+
+
+def _coverage(prediction: Prediction, y: Tensor) -> CoverageCurve:
+    """Return how often central intervals hold; those of whole numbers reach to the values that their level needs."""
+    if not is_whole(prediction.target_distribution):
+        return coverage_curve(prediction, y)
+    least, levels = least_level(prediction, y).cpu().reshape(-1), torch.linspace(0.05, 0.95, 19, dtype=torch.float64)
+    inside = (least.unsqueeze(1) <= levels).double().mean(0)
+    return CoverageCurve(levels, inside, torch.full_like(levels, torch.nan), len(least))
 
 
 def _confusion(ax: Axes, prediction: Prediction, y: Tensor, encoding: Encoding, rows: str) -> None:

@@ -209,6 +209,13 @@ def test_other_targets_have_their_own_curves(kind: str) -> None:
     asked = {"95 % coverage", "interval score", "CRPS"} if kind == "counts" else {"calibration error", "Brier"}
     assert asked <= set(re.findall(r'title="[^"]*">([^<]+)</th>', text.split('id="doubt"')[1]))
     assert len(alts) == 1
+    # the caption speaks of what is drawn
+    said = " ".join(text.split('id="doubt"')[1].split())
+    assert ("grey band" in said) == ("Intervals of whole numbers" in said) == (kind == "counts")
+    assert ("95 % interval of its accuracies" in said) == (kind != "counts")
+    assert ("Accuracy against confidence" in alts[0]) == (kind != "counts")
+    axes = compared.plot_scores().axes[0]
+    assert len(axes.collections) == 1  # one band: of all curves, or of the only one
     if kind == "counts":
         assert calibration_curve(compared.answers["mean field"], y) is not None
 

@@ -205,3 +205,13 @@ def test_a_quantile_is_the_end_of_the_calibrated_interval_with_as_much_beyond_it
     row = new.head(1)
     at = found.predict(row, above=inner["upper"].iloc[0])
     assert at.filter(like="p>").iloc[0, 0] == pytest.approx(0.1, abs=0.01)
+
+
+def test_counts_have_a_picture() -> None:
+    found = pd.fit_table(houses(60).assign(price=np.arange(60) % 9), target="price", **QUICK)
+    assert found.run.recipe.scale == "count"
+    left, right = found.plot(houses(40).assign(price=np.arange(40) % 9)).axes
+    assert "40 rows" in left.get_title()
+    shares = right.lines[1].get_ydata()
+    assert (np.diff(shares) >= 0).all()
+    assert 0 <= shares[0] <= shares[-1] <= 1

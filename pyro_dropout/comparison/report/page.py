@@ -22,6 +22,7 @@ from markupsafe import Markup
 from pyro_dropout.comparison.exams import off_level
 from pyro_dropout.comparison.figure import COLOURS, GREY, draw_bands, draw_scores
 from pyro_dropout.comparison.findings import PAPER, REFERENCE, Findings, Score
+from pyro_dropout.generative.likelihoods.moments import is_class
 from pyro_dropout.prediction.tails import is_whole
 from pyro_dropout.protocols import Figure
 from pyro_dropout.registry import scores
@@ -178,11 +179,14 @@ def page(comparison: Findings) -> str:
     more = ("log_lik",) if "accuracy" in keys else ()
     calibration = _table(comparison, {"At the held-back points": (*more, *_CALIBRATION)})
     picture = _picture(draw_scores, comparison) if comparison.answers else ""
+    kinds = [answer.target_distribution for answer in comparison.answers.values()]
+    doubt = {"table": calibration, "picture": picture, "classes": any(map(is_class, kinds))}
+    doubt["whole"] = any(map(is_whole, kinds))
     content = {  # by section; a section without content is left out
         "found": findings(comparison),
         "scores": _table(comparison, groups),
         "predictions": _picture(draw_bands, comparison) if comparison.curves else "",
-        "doubt": {"table": calibration, "picture": picture} if picture or calibration["groups"] else {},
+        "doubt": doubt if picture or calibration["groups"] else {},
         "paper": _paper(comparison),
         "run": {"facts": facts(comparison), **{key: str(settings.get(key, "")) for key in ("command", "model")}},
     }

@@ -48,22 +48,26 @@ class Reliability:
         apart = (self.accuracy - self.confidence).abs().nan_to_num(0.0)
         return ((apart * self.count).sum() / self.count.sum()).item()
 
-    def plot(self, ax: Axes = None) -> Axes:
-        """Plot the reliability diagram, with 95 % intervals of the accuracies; return matplotlib's axes."""
+    def draw_band(self, ax: Axes, color: str, **how: object) -> None:
+        """Draw the 95 % intervals of the accuracies on matplotlib's axes."""
         from scipy.stats import binomtest
 
+        held = self.count > 0
+        right, count = (self.accuracy * self.count)[held].round().int().tolist(), self.count[held].tolist()
+        # Wilson's interval is never empty, even at 0 and 1.
+        ends = [binomtest(k, n).proportion_ci(0.95, "wilson") for k, n in zip(right, count, strict=True)]
+        low, high = ([getattr(end, side) for end in ends] for side in ("low", "high"))
+        ax.fill_between(self.confidence[held].tolist(), low, high, color=color, linewidth=0, **how)
+
+    def plot(self, ax: Axes = None) -> Axes:
+        """Plot the reliability diagram, with 95 % intervals of the accuracies; return matplotlib's axes."""
         ax = axes_or_new(ax, 4.6, 4.2)
-        parts = [part.to("cpu", _F64) for part in (self.confidence, self.accuracy, self.count)]
-        confidence, accuracy, count = (part[parts[2] > 0] for part in parts)
-        bins, total = len(self.count), int(self.count.sum())
-        middles, share = (torch.arange(bins, dtype=_F64) + 0.5) / bins, parts[2] / total
+        held, bins, total = self.count > 0, len(self.count), int(self.count.sum())
+        confidence, accuracy = self.confidence[held].tolist(), self.accuracy[held].tolist()
+        middles, share = (torch.arange(bins, dtype=_F64) + 0.5) / bins, self.count.to("cpu", _F64) / total
         ax.bar(middles.tolist(), share.tolist(), width=0.95 / bins, color="0.85", label="share of points")
         ax.plot([0, 1], [0, 1], color="0.4", linewidth=0.8, label="calibrated")
-        right = (accuracy * count).round().int().tolist()
-        # Wilson's interval is never empty, even at 0 and 1.
-        ends = [binomtest(k, n).proportion_ci(0.95, "wilson") for k, n in zip(right, count.int().tolist(), strict=True)]
-        low, high = ([getattr(end, side) for end in ends] for side in ("low", "high"))
-        ax.fill_between(confidence, low, high, color="#0072B2", alpha=0.2, linewidth=0, label="95 % interval")
+        self.draw_band(ax, "#0072B2", alpha=0.2, label="95 % interval")
         ax.plot(confidence, accuracy, color="#0072B2", marker="o", markersize=4, label="accuracy")
         ax.set(xlabel="confidence: probability of the most probable class", ylabel="fraction right, or of points")
         ax.set(xlim=(0, 1), ylim=(0, 1), title=f"ECE {self.ece:.3f}, {total} points")
