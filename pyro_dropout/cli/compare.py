@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 HELP = (
     "Compare posterior approximations on one set of data."
     "\n\nEvery guide is trained from several seeds and gets the same scores. DATA is [bold]co2[/] or [bold]sunspots[/],"
-    " which come with the package, or a CSV or Parquet file with named columns. A row of a table is what"
+    " which come with the package, or a CSV, Parquet or Excel file with named columns. A row of a table is what"
     " fit --guide NAME trains, with the same options, and the first row what fit trains without --guide. Text columns"
     " are one-hot encoded. A target is treated as a class if it is text, or has only the values 0 and 1."
     f" {options.TABLES}"

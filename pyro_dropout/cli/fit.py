@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 FIT_HELP = (
     "Fit a posterior to a table and save the run in a folder."
-    f"\n\nDATA is a CSV or Parquet file with named columns. {options.TABLES}"
+    f"\n\nDATA is a CSV, Parquet or Excel file with named columns. {options.TABLES}"
     "\n\nA fifth of the rows is held back. On them the guide, the scale of the target and the noise are chosen, the"
     " intervals are calibrated, and the scores are computed. All of that is printed."
     "\n\nCheckpoints are written into the folder during training;"
@@ -60,7 +60,7 @@ def fit(
     from pyro_dropout.tabular.run_folder import sha256_of
 
     if data in BUNDLED and not Path(data).exists():
-        raise options.refusal("DATA", f"{data!r} is for compare only; fit takes a CSV or Parquet file.")
+        raise options.refusal("DATA", f"{data!r} is for compare only; fit takes a CSV, Parquet or Excel file.")
     path = arrived(data)
     with _claimed(out, make=True):
         _check_new(out)
@@ -94,7 +94,8 @@ def resume(
         if data is not None:  # before training, so that the next resume knows it
             run = replace(run, file=str(data.resolve()))
             run.write(folder)
-        _train(run, table, folder, where, checkpoint_every, as_json, quiet)
+        said = str(run.held_back.get("said", ""))
+        _train(run, table, folder, where, checkpoint_every, as_json, quiet, said)
 
 
 def _train(

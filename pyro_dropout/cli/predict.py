@@ -197,7 +197,14 @@ def _scores(fitted: "FittedTable", frame: "pandas.DataFrame", table: "Table") ->
         return {}
     rows, y = frame.iloc[kept], targets.flatten().numpy()
     if classes := fitted.encoding.classes:
-        return {"rows": len(kept), "accuracy": float((rows["class"] == [classes[k] for k in y]).mean())}
+        actual = [classes[k] for k in y]
+        found = {"rows": len(kept), "accuracy": float((rows["class"] == actual).mean())}
+        probable = [rows[f"p={name}"].iloc[k] for k, name in enumerate(actual)]
+        found["log_lik"] = sum(math.log(p) if p > 0 else -math.inf for p in probable) / len(kept)
+        if "set" in rows:
+            held = [f"; {name}; " in f"; {one}; " for name, one in zip(actual, rows["set"], strict=True)]
+            found["coverage"] = sum(held) / len(kept)
+        return found
     inside, squares = (rows["lower"] <= y) & (y <= rows["upper"]), (rows["mean"] - y) ** 2
     return {"rows": len(kept), "rmse": math.sqrt(squares.mean()), "coverage": float(inside.mean())}
 
@@ -221,7 +228,9 @@ def _told(
         told += [f"the mean is infinite or outside its own interval in row {which}: do not use it there"] * bool(far)
     if scores := record.get("scores"):
         if record["classes"]:
-            good = f"accuracy {percent(scores['accuracy'])}"
+            good = f"accuracy {percent(scores['accuracy'])}, log-likelihood {figure(scores['log_lik'])} per row"
+            if "coverage" in scores:
+                good += f", {percent(scores['coverage'])} of them in their {percent(record['level'])} sets"
         else:
             inside = f"{percent(scores['coverage'])} of them in their {percent(record['level'])} intervals"
             good = f"rmse {figure(scores['rmse'])}, {inside}"

@@ -210,7 +210,10 @@ class _Search:
         loss, error = self.best.gain(other)
         what = f"would lose {loss:.2g} nats"
         if loss < 0:
-            chance = f" ± {error:.1g} nats (may be chance)" if -loss <= 2 * error else " nats (too few to count)"
+            noisier = other.recipe.noise == "by-input" != self.best.recipe.noise
+            how = "; --noise by-input takes it" if noisier else ""
+            few = f" nats (too few to count{how})"
+            chance = f" ± {error:.1g} nats (may be chance)" if -loss <= 2 * error else few
             what = f"would gain {-loss:.2g}{chance}"
         return f"{self._different(other.recipe)} {what}"
 

@@ -103,7 +103,7 @@ def plan_table(
         checkpoint = checkpoint / hashlib.sha256(repr(bound).encode()).hexdigest()[:16]
     choice = choose_recipe(data.train, data.test, data.classes, wanted, training, checkpoint=checkpoint, **how)
     held = calibrate(choice.prediction, data.test, data.train, data.classes, intervals=training.conformal)
-    run = Run(file, digest, reading, encoding, choice.recipe, training, held.as_json())
+    run = Run(file, digest, reading, encoding, choice.recipe, training, held.as_json() | {"said": choice.said})
     return run, choice.said, choice.prediction
 
 

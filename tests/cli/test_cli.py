@@ -53,11 +53,14 @@ def test_classes_are_predicted(fitted: Path, tmp_path: Path) -> None:
     assert json.loads(done.stdout) == {
         "folder": str(fitted / "trees"), "target": "kind", "rows": 30, "file": str(out), "level": 0.95, "samples": 20,
         "classes": ["ash", "elm", "oak"], "notes": [], "beyond": {"rows": 0, "inputs": {}},
-        "calibrated": False, "unfamiliar": 0, "scores": {"rows": 30, "accuracy": mock.ANY},
+        "calibrated": False, "unfamiliar": 0, "scores": {"rows": 30, "accuracy": mock.ANY, "log_lik": mock.ANY},
     }  # fmt: skip
     kinds = [row["kind"] for row in table_of(fitted / "trees.csv")]
     right = [row["class"] == kind for row, kind in zip(table_of(out), kinds, strict=True)]
     assert json.loads(done.stdout)["scores"]["accuracy"] == sum(right) / 30
+    actual = [float(row[f"p={kind}"]) for row, kind in zip(table_of(out), kinds, strict=True)]
+    mean = torch.tensor(actual).log().mean().item()
+    assert json.loads(done.stdout)["scores"]["log_lik"] == pytest.approx(mean, abs=1e-4)
     for row in table_of(out):
         probs = {name: float(row[f"p={name}"]) for name in ("ash", "elm", "oak")}
         assert sum(probs.values()) == pytest.approx(1, abs=1e-5)
@@ -107,7 +110,8 @@ def test_a_run_that_is_taken_up_again_ends_as_one_that_never_stopped(
     assert "unfinished run" in run("predict", tmp_path / "part", data, "--out", tmp_path / "no.csv").stderr
     done = run("resume", tmp_path / "part", "--quiet", "--json")
     assert done.exit_code == 0, done.stderr
-    alike = ("steps", "last_loss", "scores")
+    alike = ("steps", "last_loss", "scores", "chosen")
+    assert json.loads(whole.stdout)["chosen"] != ""
     assert {key: json.loads(done.stdout)[key] for key in alike} == {key: json.loads(whole.stdout)[key] for key in alike}
     means = [runs_on_disk.Run.read(tmp_path / name).loaded(tmp_path / name)[1].mean() for name in ("whole", "part")]
     assert all(torch.equal(means[0][site], means[1][site]) for site in means[0])

@@ -96,6 +96,9 @@ def test_a_gain_within_its_error_is_none(monkeypatch: pytest.MonkeyPatch) -> Non
     found, _ = rule(monkeypatch, gain, ROUGH, guide="mean-field")
     assert found.recipe.noise == "constant"
     assert "noise by input would gain 0.05 ± 0.1 nats (may be chance)" in found.said
+    noisy.fill_(0.1)  # surely, but little
+    found, _ = rule(monkeypatch, gain, ROUGH, guide="mean-field")
+    assert "noise by input would gain 0.1 nats (too few to count; --noise by-input takes it)" in found.said
 
 
 @pytest.mark.parametrize("broken", [torch.nan, -torch.inf])

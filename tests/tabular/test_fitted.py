@@ -114,7 +114,7 @@ def test_without_held_back_rows_nothing_is_chosen_or_calibrated() -> None:
         found.plot()
 
 
-def test_classes_have_sets() -> None:
+def test_classes_have_sets(tmp_path: Path) -> None:
     frame = houses(90).assign(kind=["oak", "elm", "ash"] * 30).drop(columns="price")
     found = pd.fit_table(frame, target="kind", steps=10, progress=False, guide="mean-field")
     answers = found.predict(frame, level=0.6)
@@ -123,6 +123,14 @@ def test_classes_have_sets() -> None:
         assert row["class"] in row["set"].split("; ")
     with pytest.raises(pd.errors.PyroDropoutError, match="the target is a class"):
         found.predict(frame, above=[3])
+    found.save(tmp_path / "run")
+    frame.to_csv(tmp_path / "new.csv", index=False)
+    asked = ["predict", tmp_path / "run", tmp_path / "new.csv", "--level", 0.6, "--out", tmp_path / "p.csv", "--quiet"]
+    inside = [kind in row["set"].split("; ") for kind, (_, row) in zip(frame["kind"], answers.iterrows(), strict=True)]
+    assert json.loads(run(*asked, "--json").stdout)["scores"]["coverage"] == sum(inside) / 90
+    told = " ".join(run(*asked).stdout.split())
+    assert "log-likelihood -" in told
+    assert "of them in their 60 % sets." in told
 
 
 def test_counts_and_proportions_come_back_from_their_folder(tmp_path: Path) -> None:
