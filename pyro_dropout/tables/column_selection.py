@@ -84,6 +84,8 @@ def choose_columns(table: Table, target: str, how: Reading) -> Chosen:
         try:
             written = Written() if given else recognise(table, name, mixed=name != target)
         except MisfitError as wrong:
+            if wrong.cell.strip().lstrip("+-").lower() in ("inf", "infinity"):
+                raise RangeError(f"{_place(table, name, wrong.cell)}: {brief(wrong.cell)} is not finite.") from None
             raise RangeError(f"{_place(table, name, wrong.cell)}: {wrong}. Fix it, or {instead[name]}.") from None
         if written.unknown and (name == target or name in asked):
             raise RangeError(f"{_place(table, name, written.cell)}: {written.unknown}, or {instead[name]}.")
