@@ -1,5 +1,7 @@
 """Early stopping: training ends when held-out data no longer become more probable, and the best parameters are kept.
 
+With them go the buffers of that step, such as running statistics.
+
 An ensemble stops by the density of held-out data under the mixture of all members.
 """
 
@@ -31,7 +33,7 @@ _MEMBER_DRAWS = 8  # the fewest, of members that are no points
 
 
 class Watch:
-    """Keeps the parameters under which held-out data, the arguments of ``call``, were most probable.
+    """Keeps the parameters and buffers under which held-out data, the arguments of ``call``, were most probable.
 
     It checks every ``every`` steps, and allows ``patience`` checks without improvement.
     """
@@ -89,12 +91,12 @@ class Watch:
         """Return what must be the same when the training is resumed."""
         held = [digest(leaf) for leaf in self.call.leaves()]
         data = {"x": held[0], "y": held[1]} if is_network(self.call.model) and len(held) == 2 else {"data": held}
-        return {**data, "patience": self.patience, "every": self.every}
+        return {**data, "patience": self.patience, "every": self.every, "buffers": len(self.run.buffers)}
 
     def state(self) -> tuple[dict[str, Tensor], Record]:
         """Return its state: tensors, and the rest."""
         rest = {name: getattr(self, name) for name in ("best", "best_step", "waited", "seen", "seed")}
-        return {f"kept.{k:04d}": value for k, value in enumerate(self.kept)}, rest
+        return {f"kept.{k:05d}": value for k, value in enumerate(self.kept)}, rest
 
     def set_state(self, tensors: dict[str, Tensor], rest: Record) -> None:
         """Restore a state."""

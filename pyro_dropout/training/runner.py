@@ -34,7 +34,8 @@ _MANY = 2**20  # more steps than any engine takes at once
 class TrainingRun:
     """One training run: a step of tensors that is taken repeatedly, on mini-batches from ``batches`` if there are any.
 
-    ``write`` puts parameters into their owners, unless a step changes these themselves.
+    ``write`` puts parameters into their owners, unless a step changes these themselves. ``buffers`` are the tensors of
+    model and guide, by name, that a step may change as it runs them, such as running statistics.
     """
 
     def __init__(
@@ -42,11 +43,13 @@ class TrainingRun:
         step: Step,
         *,
         write: Callable[[list[Tensor]], None] | None = None,
+        buffers: dict[str, Tensor] | None = None,
         batches: Source | None = None,
         compile: HowCompiled = "auto",
         beside: TorchOptimiser | None = None,
     ) -> None:
         self._step, self._write, self._batches, self._beside = step, write, batches, beside
+        self.buffers = {} if buffers is None else buffers
         self._precision, self._eager = precision_now(), Direct(step)
         self.refused = False  # whether the last step was left out, because its loss or gradient was not finite
         self.failed: Exception | None = None  # torch's, which ended the last step, because its numbers have diverged
@@ -116,21 +119,26 @@ class TrainingRun:
         """The current parameters."""
         return self._loop.changed[: len(self._step.values)]
 
+    @property
+    def held(self) -> list[Tensor]:
+        """What a trained model is made of: the current parameters, then the buffers."""
+        return [*self.values, *self.buffers.values()]
+
     def snapshot(self, over: list[Tensor] | None = None) -> list[Tensor]:
-        """Return a copy of the current parameters; it is written over an earlier one that is given, if that fits."""
-        if not over or [each.shape for each in over] != [each.shape for each in self.values]:
-            return [value.detach().clone() for value in self.values]
-        copy_into(over, self.values)
+        """Return a copy of parameters and buffers; it is written over an earlier one that is given, if that fits."""
+        if not over or [each.shape for each in over] != [each.shape for each in self.held]:
+            return [value.detach().clone() for value in self.held]
+        copy_into(over, self.held)
         return over
 
     def restore(self, values: list[Tensor]) -> None:
-        """Restore a snapshot of the parameters; the optimiser's state stays as it is."""
-        copy_into(self.values, values)
+        """Restore a snapshot of parameters and buffers; the optimiser's state stays as it is."""
+        copy_into(self.held, values)
 
     def publish(self) -> None:
         """Put copies of the current parameters back into their owners, unless these have them."""
         if self._write is not None:
-            self._write(self.snapshot())
+            self._write([value.detach().clone() for value in self.values])
 
     def _named(self) -> dict[str, Tensor]:
         *leaves, t = self._loop.changed

@@ -65,7 +65,8 @@ class TrainingTask:
         if batches is None and batch < count:
             device = next(leaf for leaf in self.call.leaves() if leaf.dim()).device
             batches = Batches(batch, torch.arange(count, device=device))
-        gradients_of, buffers = self._gradients(parameters), Buffers(self.call.model, self.guide).values
+        gradients_of, places = self._gradients(parameters), Buffers(self.call.model, self.guide)
+        buffers = places.values
         values, write = parameters.values, None
         beside = None if update.optimiser is None else TorchOptimiser(update, list(parameters.by_name.values()))
         # Weights of a recurrent layer on a GPU are parts of one tensor.
@@ -88,7 +89,8 @@ class TrainingTask:
         around["guarded"] = self.guarded and beside is None and is_large(values)
         step = Step(whole, values, state, gradient=numbered(gradients_of), move=move, **around)
         with quietly(self.call.model, self.guide):  # compiling runs the model, whose buffers must not change
-            return TrainingRun(step, write=write, batches=batches, compile=compile, beside=beside)
+            own = dict(zip(places.names, buffers, strict=True))
+            return TrainingRun(step, write=write, buffers=own, batches=batches, compile=compile, beside=beside)
 
     def _gradients(self, parameters: Parameters) -> Gradients:
         return make_gradients(*self.parts, parameters, self._arguments)

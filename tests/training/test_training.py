@@ -227,10 +227,39 @@ def test_batch_norm_is_trained_and_validation_leaves_it_alone() -> None:
     net = nn.Sequential(nn.Linear(1, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 1))
     model = pd.BayesianNet(net)
     _, _, x, y = problem()
-    pd.fit(model, pd.AutoDropout(model), x, y, steps=10, validation=(x * 100, y), check_every=5, **QUIET)
-    assert int(net[1].num_batches_tracked) == 10
+    guide = pd.AutoDropout(model)
+    history = pd.fit(model, guide, x, y, steps=10, validation=(x * 100, y), check_every=5, **QUIET)
+    assert int(net[1].num_batches_tracked) == history.best_step
     assert net[1].running_mean.abs().max() < 10  # inputs a hundred times as large were looked at, not learned from
     assert net.training
+
+
+def normed() -> tuple[pd.BayesianNet, Any, nn.BatchNorm1d]:
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(8)
+    net = nn.Sequential(nn.Linear(1, 8), norm, nn.ReLU(), nn.Linear(8, 1))
+    model = pd.BayesianNet(net, likelihood=pd.Gaussian(4.0))
+    return model, pd.AutoDropout(model, keep=0.9), norm
+
+
+@pytest.mark.parametrize("compile", [False, "traced"])
+def test_early_stopping_keeps_the_running_statistics_of_the_best_step(compile: Any) -> None:
+    """They are those of a training that takes no more steps than that; num_batches_tracked counts them."""
+    x, found = torch.linspace(-1, 1, 64).unsqueeze(-1), []
+    how: dict[str, Any] = {"batch_size": 16, "lr": 0.05, "compile": compile, "progress": False, "seed": 0}
+    best = 0
+    for watched in (True, False):
+        model, guide, norm = normed()
+        if watched:
+            held: dict[str, Any] = {"validation": (x, -x), "patience": 4, "check_every": 10}
+            history = pd.fit(model, guide, x, x, steps=200, **held, **how)
+            best = history.best_step or 0
+            assert 0 < best < history.steps  # the held-out targets contradict the others
+        else:
+            pd.fit(model, guide, x, x, steps=best, **how)
+        found.append({**model.state_dict(), **{f"guide.{name}": value for name, value in guide.state_dict().items()}})
+        assert int(norm.num_batches_tracked) == best
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
 
 
 def test_a_training_that_ends_too_soon_is_told_and_one_that_has_settled_is_not() -> None:

@@ -59,6 +59,30 @@ def test_a_training_goes_on_as_if_it_had_not_stopped(tmp_path: Path, case: int) 
     assert len(list(tmp_path.iterdir())) == 2  # the last ones, as asked
 
 
+def test_running_statistics_of_the_best_step_outlast_a_stop(tmp_path: Path) -> None:
+    """The best step is before the stop, so that its statistics are in the checkpoint alone."""
+
+    def train(folder: Path | None) -> tuple[dict[str, torch.Tensor], pd.training.History]:
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
+        model = pd.BayesianNet(net, likelihood=pd.Gaussian(4.0))
+        guide = pd.AutoDropout(model, keep=0.9)
+        watched: Any = {"validation": (X, -X), "patience": 50, "check_every": 10}
+        how: Any = {"steps": 80, "lr": 0.05, "batch_size": 8, "compile": False, "progress": False, "seed": 0}
+        checkpoint = None if folder is None else pd.training.Checkpoint(folder, every=20)
+        history = pd.fit(model, guide, X, X, checkpoint=checkpoint, **watched, **how)
+        return {**model.state_dict(), **guide.state_dict(prefix="guide.")}, history
+
+    whole, history = train(None)
+    assert history.best_step is not None
+    assert history.best_step < 40
+    assert int(whole["net.1.num_batches_tracked"]) == history.best_step
+    with stopped_after(40):
+        with pytest.raises(PulledPlugError):
+            train(tmp_path)
+        torch.testing.assert_close(train(tmp_path)[0], whole, rtol=0, atol=0)
+
+
 def kills(*words: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "tests.training.kills", *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
