@@ -101,7 +101,7 @@ class SiteGuide(Summarised, Marginals):
     """
 
     biases: tuple[Bias, ...] = ("map", "gaussian")  # what ``bias`` may be; the first is the default
-    drops = False  # whether the guide differs from a Gaussian only at weights
+    drops = False  # whether the guide differs from independent Gaussians only at weights
     full_prior = False  # whether a tempered prior counts in full
     is_member = False  # whether it stands for members of an ensemble, which registers their parameters itself
 
@@ -269,7 +269,8 @@ class SiteGuide(Summarised, Marginals):
             warnings.warn(
                 f"{type(self).__name__} finds no weight in this model ({', '.join(self._sites)}), so it is no more than"
                 " a Gaussian or a point for each site: scalars, vectors, constrained sites and sites in plates are not"
-                " weights. Mark one with pyro.sample(..., infer={'kind': 'weight'}), or use AutoMeanField.",
+                " weights. Mark one with pyro.sample(..., infer={'kind': 'weight'}), or use AutoMeanField, or AutoFullRank"
+                " for correlations.",
                 NoWeightWarning,
                 stacklevel=2,
             )

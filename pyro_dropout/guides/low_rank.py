@@ -117,6 +117,7 @@ class AutoLowRank(SiteGuide):
     """
 
     biases = ("gaussian", "map")
+    drops = True
 
     def __init__(
         self,
