@@ -21,7 +21,7 @@ from torch import Size, Tensor, nn
 from pyro_dropout.engines.torch_internals import onednn
 from pyro_dropout.errors import NotFollowedError
 from pyro_dropout.generative.inputs import AnyInputs, X, copies
-from pyro_dropout.generative.layouts import is_conv1d
+from pyro_dropout.generative.layouts import computes_otherwise, is_conv1d
 from pyro_dropout.generative.trial_run import run_for_shapes
 from pyro_dropout.mathematics.per_data_point import (
     POINTS_FIRST,
@@ -135,7 +135,7 @@ def written_out(net: nn.Module, weights: dict[str, Tensor]) -> Iterator[None]:
         kinds = (kind for kind in _WRITTEN_OUT if isinstance(module, kind))
         run = _run_conv1d if is_conv1d(module) else _WRITTEN_OUT.get(next(kinds, nn.Module))
         inside = [recipe for name, recipe in recipes.items() if name.startswith(f"{path}." if path else "")]
-        if run is not None and inside:
+        if run is not None and inside and not computes_otherwise(module):
             for recipe in inside:
                 recipe.reused = True  # one draw is used at every step of a sequence
             module.__dict__["forward"] = functools.partial(run, module)  # shadows the method until the context ends

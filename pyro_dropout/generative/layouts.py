@@ -65,6 +65,19 @@ def is_conv1d(layer: nn.Module) -> bool:
     return named and isinstance(weight, Tensor) and weight.dim() == 2 and weight.shape[1] == width
 
 
+def computes_otherwise(layer: nn.Module) -> bool:
+    """Whether a layer has another forward pass than the class of torch's (or the Conv1D) that it is."""
+    bases = type(layer).__mro__
+    kind = next(base for base in bases if base.__module__.startswith("torch.nn.") or base.__name__ == "Conv1D")
+    methods = ("__call__", "forward", "_conv_forward")
+    return any(getattr(type(layer), own, None) is not getattr(kind, own, None) or own in vars(layer) for own in methods)
+
+
+def is_hooked(layer: nn.Module) -> bool:
+    """Whether hooks see, and may change, what goes into a layer or comes out of it."""
+    return bool(layer._forward_hooks or layer._forward_pre_hooks)
+
+
 def hidden_by_default(name: str, module: nn.Module) -> bool:
     """Whether a parameter stays ordinary by default: of normalisation, a table of positions, or a token for all points.
 

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.inputs import AnyInputs, Output, inputs_of
+from pyro_dropout.generative.layouts import computes_otherwise
 from pyro_dropout.generative.likelihoods import Gaussian, Likelihood
 from pyro_dropout.generative.networks import BayesianNet, copied
 from pyro_dropout.generative.priors import BySite, Prior
@@ -31,7 +32,8 @@ def from_dropout(
     Predictions of the pair are those of stochastic forward passes through ``net``. An ``nn.Dropout`` layer whose mask
     is on the rows of one weight moves into the guide: the guide drops these rows, and the model has no such layer.
     torch multiplies what it keeps by 1/keep; here that factor is folded into the weights. All other dropout, stochastic
-    depth and noise stays in the model, which draws it anew for every data point at every pass, in evaluation mode too.
+    depth and noise stays in the model, which draws it anew for every data point at every pass, in evaluation mode too:
+    dropout in a subclass with a ``forward`` of its own, before such a layer, or at a layer with hooks, is of this kind.
     All other weights are points. ``repr(model)`` lists both kinds. The network is copied. Frozen parameters
     (``requires_grad=False``) stay frozen, those that are dropped too.
 
@@ -65,7 +67,7 @@ def from_dropout(
     if not isinstance(net, nn.Module):
         raise PyroDropoutError(f"net must be a torch nn.Module with dropout; got {describe(net)}.")
     for path, module in net.named_modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p >= 1:
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p >= 1 and not computes_otherwise(module):
             raise PyroDropoutError(
                 f"{type(module).__name__} {path!r} drops everything (p={module.p}), so nothing before it is used. Use a"
                 " smaller p, or a network without it."

@@ -18,6 +18,7 @@ from torch import Tensor, fx, nn
 from pyro_dropout.engines.torch_internals import tree_leaves
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.inputs import AnyInputs, call_net, copies
+from pyro_dropout.generative.layouts import computes_otherwise, is_hooked
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.guides.other_randomness import alike, runnable, training
@@ -59,7 +60,7 @@ def on_rows(net: nn.Module, x: AnyInputs | None) -> list[RowMask]:
     masks: dict[str, list[RowMask | None]] = {}
     for node in graph.nodes:
         module = modules[str(node.target)] if node.op == "call_module" else None
-        if isinstance(module, _DROPOUTS) and module.p > 0:
+        if module is not None and _is(module, _DROPOUTS) and module.p > 0:
             masks.setdefault(str(node.target), []).append(_row_mask(node, modules, uses))
     found = [[mask for mask in each if mask is not None] for each in masks.values() if all(each)]
     known = [mask for each in found for mask in each]
@@ -100,6 +101,11 @@ def _refusal(dropout: str, what: str) -> PyroDropoutError:
     )
 
 
+def _is(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> bool:
+    """Whether a module computes what one of these kinds does: a subclass may compute anything else, and a hook too."""
+    return isinstance(module, kinds) and not computes_otherwise(module) and not is_hooked(module)
+
+
 def _row_mask(node: fx.Node, modules: dict[str, nn.Module], uses: Counter[int]) -> RowMask | None:
     """Return what a call of a dropout layer drops, if that is the rows of one weight; otherwise None."""
     layers, dropout = list(_behind(node, modules)), modules[str(node.target)]
@@ -118,10 +124,10 @@ def _behind(node: fx.Node, modules: dict[str, nn.Module]) -> Iterator[str | None
     """Yield the weight layers that a dropout node feeds, through operations that keep units apart; None for others."""
     for user in node.users:
         module = modules[str(user.target)] if user.op == "call_module" else None
-        if isinstance(module, _LAYERS):
+        if module is not None and _is(module, _LAYERS):
             yield str(user.target)
         elif (
-            isinstance(module, _UNITWISE)
+            (module is not None and _is(module, _UNITWISE))
             or (user.op == "call_function" and user.target in _UNITWISE_FUNCTIONS)
             or (user.op == "call_method" and user.target in _UNITWISE_METHODS)
         ):

@@ -9,7 +9,7 @@ import torch
 from pyro import poutine
 from torch import Tensor, nn
 
-from pyro_dropout import AutoDropout, AutoMeanField, BayesianNet, per_example
+from pyro_dropout import AutoDropout, AutoMeanField, BayesianNet, per_example, predict
 from pyro_dropout.errors import PyroDropoutError
 from tests.networks.layers import Output
 
@@ -243,3 +243,36 @@ def test_what_is_not_written_out_is_refused(case: str) -> None:
     model = BayesianNet(make())
     with pytest.raises(PyroDropoutError, match=message):
         per_point(model, AutoDropout(model), torch.zeros(shape))
+
+
+class Doubled(nn.LSTM):
+    def forward(self, x: Tensor, hx: Any = None) -> Any:
+        h, state = super().forward(2 * x, hx)
+        return 2 * h, state
+
+
+class Shifted(nn.MultiheadAttention):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        h, weights = super().forward(*args, **kwargs)
+        return h + 7, weights
+
+
+@pytest.mark.parametrize(
+    "layer", [Doubled(4, 4, batch_first=True), Shifted(4, 2, batch_first=True)], ids=["lstm", "mha"]
+)
+def test_a_forward_pass_of_its_own_is_not_replaced(layer: nn.Module) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.out = layer, nn.Linear(4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out((self.layer(x) if isinstance(layer, nn.LSTM) else self.layer(x, x, x))[0][:, -1])
+
+    net, x = Net(), torch.randn(5, 3, 4)
+    model = BayesianNet(net)
+    guide = AutoMeanField(model, init_scale=1e-6)
+    with pytest.raises(PyroDropoutError, match=r"which is not a layer that it can rewrite.*shared=True"):
+        predict(model, guide, x, samples=2)
+    found = predict(model, guide, x, samples=2, shared=True).mean
+    torch.testing.assert_close(found, net(x).detach(), rtol=1e-3, atol=1e-3)

@@ -258,6 +258,84 @@ def test_other_dropout_stays_in_the_model(name: str) -> None:
     assert largest_z(stochastic_passes(net, x, 3000), predicted(model, guide, x, 3000)) < 4
 
 
+# --- a subclass or a hook may compute something else ------------------------------------------------------------------
+
+
+class Unscaled(nn.Dropout):
+    """Dropout as it was first published: what is kept is not scaled in training."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (torch.rand_like(x) > self.p) if self.training else x * (1 - self.p)
+
+
+class Adapted(nn.Linear):
+    """A layer with a second path of low rank."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.down, self.up = nn.Parameter(torch.randn(2, inputs)), nn.Parameter(torch.randn(outputs, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias) + x @ self.down.T @ self.up.T
+
+
+class Squared(nn.Conv2d):
+    """A convolution that multiplies twice."""
+
+    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return super()._conv_forward(x, weight, bias) + super()._conv_forward(x, weight, bias).square()
+
+
+class Named(nn.Linear):
+    """A layer that computes what torch's does."""
+
+    def extra_repr(self) -> str:
+        return f"named, {super().extra_repr()}"
+
+
+def hooked(at: str, **hooks: Callable[..., object]) -> nn.Module:
+    net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Dropout(0.4), nn.Linear(8, 2))
+    for kind, hook in hooks.items():
+        getattr(net.get_submodule(at), f"register_{kind}")(hook)
+    return net
+
+
+def patched() -> nn.Module:
+    net = hooked("2")
+    net[2].forward = lambda x: F.dropout(x, 0.4) + 1  # type: ignore[index, operator, assignment]
+    return net
+
+
+CHANGED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[str]]] = {
+    "dropout of its own": (lambda: nn.Sequential(nn.Linear(3, 8), Unscaled(0.4), nn.Linear(8, 2)), (3,), ["1"]),
+    "an adapted layer": (lambda: nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.4), Adapted(8, 2)), (3,), ["1"]),
+    "a part of the forward pass": (
+        lambda: nn.Sequential(nn.Dropout2d(0.4), Squared(2, 2, 3), nn.Flatten()), (2, 3, 3), ["0"],
+    ),
+    "a forward pass put in place": (patched, (3,), ["2"]),
+    "a hook behind dropout": (lambda: hooked("2", forward_hook=lambda m, i, o: o * 2), (3,), ["2"]),
+    "a hook before dropout": (lambda: hooked("2", forward_pre_hook=lambda m, i: (i[0] + 1,)), (3,), ["2"]),
+    "a hook before the layer": (lambda: hooked("3", forward_pre_hook=lambda m, i: (i[0] + 1,)), (3,), ["2"]),
+    "a hook between them": (lambda: hooked("3", forward_hook=lambda m, i, o: o + i[0].sum(-1, True)), (3,), ["2"]),
+    "a subclass that computes the same": (
+        lambda: nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.4), Named(8, 2)), (3,), [],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("with_example", [True, False])
+@pytest.mark.parametrize("name", CHANGED)
+def test_layers_are_read_only_if_they_compute_what_torchs_do(name: str, with_example: bool) -> None:
+    # At most 16 differences a network, each beyond 4 standard errors with probability 6e-5 on correct code.
+    torch.manual_seed(3)
+    make, shape, noise = CHANGED[name]
+    net, x = make().eval(), torch.randn(4, *shape)
+    model, guide = pd.from_dropout(net, example=x if with_example else None)
+    assert largest_z(stochastic_passes(net, x, 3000), predicted(model, guide, x, 3000)) < 4
+    assert model.noise == noise
+    assert bool(model.dropped) is not bool(noise)
+
+
 def test_dropping_everything_is_told() -> None:
     with pytest.raises(pd.errors.PyroDropoutError, match="Dropout '0' drops everything"):
         pd.from_dropout(nn.Sequential(nn.Dropout(1.0), nn.Linear(3, 1)))
