@@ -295,11 +295,19 @@ def is_large(values: Sequence[Tensor]) -> bool:
     return sum(value.numel() for value in values) > LARGE
 
 
-def copy_into(targets: list[Tensor], values: list[Tensor]) -> None:
+def copy_into(targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     """Copy values into the tensors that hold them."""
     with torch.no_grad():
         for target, value in zip(targets, values, strict=True):
             target.copy_(value)
+
+
+def copied(values: Sequence[Tensor], over: list[Tensor] | None = None) -> list[Tensor]:
+    """Return copies of tensors; they are written over earlier ones that are given, if these fit."""
+    if not over or [each.shape for each in over] != [each.shape for each in values]:
+        return [value.detach().clone() for value in values]
+    copy_into(over, values)
+    return over
 
 
 @contextmanager

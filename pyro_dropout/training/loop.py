@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from pyro_dropout.engines.engine import copied, copy_into
 from pyro_dropout.errors import DivergedError
 from pyro_dropout.training.checkpoints.training_checkpoint import Keeper
 from pyro_dropout.training.early_stopping import Watch
@@ -77,7 +78,7 @@ def loop(
 
 
 class _Ledger:
-    """The losses of all steps, and the last parameters that are known to be good."""
+    """The losses of all steps, and the last parameters and buffers that are known to be good."""
 
     def __init__(self, run: TrainingRun, total: int, blame: Callable[[], str]) -> None:
         self._run, self._total, self._blame, self.steps = run, total, blame, 0
@@ -98,11 +99,26 @@ class _Ledger:
         return self._pages[: self.steps]
 
     def settle(self) -> None:
-        """Remember the current parameters, unless the run itself keeps them good."""
-        self._good, self._seen = [] if self._run.guarded else self._run.snapshot(self._good), self.steps
+        """Remember what is good now."""
+        self._good, self._seen = copied(self._kept(), self._good), self.steps
+
+    def _kept(self) -> list[Tensor]:
+        """Return what a divergence may spoil: buffers, and parameters unless the run itself keeps them good."""
+        return [*self._run.buffers.values()] if self._run.guarded else self._run.held
+
+    def _go_back(self) -> str:
+        """Restore what was remembered last; return what parameters and buffers are now, in words."""
+        run, kept = self._run, self._kept()
+        moved = not all(map(torch.equal, kept, self._good))
+        copy_into(kept, self._good)
+        run.publish()
+        if not run.guarded:
+            return f"The parameters and buffers are back where they were at step {self._seen}."
+        buffers = f", and the buffers are those at step {self._seen}" if moved else ""
+        return f"The parameters are those after step {self.steps - run.refused}{buffers}."
 
     def check(self) -> None:
-        """Raise an error if a step failed, or a loss since the last check is not finite; then parameters go back.
+        """Raise an error if a step failed, or a loss since the last check is not finite; then all goes back.
 
         Where a step has several losses, one for each replica, the others continue until all are lost.
         """
@@ -112,8 +128,8 @@ class _Ledger:
             gradient = " and its gradient not finite" if math.isfinite(value) else ""
             where = f" The term of site {site!r} is not finite." if site else ""
             raise DivergedError(
-                f"the loss is {value}{gradient} at step {self.steps}; that step was not taken.{where} The parameters"
-                f" are those after step {self.steps - 1}. {REMEDY}"
+                f"the loss is {value}{gradient} at step {self.steps}; that step was not taken.{where}"
+                f" {self._go_back()} {REMEDY}"
             )
         if not run.guarded or run.failed is not None:
             finite = torch.isfinite(losses[self._seen :])
@@ -124,7 +140,7 @@ class _Ledger:
         self.settle()
 
     def _divergence(self, first: int | None) -> DivergedError:
-        """Return the error for a loss that is not finite, the first of these; parameters return to the last good."""
+        """Return the error for a loss that is not finite, the first of these; all goes back to the last good."""
         run, losses = self._run, self.losses
         broken = sum(not all_finite([value]) for value in run.values)
         if first is None and run.failed is not None:
@@ -135,15 +151,11 @@ class _Ledger:
             what = f"the loss is {losses[first].flatten()[0].item()} at step {first + 1}"
         run.publish()
         site = self._blame()
-        if self._good:
-            run.restore(self._good)
-            run.publish()
-        before = self._blame()
+        back, before = self._go_back(), self._blame()
         reason = f"that step broke {broken} of {len(run.values)} parameters."
         reason += f" At the parameters after it the term of site {site!r} is not finite." if site else ""
         reason = f"the term of site {before!r} is not finite even at the last good parameters." if before else reason
-        back = f"back where they were at step {self._seen}" if self._good else f"those after step {self.steps}"
-        return DivergedError(f"{what}; {reason} The parameters are {back}. {REMEDY}")
+        return DivergedError(f"{what}; {reason} {back} {REMEDY}")
 
 
 _shared: ContextVar[Any] = ContextVar("shared progress bar", default=None)

@@ -17,6 +17,7 @@ from pyro_dropout.engines.engine import (
     Direct,
     Eager,
     Step,
+    copied,
     copy_into,
 )
 from pyro_dropout.generative.precision import precision_now, products_in
@@ -124,12 +125,9 @@ class TrainingRun:
         """What a trained model is made of: the current parameters, then the buffers."""
         return [*self.values, *self.buffers.values()]
 
-    def snapshot(self, over: list[Tensor] | None = None) -> list[Tensor]:
-        """Return a copy of parameters and buffers; it is written over an earlier one that is given, if that fits."""
-        if not over or [each.shape for each in over] != [each.shape for each in self.held]:
-            return [value.detach().clone() for value in self.held]
-        copy_into(over, self.held)
-        return over
+    def snapshot(self) -> list[Tensor]:
+        """Return a copy of parameters and buffers."""
+        return copied(self.held)
 
     def restore(self, values: list[Tensor]) -> None:
         """Restore a snapshot of parameters and buffers; the optimiser's state stays as it is."""
@@ -138,7 +136,7 @@ class TrainingRun:
     def publish(self) -> None:
         """Put copies of the current parameters back into their owners, unless these have them."""
         if self._write is not None:
-            self._write([value.detach().clone() for value in self.values])
+            self._write(copied(self.values))
 
     def _named(self) -> dict[str, Tensor]:
         *leaves, t = self._loop.changed

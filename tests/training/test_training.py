@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import pyro_dropout as pd
+from pyro_dropout.engines import engine
 from pyro_dropout.errors import UnfinishedTrainingWarning
 from pyro_dropout.training.runner import TrainingRun
 from pyro_dropout.training.unfinished import still_falling
@@ -260,6 +261,26 @@ def test_early_stopping_keeps_the_running_statistics_of_the_best_step(compile: A
         found.append({**model.state_dict(), **{f"guide.{name}": value for name, value in guide.state_dict().items()}})
         assert int(norm.num_batches_tracked) == best
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("compile", [False, "traced"])
+@pytest.mark.parametrize("wrong", ["targets", "rate"])
+def test_a_divergence_takes_running_statistics_back(
+    wrong: str, compile: Any, large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where steps that are not finite are left out: the network has run before its loss is known."""
+    if large:
+        monkeypatch.setattr(engine, "LARGE", 0)
+    model, guide, norm = normed()
+    x = torch.linspace(-1, 1, 64).unsqueeze(-1)
+    how: dict[str, Any] = {"compile": compile, "progress": False, "optim": "sgd"}
+    pd.fit(model, guide, x, x, steps=5, **how)
+    before = {name: value.clone() for name, value in norm.named_buffers()}
+    y, options = (x * torch.nan, {}) if wrong == "targets" else (x, {"lr": 1e25})
+    with pytest.raises(pd.errors.DivergedError, match=r"[bB]uffers are (back )?(those|where they were) at step 0"):
+        pd.fit(model, guide, x, y, steps=50, **options, **how)
+    torch.testing.assert_close(dict(norm.named_buffers()), before, rtol=0, atol=0)
 
 
 def test_a_training_that_ends_too_soon_is_told_and_one_that_has_settled_is_not() -> None:
