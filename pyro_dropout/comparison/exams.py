@@ -18,7 +18,7 @@ from pyro_dropout.errors import PyroDropoutError, SingularError
 from pyro_dropout.generative.inputs import AnyInputs, takes_all
 from pyro_dropout.generative.likelihoods.moments import is_class, is_normal
 from pyro_dropout.generative.model_call import ModelCall
-from pyro_dropout.generative.observed_sites import observed_sites, trace_of, value_of
+from pyro_dropout.generative.observed_sites import check_whole, observed_sites, trace_of, value_of
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.judging.diagnostics.elbo_report import elbo_report
 from pyro_dropout.judging.diagnostics.inference_data import khat
@@ -238,7 +238,9 @@ class SiteExam:
 def _data(call: ModelCall) -> dict[str, Message]:
     """Return the observed sites of a call, leaving random states and parameters unchanged."""
     with torch.no_grad(), forked(), pyro.get_param_store().scope():
-        return observed_sites(trace_of(call))
+        trace = trace_of(call)
+    check_whole(trace)
+    return observed_sites(trace)
 
 
 def _numbered(call: ModelCall) -> tuple[Tensor, Tensor]:

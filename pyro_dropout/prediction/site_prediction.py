@@ -26,7 +26,14 @@ from pyro_dropout.generative.likelihoods.moments import (
     moments_of,
 )
 from pyro_dropout.generative.model_call import ModelCall
-from pyro_dropout.generative.observed_sites import full_distribution, holds_data, no_sites, sample_sites, trace_of
+from pyro_dropout.generative.observed_sites import (
+    check_whole,
+    full_distribution,
+    holds_data,
+    no_sites,
+    sample_sites,
+    trace_of,
+)
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.mathematics.checks import check_dense, check_level, describe
@@ -256,7 +263,9 @@ def _draws(call: ModelCall, posterior: object, asked: Request) -> Iterator[Weigh
 
 def _asked(call: ModelCall, draw: Weights) -> dict[str, Message]:
     """Run the model at a draw, and return its sites that the posterior does not have."""
-    sites = sample_sites(trace_of(call, draw))
+    trace = trace_of(call, draw)
+    check_whole(trace)  # otherwise the same place would be another point at every draw
+    sites = sample_sites(trace)
     if not sites:
         raise PyroDropoutError(no_sites(call.model))
     known = [name for name in sites if name in draw]

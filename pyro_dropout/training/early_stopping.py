@@ -17,7 +17,7 @@ from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.inputs import takes_all
 from pyro_dropout.generative.likelihoods import likelihood_of
 from pyro_dropout.generative.model_call import ModelCall, is_network
-from pyro_dropout.generative.observed_sites import observed_sites, point_log_likelihood, trace_of
+from pyro_dropout.generative.observed_sites import check_whole, observed_sites, point_log_likelihood, trace_of
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.guides.ensemble import Ensemble
@@ -78,7 +78,9 @@ class Watch:
         with poutine.block():
             guide_trace = self.call.of(poutine.trace(guide).get_trace)
         drawn = {name: site["value"] for name, site in guide_trace.nodes.items() if site["type"] == "sample"}
-        found = observed_sites(trace_of(self.call, drawn), drawn)
+        trace = trace_of(self.call, drawn)
+        check_whole(trace)
+        found = observed_sites(trace, drawn)
         if not found:
             raise PyroDropoutError("validation must hold data: the model observes nothing with these arguments.")
         return torch.cat([point_log_likelihood(site).reshape(-1) for site in found.values()])

@@ -305,18 +305,36 @@ def test_mistakes_are_told() -> None:
             mistake()
 
 
-def test_a_plate_that_draws_a_subsample_is_refused() -> None:
-    def model(y: Tensor) -> None:
-        mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
-        with pyro.plate("data", len(y), subsample_size=4) as rows:
-            pyro.sample("obs", dist.Normal(mu, 1.0), obs=y[rows])
+@pytest.mark.parametrize("given", [False, True], ids=["subsample_size", "subsample"])
+def test_a_plate_that_draws_a_subsample_is_refused(given: bool) -> None:
+    """Its rows differ from draw to draw; one that shows all points answers as a plain one does."""
 
-    guide = AutoNormal(model)
-    for ask in (lambda: pd.to_arviz(model, guide, Y), lambda: pd.nuts(model, Y, progress=False)):
+    def model(x: Tensor, y: Tensor | None = None, shown: int = 4) -> None:
+        mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+        how: Any = {"subsample": torch.randperm(len(x))[:shown]} if given else {"subsample_size": shown}
+        with pyro.plate("data", len(x), **how) as rows:
+            pyro.sample("obs", dist.Normal(mu * x[rows], 1.0), obs=None if y is None else y[rows])
+
+    guide, quick = AutoNormal(model), {"steps": 2, "compile": False, "progress": False}
+    pd.fit(model, guide, X, Y, **quick)
+    pair = {"normal": AutoNormal, "mean field": pd.AutoMeanField}
+    for ask in (
+        lambda: pd.to_arviz(model, guide, X, Y),
+        lambda: pd.nuts(model, X, Y, progress=False),
+        lambda: pd.predict(model, guide, X, samples=3),
+        lambda: pd.predict(model, guide, X, Y, samples=3),
+        lambda: pd.compare(model, pair, (X, Y), (X, Y), seeds=1, samples=10, **quick),
+        lambda: pd.compare(model, pair, (X, Y, 12), (X, Y), seeds=1, samples=10, **quick),
+        lambda: pd.sbc(model, lambda *_: guide, X, Y, replications=1, progress=False),
+        lambda: pd.fit(model, guide, X, Y, validation=(X, Y), **quick),
+    ):
         with pytest.raises(
             pd.errors.PyroDropoutError, match="plate 'data' draws 4 of 12 points; here all of them are needed"
         ):
             ask()
+    if not given:
+        answer = pd.predict(model, guide, X, shown=len(X), samples=3, seed=0)
+        assert answer.mean.shape == (12,)
 
 
 def test_deterministic_sites_are_answers_too() -> None:

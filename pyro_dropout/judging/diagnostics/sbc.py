@@ -26,7 +26,7 @@ from pyro_dropout.engines.torch_internals import tree_map
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.generative.inputs import check_inputs, takes_all
 from pyro_dropout.generative.model_call import ModelCall, call_of, is_network, name_of
-from pyro_dropout.generative.observed_sites import observed_sites, sample_sites, trace_of, value_of
+from pyro_dropout.generative.observed_sites import check_whole, observed_sites, sample_sites, trace_of, value_of
 from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.generative.random_state import forked, seed_generators
 from pyro_dropout.generative.trial_run import evaluating
@@ -254,7 +254,9 @@ def _simulate_network(call: ModelCall) -> _Simulated:
 
 def _simulate_sites(call: ModelCall) -> _Simulated:
     """Draw all sites of any Pyro model, and pass the drawn data sites as its data."""
-    data = observed_sites(trace_of(call))
+    given = trace_of(call)
+    check_whole(given)
+    data = observed_sites(given)
     if not data:
         raise PyroDropoutError(
             f"{name_of(call.model)} observes nothing with these arguments: also pass data of the right shape."
