@@ -155,7 +155,7 @@ class UnfinishedTrainingWarning(UserWarning):
 
 
 class DivergedError(PyroDropoutError):
-    """The training loss or a parameter is not finite; the message names the step and the site.
+    """The training loss, a parameter or a prediction is not finite; the message names the step and the site.
 
     Example:
         >>> import torch, pyro_dropout as pdrop

@@ -1,11 +1,15 @@
 """The posterior predictive p(y | x) ≈ (1/T) Σ_t p(y | f_t), from T draws of the weights with outputs f_t."""
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
+from pyro.distributions import Delta
+from torch import nn
 
-from pyro_dropout.errors import IgnoredInputsWarning, PyroDropoutError
+from pyro_dropout.errors import DivergedError, IgnoredInputsWarning, PyroDropoutError
 from pyro_dropout.generative.inputs import AnyInputs, check_inputs, takes_all
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.model_call import ModelCall, call_of, check_keywords, is_network
@@ -23,10 +27,14 @@ from pyro_dropout.mathematics.checks import check_choice, check_count, check_fin
 from pyro_dropout.prediction.linearised import predict_linearised
 from pyro_dropout.prediction.predict_loader import predict_loader
 from pyro_dropout.prediction.predict_network import Keep, Request, predict_network
+from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.prediction.site_prediction import predict_sites
 from pyro_dropout.protocols import FunctionPosterior, Posterior, Predictor
 from pyro_dropout.training.fit import place_of
 from pyro_dropout.training.loader import loader_of
+
+_SOUND = "Train again with a smaller lr, or load a sound checkpoint."
+_SHOWN = 5  # the most points or names in a message
 
 
 @also(num_samples="samples")
@@ -148,17 +156,21 @@ def predict(
     count = 1 if method == "standard" else samples
     asked = Request(count, method, shared, seed, keep_samples, compile, chunk, progress, together)
     if not network:
-        found = predict_sites(call, posterior, asked)
+        with _named(model, posterior):
+            found = predict_sites(call, posterior, asked)
         for each in found.values() if isinstance(found, dict) else [found]:
             each.members = members
+            if not isinstance(each.target_distribution, Delta):  # a value that the model computes is what it is
+                _check_numbers(each, model, posterior)
         return found
-    with products_in(precision):
+    with products_in(precision), _named(model, posterior):
         if loader is not None:
             answer = predict_loader(model, posterior, loader, target, asked)
         else:
             assert x is not None
             answer = (predict_linearised if linearised else predict_network)(model, posterior, x, asked)
     answer.members = members
+    _check_numbers(answer, model, posterior)
     return answer
 
 
@@ -191,6 +203,43 @@ def _doubt(model: object, guide: AutoLaplace) -> str:
         f"the model's noise has tau {likelihood.tau.tolist()} now, and the covariance of this AutoLaplace was measured"
         f" with tau {then.tolist()}. Write laplace(model, guide, x, y) again."
     )
+
+
+def _check_numbers(answer: Prediction, model: object, posterior: object) -> None:
+    """Raise if outputs are not numbers: scores of them would be, and good ones."""
+    rows = answer.undefined()
+    if not bool(rows.any()):
+        return
+    which = rows.nonzero().flatten().tolist()
+    some = ", ".join(map(str, which[:_SHOWN])) + ", ..." * (len(which) > _SHOWN)
+    said = f"the prediction is not a number at {len(which)} of {len(rows)} points ({some})"
+    if names := _not_numbers(model, posterior):
+        raise DivergedError(f"{said}: NaN is in {names}. {_SOUND}")
+    raise DivergedError(
+        f"{said}, and no parameter or statistic is NaN: the network overflows there, or computes a logarithm or a root"
+        " of a negative number, or 0/0. Run it on these points alone to see where."
+    )
+
+
+@contextmanager
+def _named(model: object, posterior: object) -> Iterator[None]:
+    """Within this context, name the parameters that are NaN where a distribution refuses its own."""
+    try:
+        yield
+    except PyroDropoutError:
+        raise
+    except ValueError as cause:
+        if names := _not_numbers(model, posterior):
+            raise DivergedError(f"the prediction is not a number: NaN is in {names}. {_SOUND}") from cause
+        raise
+
+
+def _not_numbers(model: object, posterior: object) -> str:
+    """Return the names of some parameters and statistics that are NaN, for messages; "" if there are none."""
+    parts = [part for part in (posterior, model) if isinstance(part, nn.Module)]
+    named = dict(pair for part in parts for pair in (*part.named_parameters(), *part.named_buffers()))
+    found = [name for name, value in named.items() if bool(value.isnan().any())]
+    return ", ".join(map(repr, found[:_SHOWN])) + ", ..." * (len(found) > _SHOWN)
 
 
 def _check_posterior(model: object, posterior: object) -> None:

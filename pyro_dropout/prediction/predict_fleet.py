@@ -81,6 +81,7 @@ class FleetPrediction(Prediction):
         if self.one_of_several:
             right, counted = self.mean.argmax(-1) == self.targets, self.counted(self.targets)
             share = (right & counted).flatten(1).sum(1) / counted.flatten(1).sum(1)
+            share = share.where(self.mean.flatten(1).isfinite().all(1), torch.nan)  # one that diverged has no classes
             return {"log_likelihood": log_likelihood, "accuracy": share.to(self.like.dtype)}
         error = self._sums["mean"] - self.targets.reshape(self.mean.shape)
         return {"log_likelihood": log_likelihood, "rmse": error.square().flatten(1).mean(1).sqrt().to(self.like)}

@@ -23,6 +23,7 @@ from pyro_dropout.generative.likelihoods.moments import (
     block_outer,
     indicator_covariance,
     is_class,
+    moments_of,
 )
 from pyro_dropout.mathematics.checks import check_dense, check_finite, check_level, check_number
 from pyro_dropout.prediction.tails import Tails, is_whole, log_tails, mixed, mixture_ends
@@ -261,6 +262,25 @@ class Prediction:
         p = self._sums["mean"]
         each: Tensor = torch.special.entr(p)
         return each.sum(-1) if self.one_of_several else each + torch.special.entr(1 - p)
+
+    def undefined(self) -> Tensor:
+        """Return at which points the moments are not finite, and should be: the outputs were not, (N,)."""
+        mean, noise = self._sums["mean"], self._sums["noise"]
+        rows = (~mean.isfinite()).reshape(len(mean) if mean.dim() else 1, -1).any(1)
+        rows |= noise.isnan().reshape(len(rows), -1).any(1)
+        if not bool(rows.any()):
+            return rows
+        if self._samples is None:
+            return rows if self._has_moments() else torch.zeros_like(rows)
+        outputs = self._samples.reshape(len(self._samples), len(rows), -1)
+        return rows & ~outputs.isfinite().all(-1).all(0)  # finite ones may have moments that are not
+
+    def _has_moments(self) -> bool:
+        """Whether the targets have a mean and a variance, at outputs of zero."""
+        return all(
+            bool(each.isfinite().all())
+            for each in moments_of(self.likelihood.distribution(torch.zeros_like(self.like))).values()
+        )
 
     # --- checks -------------------------------------------------------------------------------------------------------
 

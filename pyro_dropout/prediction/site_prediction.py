@@ -22,6 +22,7 @@ from pyro_dropout.generative.likelihoods.moments import (
     Sums,
     base_of,
     indicator_covariance,
+    is_class,
     is_normal,
     moments_of,
 )
@@ -39,7 +40,7 @@ from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.mathematics.checks import check_dense, check_level, describe
 from pyro_dropout.prediction.predict_network import Request
 from pyro_dropout.prediction.prediction import Prediction
-from pyro_dropout.prediction.tails import Tails, log_tails, mixed
+from pyro_dropout.prediction.tails import Tails, is_whole, log_tails, mixed
 from pyro_dropout.prediction.weight_draws import MOST_NUMBERS, KeptDraws, MeanWeights, WeightDraws, WholeFunctions
 from pyro_dropout.protocols import Distribution, HasDraws, Message, Weights
 from pyro_dropout.training.fit import place_of
@@ -159,6 +160,11 @@ class SitePrediction(Prediction):
         ends = np.quantile(self.samples.double().cpu().numpy(), [(1 - level) / 2, (1 + level) / 2], axis=0)
         low, high = torch.from_numpy(ends).to(self.like)
         return low, high
+
+    def _has_moments(self) -> bool:
+        """Whether its kind is one that has a mean and a variance, whatever its parameters."""
+        kind = self.target_distribution
+        return is_normal(kind) or is_class(kind) or is_whole(kind)
 
     # --- the draws, all points in one piece ---------------------------------------------------------------------------
 
