@@ -269,8 +269,8 @@ class SiteGuide(Summarised, Marginals):
             warnings.warn(
                 f"{type(self).__name__} finds no weight in this model ({', '.join(self._sites)}), so it is no more than"
                 " a Gaussian or a point for each site: scalars, vectors, constrained sites and sites in plates are not"
-                " weights. Mark one with pyro.sample(..., infer={'kind': 'weight'}), or use AutoMeanField, or AutoFullRank"
-                " for correlations.",
+                " weights. Mark one with pyro.sample(..., infer={'kind': 'weight'}), or use AutoMeanField; for"
+                " correlations, AutoFullRank.",
                 NoWeightWarning,
                 stacklevel=2,
             )
