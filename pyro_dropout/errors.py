@@ -155,14 +155,14 @@ class UnfinishedTrainingWarning(UserWarning):
 
 
 class DivergedError(PyroDropoutError):
-    """The training loss, a parameter or a prediction is not finite; the message names the step and the site.
+    """The training loss, a parameter, buffer or prediction is not finite; the message names the step, and what it is.
 
     Example:
         >>> import torch, pyro_dropout as pdrop
         >>> model = pdrop.BayesianNet(torch.nn.Linear(1, 1))
-        >>> x = torch.tensor([[float("nan")]])
+        >>> x, y = torch.ones(1, 1), torch.tensor([[float("nan")]])
         >>> try:
-        ...     pdrop.fit(model, pdrop.AutoDropout(model), x, x, steps=3, compile=False, progress=False)
+        ...     pdrop.fit(model, pdrop.AutoDropout(model), x, y, steps=3, compile=False, progress=False)
         ... except pdrop.errors.DivergedError as stop:
         ...     print(str(stop).split(";")[0])
         the loss is nan at step 1

@@ -106,6 +106,13 @@ class _Ledger:
         """Return what a divergence may spoil: buffers, and parameters unless the run itself keeps them good."""
         return [*self._run.buffers.values()] if self._run.guarded else self._run.held
 
+    def _spoiled(self) -> list[str]:
+        """Return the names of buffers that are not finite, and were when they were remembered last."""
+        buffers = self._run.buffers
+        pairs = zip(buffers.items(), self._good[-len(buffers) :], strict=True) if buffers else ()
+        wide = ((name, now, was) for (name, now), was in pairs if now.element_size() > 1)  # bytes are no sums
+        return [name for name, now, was in wide if not all_finite([now]) and all_finite([was])]
+
     def _go_back(self) -> str:
         """Restore what was remembered last; return what parameters and buffers are now, in words."""
         run, kept = self._run, self._kept()
@@ -131,21 +138,27 @@ class _Ledger:
                 f"the loss is {value}{gradient} at step {self.steps}; that step was not taken.{where}"
                 f" {self._go_back()} {REMEDY}"
             )
-        if not run.guarded or run.failed is not None:
+        spoiled = self._spoiled() if losses.dim() == 1 else []
+        if not run.guarded or run.failed is not None or spoiled:
             finite = torch.isfinite(losses[self._seen :])
             bad = (~(finite if finite.dim() == 1 else finite.any(1))).nonzero()
             lost = losses.dim() == 1 and not all_finite(run.values)  # by the last step, whose loss was before it
-            if len(bad) or run.failed is not None or lost:
+            if len(bad) or run.failed is not None or lost or spoiled:
                 raise self._divergence(self._seen + int(bad[0]) if len(bad) else None) from run.failed
         self.settle()
 
     def _divergence(self, first: int | None) -> DivergedError:
         """Return the error for a loss that is not finite, the first of these; all goes back to the last good."""
-        run, losses = self._run, self.losses
+        run, losses, spoiled = self._run, self.losses, self._spoiled()
         broken = sum(not all_finite([value]) for value in run.values)
         if first is None and run.failed is not None:
             said = str(run.failed).splitlines()[0].rstrip(".")
             what = f"after step {self.steps} no other can be computed ({said})"
+        elif first is None and spoiled and not broken:
+            what = f"the buffer {spoiled[0]!r} is not finite after step {self.steps}, though the loss is"
+            return DivergedError(
+                f"{what}: numbers that it sums up are too large. {self._go_back()} Standardise x. {REMEDY}"
+            )
         else:
             first = self.steps - 1 if first is None else first
             what = f"the loss is {losses[first].flatten()[0].item()} at step {first + 1}"

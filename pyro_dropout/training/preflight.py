@@ -127,6 +127,7 @@ def check_data(call: ModelCall, batch_size: int | None) -> ModelCall:
         call = call.as_pair()
         x, y = call.args
         check_pairs("x and y", x, y)
+        check_inputs(x, whole=takes_all(call.model))
         check_targets(call.model, x, y)
         if takes_all(call.model) and batch_size is not None and batch_size < len(x):
             raise PyroDropoutError(

@@ -283,6 +283,41 @@ def test_a_divergence_takes_running_statistics_back(
     torch.testing.assert_close(dict(norm.named_buffers()), before, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("compile", [False, "traced"])
+def test_running_statistics_that_overflow_end_the_training(
+    compile: Any, large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Squares of such inputs are beyond float32, but normalised they are small, and so is the loss."""
+    if large:
+        monkeypatch.setattr(engine, "LARGE", 0)
+    model, guide, norm = normed()
+    x = torch.linspace(-1, 1, 64).unsqueeze(-1)
+    norm.register_buffer("fixed", torch.tensor([float("-inf")]))  # as in a mask, and no sign of anything
+    how: dict[str, Any] = {"steps": 5, "compile": compile, "progress": False}
+    pd.fit(model, guide, x, x, **how)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    words = r"the buffer 'model\.net\.1\.running_\w+' is not finite after step 5, though the loss is.*Standardise x"
+    with pytest.raises(pd.errors.DivergedError, match=words):
+        pd.fit(model, guide, x * 1e20, x, **how)
+    statistics = {name: value for name, value in model.state_dict().items() if name.startswith("net.1.")}
+    for name in ("running_mean", "running_var", "num_batches_tracked"):
+        torch.testing.assert_close(statistics[f"net.1.{name}"], before[f"net.1.{name}"], rtol=0, atol=0)
+    if not large:  # whose steps are not taken back, as their loss was finite
+        torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_inputs_that_are_not_finite_are_refused_before_the_first_step(bad: float) -> None:
+    model, guide, norm = normed()
+    x = torch.linspace(-1, 1, 64).unsqueeze(-1)
+    wrong = x.clone()
+    wrong[7] = bad
+    with pytest.raises(pd.errors.RangeError, match="x must be finite"):
+        pd.fit(model, guide, wrong, x, steps=5, **QUIET)
+    assert int(norm.num_batches_tracked) == 0
+
+
 def test_a_training_that_ends_too_soon_is_told_and_one_that_has_settled_is_not() -> None:
     model, guide, x, y = problem()
     how: dict[str, Any] = {"compile": "traced", "progress": False, "seed": 0}
