@@ -17,6 +17,7 @@ from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.observed_sites import speaks_by_likelihood
 from pyro_dropout.generative.own_noise import noise_of
 from pyro_dropout.generative.precision import Precision, check_precision, products_in
+from pyro_dropout.generative.probabilities import warn_of_probabilities
 from pyro_dropout.generative.process_lock import modules_stay, one_at_a_time
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.guides.ensemble import Ensemble
@@ -171,6 +172,8 @@ def predict(
             answer = (predict_linearised if linearised else predict_network)(model, posterior, x, asked)
     answer.members = members
     _check_numbers(answer, model, posterior)
+    kept = getattr(answer, "_samples", None)
+    warn_of_probabilities(model, answer.like if kept is None else kept, stacklevel=5)
     return answer
 
 

@@ -15,6 +15,7 @@ from pyro_dropout.generative.inputs import AnyInputs, check_inputs, check_pairs,
 from pyro_dropout.generative.likelihoods import Gaussian, Likelihood, likelihood_of
 from pyro_dropout.generative.model_call import ModelCall, is_network, name_of, takes
 from pyro_dropout.generative.observed_sites import check_samples
+from pyro_dropout.generative.probabilities import warn_of_probabilities
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.mathematics.checks import (
     check_count,
@@ -219,6 +220,7 @@ def check_targets(model: Callable[..., object], x: AnyInputs, y: Tensor, watched
             check_inputs(x)
         f = outputs_at(model, x if takes_all(model) else x[:2])
         if f is not None:
+            warn_of_probabilities(model, f, stacklevel=4)
             likelihood.check_values(f, likelihood.checked(f[:1].expand(len(y), -1), y))
     except PyroDropoutError as cause:
         if not watched:

@@ -37,6 +37,8 @@ class _Coins(Outputs):
 class Bernoulli(Likelihood):
     """Yes or no by the sigmoid of the output; ``y`` holds 0 and 1, (N, D), or (N,) for one output.
 
+    The outputs are log-odds. A network that ends in ``nn.Sigmoid`` must lose that layer.
+
     Example:
         >>> import torch, pyro_dropout as pdrop
         >>> pdrop.Bernoulli().distribution(torch.zeros(2, 1)).mean.tolist()

@@ -42,6 +42,8 @@ class _Classes(dist.Categorical):
 class Categorical(Likelihood):
     """One of C classes by the softmax of the outputs (eq. 5, Prop. 2); ``y`` holds class indices, (N,).
 
+    The outputs are logits. A network that ends in ``nn.Softmax`` must lose that layer, or end in ``nn.LogSoftmax``.
+
     Args:
         dims: the shape of the network's output at one point if every point has many targets, such as (T, C) for the
             tokens of a text or (C, H, W) for a map of classes; one size may be None, if it differs from batch to batch.
@@ -68,10 +70,13 @@ class Categorical(Likelihood):
             raise RangeError(f"ignore_index must be a whole number, such as -100, or None; got {ignore_index!r}.")
         self.ignore_index = ignore_index
 
+    def logits(self, f: Tensor) -> Tensor:
+        """Return outputs (..., N, D) with the classes last, (..., N, *positions, C)."""
+        return f if self.shape is None else self.shape.whole(f).movedim(self.shape.from_end, -1)
+
     def distribution(self, f: Tensor) -> Distribution:
         """Return the softmax of ``f`` over its classes."""
-        logits = f if self.shape is None else self.shape.whole(f).movedim(self.shape.from_end, -1)
-        classes = _Classes(logits=logits, validate_args=False)
+        classes = _Classes(logits=self.logits(f), validate_args=False)
         classes.ignored = self.ignore_index
         event = 0 if self.shape is None else len(self.shape.dims) - 1
         return classes.to_event(event) if event else classes  # type: ignore[no-untyped-call]
