@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.distributions import ComposeTransform, Independent, Transform, TransformedDistribution, constraints
 
 from pyro_dropout.errors import PyroDropoutError, ShapeError
-from pyro_dropout.generative.model_call import ModelCall, is_network, name_of
+from pyro_dropout.generative.model_call import ModelCall, is_network, name_of, signature_of
 from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.mathematics.shapes import base_distribution, broadcast_shape
@@ -186,17 +186,51 @@ def check_latent(call: ModelCall, names: Collection[str]) -> dict[str, Site]:
             " data. Make a new guide and call it with the data."
         )
     if not data:
-        raise PyroDropoutError(
-            "the model observes nothing with these arguments; give it its data too, as"
-            f" to_arviz(model, posterior, x, y). It samples {', '.join(sample_sites(trace))}."
-        )
+        raise PyroDropoutError(nothing_observed(trace, "to_arviz(model, posterior, x, y)"))
     return data
 
 
+def nothing_observed(trace: Trace, example: str) -> str:
+    """Return the error message for a model that was called without its data."""
+    return (
+        f"the model observes nothing with these arguments; give it its data too, as {example}. It samples"
+        f" {', '.join(sample_sites(trace))}."
+    )
+
+
+_RUNS = 20  # before a model is refused that may observe something at other values of its latent sites
+
+
+def check_evidence(call: ModelCall, trace: Trace, example: str) -> None:
+    """Raise if the posterior of a model would be its prior: if it has no data here, and no ``pyro.factor``.
+
+    A model without parameters can be a density to approximate: no data of it can have been forgotten.
+    """
+    known = signature_of(call.model)
+    if known is not None and not known.parameters:
+        return
+    for _ in range(_RUNS):
+        sites = sample_sites(trace).values()
+        if any(site["is_observed"] and not site["infer"].get("_deterministic") for site in sites):
+            return
+        trace = trace_of(call)
+    raise PyroDropoutError(nothing_observed(trace, example))
+
+
 def check_samples(call: ModelCall) -> None:
-    """Raise unless the model has a sample site, and its data fit; random states and parameters are left unchanged."""
+    """Raise unless the model can be trained with its data; random states and parameters are left unchanged."""
     with torch.no_grad(), quietly(call.model), pyro.get_param_store().scope(), poutine.block():
-        _some_sites(call)
+        check_evidence(call, _some_sites(call), "fit(model, guide, x, y)")
+
+
+def check_first_step(call: ModelCall) -> None:
+    """Raise if a model observes nothing in its first step; what else may be wrong with it, the step itself meets."""
+    with torch.no_grad(), quietly(call.model), pyro.get_param_store().scope(), poutine.block():
+        try:
+            trace = poutine.trace(call.model).get_trace(*call.args, **call.kwargs)
+        except Exception:
+            return
+        check_evidence(call, trace, "svi.step(x, y)")
 
 
 def _some_sites(call: ModelCall) -> Trace:

@@ -19,6 +19,8 @@ import torch
 from pyro_dropout.engines.choose import Compile
 from pyro_dropout.engines.recorder import reads_values
 from pyro_dropout.errors import DivergedError, PyroDropoutError, ShapeError
+from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.generative.observed_sites import check_first_step
 from pyro_dropout.generative.precision import Precision, check_precision, products_in
 from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.mathematics.checks import check_choice, describe
@@ -90,6 +92,8 @@ class SVI(pyro.infer.SVI):
         check_gradients()
         try:
             with products_in(self._precision):
+                if not self._looked:
+                    check_first_step(ModelCall(self.model, args, kwargs))
                 found = self._step(args, kwargs)
         except (RuntimeError, ValueError) as cause:
             if not self._looked or not is_divergence(cause, self.optim.optim_objs):

@@ -337,6 +337,48 @@ def test_a_plate_that_draws_a_subsample_is_refused(given: bool) -> None:
         assert answer.mean.shape == (12,)
 
 
+def test_forgotten_data_are_refused_and_factors_are_data() -> None:
+    """Without data the posterior is the prior; a factor, data inside the model, or a bare density are asked for."""
+
+    def forgotten(x: Tensor, y: Tensor | None = None) -> None:
+        mu = pyro.deterministic("mu", 2.0 * pyro.sample("slope", dist.Normal(0.0, 1.0)))
+        with pyro.plate("data", len(x)):
+            pyro.sample("obs", dist.Normal(mu * x, 1.0), obs=y)
+
+    def by_factor(x: Tensor) -> None:
+        mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+        pyro.factor("likelihood", dist.Normal(mu * x, 1.0).log_prob(Y).sum())
+
+    def inside(x: Tensor) -> None:
+        forgotten(x, Y)
+
+    def density() -> None:
+        pyro.sample("z", dist.Normal(0.0, 1.0))
+
+    quick: Any = {"compile": False, "progress": False}
+    net = pd.BayesianNet(torch.nn.Linear(1, 1))
+
+    def ways(model: Any, *args: Tensor) -> list[Any]:
+        guide = pd.AutoMeanField(model)
+        svi = pd.SVI(model, AutoNormal(model), pyro.optim.Adam({"lr": 0.1}), compile=False)
+        return [
+            lambda: pd.fit(model, guide, *args, steps=2, **quick),
+            lambda: svi.step(*args),
+            lambda: pd.nuts(model, *args, samples=2, warmup=2, chains=1, **quick),
+        ]
+
+    steps = pd.SVI(net, pd.AutoMeanField(net), pyro.optim.Adam({"lr": 0.1}), compile=False)
+    for ask in [*ways(forgotten, X), lambda: steps.step(X.unsqueeze(-1))]:
+        with pytest.raises(pd.errors.PyroDropoutError, match="the model observes nothing with these arguments"):
+            ask()
+    for model, args in ((by_factor, (X,)), (inside, (X,)), (forgotten, (X, Y)), (density, ())):
+        pyro.clear_param_store()
+        for ask in ways(model, *args):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # two draws of one chain
+                ask()
+
+
 def test_deterministic_sites_are_answers_too() -> None:
     """``predict`` has them beside the site that is random, and ``to_arviz`` among the posterior's variables."""
 

@@ -19,7 +19,7 @@ from torch.distributions import Normal, biject_to
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.model_call import ModelCall, is_network
 from pyro_dropout.generative.networks import BayesianNet
-from pyro_dropout.generative.observed_sites import check_supports, check_whole, sample_sites, trace_of
+from pyro_dropout.generative.observed_sites import check_evidence, check_supports, check_whole, sample_sites, trace_of
 from pyro_dropout.generative.own_noise import check_no_noise
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.standardised import Standardised
@@ -96,6 +96,7 @@ class Energy:
         """Return the latent sites of a trace."""
         with torch.no_grad(), poutine.block():
             trace = trace_of(self._given)
+            check_evidence(self._given, trace, "nuts(model, x, y)")
         check_whole(trace)
         sites = {}
         for name, site in sample_sites(trace).items():
