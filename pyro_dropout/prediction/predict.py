@@ -148,9 +148,9 @@ def predict(
         if given:
             raise PyroDropoutError(f"predict does not take {words}; leave it out.")
     if isinstance(posterior, AutoLaplace) and method != "standard" and _doubt(model, posterior):
-        warnings.warn(_doubt(model, posterior), stacklevel=4)
+        warnings.warn(_doubt(model, posterior), stacklevel=5)
     if ignored_inputs(posterior):
-        warnings.warn(ignored_inputs(posterior), IgnoredInputsWarning, stacklevel=4)
+        warnings.warn(ignored_inputs(posterior), IgnoredInputsWarning, stacklevel=5)
     if ensemble is not None and ensemble.points and not noise_of(model):
         samples = min(samples, ensemble.members)  # more would repeat functions, some of them oftener than others
     members = None if ensemble is None else min(ensemble.members, samples)

@@ -110,8 +110,9 @@ def test_a_training_that_does_not_begin_leaves_the_curvature(fault: str) -> None
 def test_a_prediction_without_curvature_says_so(method: Any) -> None:
     model, guide, x, _ = _finished()
     unfinished = pd.guides.AutoLaplace(model)
-    with pytest.warns(UserWarning, match="AutoLaplace has no curvature yet"):
+    with pytest.warns(UserWarning, match="AutoLaplace has no curvature yet") as told:
         assert not pd.predict(model, unfinished, x, method=method, samples=3).epistemic.any()
+    assert told[0].filename == __file__
     pd.predict(model, unfinished, x, method="standard")  # asks for no uncertainty, and does not warn
     assert pd.predict(model, guide, x, method=method).epistemic.all()
 
