@@ -1,5 +1,6 @@
 """The energy of weights, against Pyro's own log density and its differences, for networks and for other models."""
 
+import warnings
 from typing import Any
 
 import pyro
@@ -148,3 +149,36 @@ def test_a_hidden_latent_site_is_refused() -> None:
     """It would be drawn anew at every call."""
     with pytest.raises(pd.errors.PyroDropoutError, match=r"energy at the same weights changes.*poutine\.block"):
         Energy(ModelCall(poutine.block(scaled, hide=["scale"]), (torch.ones(3, 1), torch.ones(3, 1))))
+
+
+def correlated() -> None:
+    """A number r and a correlation r + 0.2, whose matrix has no Cholesky decomposition from 1 on."""
+    r = pyro.sample("r", dist.Normal(torch.zeros((), dtype=torch.float64), 0.6))
+    matrix = torch.eye(2, dtype=r.dtype) * (0.8 - r) + (r + 0.2)
+    pyro.factor("volume", torch.linalg.cholesky(matrix).diagonal().log().sum())
+
+
+def test_it_is_infinite_where_a_matrix_has_no_decomposition() -> None:
+    energy = Energy(ModelCall(correlated))
+    near, far = torch.tensor([[0.5]]).double(), torch.tensor([[1.5]]).double()
+    for _ in range(2):  # the second time after positions that can be mapped
+        energies, slopes = energy(torch.cat([near, far]))
+        alone, slope = energy(near)
+        torch.testing.assert_close(energies, torch.tensor([float(alone), torch.inf]).double())
+        torch.testing.assert_close(slopes, torch.cat([slope, torch.zeros(1, 1).double()]))
+    assert energy(far)[0].isinf().all()
+
+
+@pytest.mark.parametrize("compile", [False, "auto"])
+def test_a_trajectory_into_such_a_matrix_is_divergent(compile: Any) -> None:
+    """The mean, by quadrature, is farther away than four standard errors once in 10,000 runs."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        found = pd.nuts(correlated, chains=2, samples=400, warmup=100, seed=1, compile=compile, progress=False)
+    assert found.divergences > 0
+    assert any("trajectories diverged" in str(each.message) for each in told)
+    grid = torch.linspace(-1.2, 0.8, 20_001, dtype=torch.float64)[1:-1]
+    weights = torch.softmax(0.5 * torch.log(1 - (grid + 0.2) ** 2) - grid**2 / 0.72, 0)
+    mean = (weights * grid).sum()
+    error = ((weights * (grid - mean) ** 2).sum() / 80).sqrt()  # at least a tenth of the draws counts
+    assert abs(found.weights["r"].double().mean() - mean) < 4 * error

@@ -16,6 +16,7 @@ from pyro.distributions.util import scale_and_mask
 from torch import Tensor, nn
 from torch.distributions import Normal, biject_to
 
+from pyro_dropout.engines.torch_internals import is_traced
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.model_call import ModelCall, is_network
 from pyro_dropout.generative.networks import BayesianNet
@@ -27,6 +28,7 @@ from pyro_dropout.protocols import Message, Weights
 from pyro_dropout.training.compile.functional import unvalidated
 
 F64 = torch.float64
+NoDecompositionError: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
 Net = TypeVar("Net", bound=nn.Module)
 
 
@@ -53,7 +55,7 @@ class Energy:
         if self._call is not exact:  # its constants may require the original dtypes
             self._call = exact
             try:
-                self._of_one(self._flat(sites))
+                self._of_each(self._flat(sites))
                 self.model = exact.model
             except (RuntimeError, PyroDropoutError):
                 self._call = self._given
@@ -64,7 +66,7 @@ class Energy:
     def _check_fixed(self, z: Tensor) -> None:
         """Raise an error if the energy at a position changes from call to call."""
         with forked(), unvalidated(), torch.no_grad():
-            first, again = (float(self._of_one(z)) for _ in range(2))
+            first, again = (float(self._of_each(z)) for _ in range(2))
         if not math.isclose(first, again, rel_tol=1e-4, abs_tol=1e-4) and math.isfinite(first - again):
             raise PyroDropoutError(
                 f"the energy at the same weights changes from call to call ({first:.6g}, {again:.6g}): the model draws"
@@ -138,9 +140,24 @@ class Energy:
             try:
                 found: Tensor = torch.func.vmap(self._of_one)(z)
                 return found
+            except NoDecompositionError:  # at some of the positions; the next ones may be mapped again
+                pass
             except Exception:
                 self._mapped = False
-        return torch.stack([self._of_one(each) for each in z])
+        return torch.stack([self._of_each(each) for each in z])
+
+    def _of_each(self, z: Tensor) -> Tensor:
+        """Return the energy at one position (d,), infinite where a matrix has no decomposition, as Pyro's NUTS does.
+
+        A trajectory that comes there is divergent. While operations are recorded the error is raised: the record would
+        be that of an infinite energy everywhere.
+        """
+        try:
+            return self._of_one(z)
+        except NoDecompositionError:
+            if is_traced():
+                raise
+            return z.sum() * 0.0 + math.inf  # with a gradient, which is zero
 
     def _of_one(self, z: Tensor) -> Tensor:
         weights = self.weights(z)

@@ -15,6 +15,7 @@ from torch import Tensor
 from pyro_dropout.engines.in_c import in_c
 from pyro_dropout.engines.program import Program
 from pyro_dropout.references.nuts.adaptation import Plan, Tuning, turned
+from pyro_dropout.references.nuts.energy import NoDecompositionError
 from pyro_dropout.references.nuts.no_u_turn import Array, Tree, grown, halfway, kit
 from pyro_dropout.training.compile.functional import unvalidated
 
@@ -77,7 +78,10 @@ class Stepping:
             program = Program(self._energies, torch.as_tensor(self._state[0]), compile=False)
 
         def called(z: Tensor) -> tuple[Tensor, Tensor]:
-            energy, slope = program.flat([z])
+            try:
+                energy, slope = program.flat([z])
+            except NoDecompositionError:  # at some of the positions: the model itself says at which
+                energy, slope = self._energies(z)
             return energy, slope
 
         self._called, self.how = called, "recorded"
