@@ -22,10 +22,11 @@ _PIECE = 2**22
 class LinearisedPrediction(Prediction):
     """The prediction of a network that is linear in its weights; made by ``predict(..., method="linearised")``.
 
-    At each point the outputs f are Gaussian if the guide is; of other guides they have the exact mean and variance.
-    With Gaussian noise and such a guide all that follows is exact. Then the moments of counts, of yes and no and of a learned noise are exact
-    as well, and so is ``log_prob`` of one target, by quadrature. Probabilities of several classes, and densities of
-    several targets that are not Gaussian, are means over quasi-random points. ``samples`` are drawn when asked for.
+    At each point the outputs f are Gaussian if the guide is; of other guides they have the exact mean and variance, and
+    are treated as Gaussian. For a Gaussian guide all that follows is exact with Gaussian noise; so are the moments of
+    counts, of yes and no and of a learned noise, and ``log_prob`` of one target, by quadrature. Probabilities of several
+    classes, and densities of several targets that are not Gaussian, are means over quasi-random points. ``samples`` are
+    drawn when asked for.
 
     Equation: linearised-output.
 
