@@ -24,7 +24,7 @@ class LinearisedPrediction(Prediction):
 
     At each point the outputs f are Gaussian if the guide is; of other guides they have the exact mean and variance, and
     are treated as Gaussian. For a Gaussian guide all that follows is exact with Gaussian noise; so are the moments of
-    counts, of yes and no and of a learned noise, and ``log_prob`` of one target, by quadrature. Probabilities of several
+    counts, of yes and no and of a learned noise, and ``log_prob`` of one target, by quadrature. Probabilities of more
     classes, and densities of several targets that are not Gaussian, are means over quasi-random points. ``samples`` are
     drawn when asked for.
 
