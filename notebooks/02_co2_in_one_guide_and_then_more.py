@@ -105,7 +105,8 @@ assert inside < near < far
 # %% [markdown]
 # ## 3. And then more
 #
-# The same steps from the same start. The KL is the large-K form, ELBO's default: for a mixture of rows it is no bound.
+# The same steps from the same start. The KL is the large-K form, ELBO's default: with it the ELBO of a mixture of rows
+# is no bound.
 
 # %%
 SIX = {

@@ -67,7 +67,7 @@ class EmptyModelError(PyroDropoutError, RuntimeError):
 
 
 class NoWeightWarning(UserWarning):
-    """A guide that treats weights apart finds none in its model.
+    """A guide that drops weights finds none in its model.
 
     Example:
         >>> import pyro, warnings, pyro.distributions as dist, pyro_dropout as pdrop

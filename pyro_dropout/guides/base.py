@@ -101,7 +101,7 @@ class SiteGuide(Summarised, Marginals):
     """
 
     biases: tuple[Bias, ...] = ("map", "gaussian")  # what ``bias`` may be; the first is the default
-    drops = False  # whether the guide differs from independent Gaussians only at weights
+    drops = False  # whether the guide differs from a Gaussian only at weights
     full_prior = False  # whether a tempered prior counts in full
     is_member = False  # whether it stands for members of an ensemble, which registers their parameters itself
 

@@ -117,7 +117,6 @@ class AutoLowRank(SiteGuide):
     """
 
     biases = ("gaussian", "map")
-    drops = True
 
     def __init__(
         self,
