@@ -10,10 +10,9 @@ linearised. All networks have five inputs; if one is used the others are zero, a
 ``keep`` of that layer.
 
 The point of a Laplace approximation is trained until ``pdrop.laplace`` finds it near a maximum, and no further: at the
-maximum itself (``--steps 20000``) the doubt in the gap is smaller in three of four problems, so the result depends on when training
-stops,
-and on the learning rate (``--laplace-rate``). The low-rank guide that starts from one is trained further and predicts
-with draws, as the other guides do.
+maximum itself (``--steps 20000``) the doubt in the gap is smaller in three of four problems, so the result depends on
+when training stops, and on the learning rate (``--laplace-rate``). The low-rank guide that starts from one is trained
+further and predicts with draws, as the other guides do.
 """
 
 import math
