@@ -96,7 +96,9 @@ def from_group(kind: type, group: Record) -> Update | None:
         return None
     if kind in (torch.optim.Adam, torch.optim.AdamW):
         decoupled = kind is torch.optim.AdamW or bool(options.get("decoupled_weight_decay"))
-        found = adam(options["lr"], options["betas"], options["eps"], options["weight_decay"], decoupled=decoupled)
+        found = adam(
+            options["lr"], tuple(options["betas"]), options["eps"], options["weight_decay"], decoupled=decoupled
+        )
     elif kind is torch.optim.SGD:
         found = sgd(*(options[name] for name in ("lr", "momentum", "weight_decay", "nesterov")))
     else:
