@@ -9,7 +9,7 @@
 Networks of 1 to 3 hidden layers of 50 to 1,024 units are trained on six tables for 2,000 and 20,000 steps, with three
 seeds as one fleet (an ensemble of 8 and ``AutoLaplace`` with one). Cells are visited in a random order, so that a run
 that ends early (``--minutes``) is a sample of the map; what was measured is kept in out/defaults.json, and a later run
-goes on from there.
+goes on from there. ``--workers 8`` shares the cells out among eight processes, each with a file of its own beside it.
 
 A cell is *level* with plain torch if the mean difference of the test log-likelihood is no less than minus one standard
 error (over test rows and over seeds, paired). It is *at chance* if it is within 0.02 nats of the best constant while
@@ -20,6 +20,8 @@ import argparse
 import itertools
 import json
 import random
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -162,19 +164,31 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no cell after so long")
     parser.add_argument("--kept", type=Path, default=KEPT, help="where what was measured is kept")
+    parser.add_argument("--workers", type=int, default=1, help="processes that share the cells")
+    parser.add_argument("--worker", type=int, help="measure the cells of this one only")
     parser.add_argument("--page", action="store_true", help="write the page from what was measured, and stop")
     given = parser.parse_args()
     given.guides = given.guides or list(ON_NEW if given.tables == ["new"] else guides())
     given.tables = [name for each in given.tables for name in (NEW if each == "new" else (each,))]
-    known = json.loads(given.kept.read_text("utf-8")) if given.kept.exists() else []
+    own = given.kept if given.worker is None else given.kept.with_suffix(f".{given.worker}.json")
+    known = [row for file in sorted(given.kept.parent.glob(f"{given.kept.stem}*.json")) for row in _read(file)]
+    if given.workers > 1 and given.worker is None:
+        given.kept.parent.mkdir(exist_ok=True)
+        mine = [sys.executable, "-m", "tests.benchmarks.defaults", *sys.argv[1:], "--worker"]
+        running = [subprocess.Popen([*mine, str(k)]) for k in range(given.workers)]
+        sys.exit(max(each.wait() for each in running))
     if not given.page:
         given.kept.parent.mkdir(exist_ok=True)
         done = {json.dumps([row["cell"], row["steps"]]) for row in known if "each" in row}
         todo = cells(given.tables, given.depths, given.widths, given.guides, given.priors)
         todo = [cell for cell in todo if any(json.dumps([cell, steps]) not in done for steps in given.steps)]
-        for rows in _measured_in_turn(todo, given):
+        mine = _read(own)
+        for rows in _measured_in_turn(todo[given.worker or 0 :: given.workers], given):
             known += rows
-            given.kept.write_text("[\n" + ",\n".join(json.dumps(row) for row in known) + "\n]\n", "utf-8")
+            mine += rows
+            own.write_text("[\n" + ",\n".join(json.dumps(row) for row in mine) + "\n]\n", "utf-8")
+    if given.worker is not None:
+        return
     for row in known:
         if "failed" in row:
             print(f"failed: {' '.join(map(str, row['cell']))}: {row['failed']}")
@@ -182,6 +196,10 @@ def main() -> None:
     print(defaults_page.text(judged))
     if given.kept == KEPT:
         defaults_page.write(judged)
+
+
+def _read(file: Path) -> list[dict[str, Any]]:
+    return json.loads(file.read_text("utf-8")) if file.exists() else []
 
 
 def _measured_in_turn(todo: list[Any], given: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
