@@ -23,6 +23,7 @@ from types import SimpleNamespace
 import torch
 from experiments.experiment import Experiment
 from experiments.figures import gap_bands, gap_widths
+from experiments.nearest_gaussian import nearest_gaussian
 from experiments.summaries import standard_error
 from experiments.two_clusters import GRID, INPUTS, TAU, gap_ratio, two_clusters
 from torch import nn
@@ -128,7 +129,7 @@ def laplaced(name, net, data, args, how):
         pdrop.fit(net, laplace, *data, **how | {"compile": "auto"})  # a point draws nothing
     if name == LAPLACE:
         return laplace
-    guide = pdrop.AutoLowRank.nearest(laplace, rank=RANK)
+    guide = nearest_gaussian(laplace, RANK)
     pdrop.fit(net, guide, *data, **how)
     return guide
 

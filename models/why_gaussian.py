@@ -20,6 +20,7 @@ import pandas
 import torch
 from experiments.collection import uci
 from experiments.experiment import Experiment
+from experiments.nearest_gaussian import nearest_gaussian
 from experiments.two_clusters import TAU, gap_ratio, two_clusters
 from torch import nn
 from tqdm.auto import tqdm
@@ -53,8 +54,7 @@ def guide(name, net, start, known):
         return pdrop.AutoDropout(net, keep=lambda site: 1.0 if site.startswith("0.") else 1 - DROPPED)
     low = name == "low rank"
     if start in ("Laplace", "SWAG"):
-        near = known[start]
-        return pdrop.AutoLowRank.nearest(near, RANK, model=net) if low else pdrop.AutoMeanField.nearest(near, model=net)
+        return nearest_gaussian(known[start], RANK if low else 0, net)
     how = {"init_scale": 0.1 if start == "0.1" else "auto", "init": known["MAP"] if start == "MAP" else "module"}
     return pdrop.AutoLowRank(net, RANK, "net", **how) if low else pdrop.AutoMeanField(net, **how)
 

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from pyro_dropout.errors import PyroDropoutError, RangeError
 from pyro_dropout.guides.base import SiteGuide, State, trained
-from pyro_dropout.guides.nearest import model_of, nearest_to, set_state
 from pyro_dropout.guides.sites import GuideSite, Options
 from pyro_dropout.mathematics.checks import check_choice, check_count
 from pyro_dropout.mathematics.distributions import LowRankNormal
@@ -20,7 +19,7 @@ from pyro_dropout.mathematics.full_rank_normal import SharedNoise
 from pyro_dropout.mathematics.gaussian_rows import factorised, joint_log_det, mahalanobis
 from pyro_dropout.mathematics.row_mixture_distribution import LOG_2PI
 from pyro_dropout.mathematics.stand_ins import is_placeholder
-from pyro_dropout.protocols import Distribution, HasMoments, PyroModel, SiteDistribution
+from pyro_dropout.protocols import Distribution, PyroModel, SiteDistribution
 from pyro_dropout.registry import guide
 
 
@@ -132,36 +131,6 @@ class AutoLowRank(SiteGuide):
         check_choice("per", per, ("layer", "net"))
         self.rank, self.per = rank, per
         self._start()
-
-    @classmethod
-    def nearest(cls, guide: HasMoments, rank: int = 10, *, model: PyroModel | None = None) -> "AutoLowRank":
-        """Return a low-rank Gaussian of the whole network near a Gaussian guide, with the same mean.
-
-        Its diagonal is a multiple of the nearest mean field's, and given that, the multiple and its R directions are
-        the best in KL(q‖guide). With a direction for each weight it equals the guide. It can be used as it is, or
-        trained further.
-
-        Equation: nearest-gaussian.
-
-        Args:
-            guide: a guide with a covariance, such as ``laplace(...)``, of at most 8,192 weights.
-            rank: R.
-            model: the model of the new guide; by default that of ``guide``.
-
-        Example:
-            >>> import torch, pyro_dropout as pdrop
-            >>> x = torch.linspace(-1, 1, 20).unsqueeze(-1)
-            >>> model = pdrop.BayesianNet(torch.nn.Linear(1, 1), likelihood=pdrop.Gaussian(tau=100.0))
-            >>> weights = {"weight": torch.tensor([[2.0]]), "bias": torch.tensor([1.0])}
-            >>> exact = pdrop.laplace(model, weights, x, 2 * x + 1)
-            >>> near = pdrop.AutoLowRank.nearest(exact, rank=1)  # of two weights, one direction is enough
-            >>> torch.allclose(near.posterior("weight").stddev, exact.posterior("weight").stddev, rtol=1e-4)
-            True
-        """
-        made = cls(model_of(guide, model), rank, "net", init=guide)
-        widths, factors = nearest_to(guide, rank)
-        set_state(made, log_scale={name: width.log() for name, width in widths.items()}, factor=factors)
-        return made
 
     def parameters_of(self, site: GuideSite) -> dict[str, Tensor]:
         """Means, log widths, and A with R columns."""

@@ -5,9 +5,8 @@ from typing import Unpack
 from torch import Tensor
 
 from pyro_dropout.guides.base import SiteGuide, State, gaussian, trained
-from pyro_dropout.guides.nearest import model_of, nearest_to, set_state
 from pyro_dropout.guides.sites import GuideSite, Options
-from pyro_dropout.protocols import HasMoments, PyroModel, SiteDistribution
+from pyro_dropout.protocols import PyroModel, SiteDistribution
 from pyro_dropout.registry import guide
 
 
@@ -37,26 +36,6 @@ class AutoMeanField(SiteGuide):
     def __init__(self, model: PyroModel, **options: Unpack[Options]) -> None:
         super().__init__(model, **options)
         self._start()
-
-    @classmethod
-    def nearest(cls, guide: HasMoments, *, model: PyroModel | None = None) -> "AutoMeanField":
-        """Return the mean field that is nearest to a Gaussian guide, in KL(q‖guide), with the same mean.
-
-        It can be used as it is, or trained further.
-
-        Args:
-            guide: a guide with a covariance, such as ``laplace(...)``, of at most 8,192 weights.
-            model: the model of the new guide; by default that of ``guide``.
-
-        Example:
-            >>> import torch, pyro_dropout as pdrop
-            >>> full = pdrop.AutoFullRank(pdrop.BayesianNet(torch.nn.Linear(3, 1)), init_scale=0.5)
-            >>> pdrop.AutoMeanField.nearest(full).posterior("weight").stddev.detach()
-            tensor([[0.5000, 0.5000, 0.5000]])
-        """
-        made = cls(model_of(guide, model), init=guide)
-        set_state(made, log_scale={name: width.log() for name, width in nearest_to(guide, 0)[0].items()})
-        return made
 
     def parameters_of(self, site: GuideSite) -> dict[str, Tensor]:
         """Means and log widths, one of each for every weight."""

@@ -18,7 +18,6 @@ from pyro_dropout.generative.model_call import call_of, is_network
 from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.generative.random_state import generators_stay
 from pyro_dropout.guides.low_rank import AutoLowRank
-from pyro_dropout.guides.nearest import set_state
 from pyro_dropout.guides.points import Points
 from pyro_dropout.mathematics.checks import check_count, check_positive
 from pyro_dropout.protocols import HasMean, PyroModel
@@ -142,14 +141,14 @@ def swag(
     with torch.no_grad():
         for name, value in others.items():
             value.copy_(mean[name])
-    widths, factors = {}, {}
-    for name in own:
+    made = AutoLowRank(model, rank, "net", init={name: mean[name] for name in own})
+    for name, site in made._sites.items():
         variance = squares[name] / max(1, seen - 1)
         if not bool(variance.max() > 0):
             raise PyroDropoutError(f"SGD has not moved {name!r}, so its variance is not known: give a larger lr.")
-        widths[name] = (0.5 * variance.clamp_min(_NARROWEST * float(variance.max()))).sqrt()
+        width = (0.5 * variance.clamp_min(_NARROWEST * float(variance.max()))).sqrt()
         apart = torch.stack([each[name] - mean[name] for each in last], -1).flatten(0, -2)
-        factors[name] = apart / (2 * (rank - 1)) ** 0.5 / widths[name].reshape(-1, 1)
-    made = AutoLowRank(model, rank, "net", init={name: mean[name] for name in own})
-    set_state(made, log_scale={name: width.log() for name, width in widths.items()}, factor=factors)
+        with torch.no_grad():
+            made._state(site).log_scale.copy_(width.log())
+            made._state(site).factor.copy_(apart / (2 * (rank - 1)) ** 0.5 / width.reshape(-1, 1))
     return made
