@@ -6,16 +6,18 @@ with the smallest eigenvalues c as the columns of A, the directions in which p i
 elsewhere 1/s is the mean of the other eigenvalues. With all directions it is p itself.
 """
 
+from typing import Any
+
 import torch
 from torch.nn.functional import pad
 
 import pyro_dropout as pdrop
 
 
-def nearest_gaussian(guide, rank=0, model=None):
+def nearest_gaussian(guide: Any, rank: int = 0, model: Any = None) -> Any:
     """Return the nearest low-rank Gaussian of the whole network, or mean field if ``rank`` is 0, with the same mean."""
     model = guide.model if model is None else model
-    made = pdrop.AutoLowRank(model, rank, "net", init=guide) if rank else pdrop.AutoMeanField(model, init=guide)
+    made: Any = pdrop.AutoLowRank(model, rank, "net", init=guide) if rank else pdrop.AutoMeanField(model, init=guide)
     means = guide.mean()
     sizes = [mean.numel() for mean in means.values()]
     like = next(iter(means.values()))

@@ -199,8 +199,7 @@ def _choosing(folder: Path) -> Iterator[Path]:
 def _claimed(folder: Path, make: bool = False) -> Iterator[None]:
     """Hold a folder exclusively, and remove what a killed process left half-written."""
     from pyro_dropout.tabular.run_folder import POSTERIOR, RECORD
-    from pyro_dropout.training.checkpoints.atomic_file import clear_unfinished
-    from pyro_dropout.training.checkpoints.folder_claim import claimed
+    from pyro_dropout.training.checkpoints.safe_files import claimed, clear_unfinished
 
     if os.environ.get("WORLD_SIZE", "1") not in ("", "1"):
         raise options.refusal("fit", "a table is fitted by one process: start the command without torchrun.")
@@ -215,8 +214,7 @@ def _claimed(folder: Path, make: bool = False) -> Iterator[None]:
 def _check_new(folder: Path) -> None:
     """Raise if a folder holds a run that has come further than its record, or other things."""
     from pyro_dropout.tabular.run_folder import CHECKPOINTS, OWN, POSTERIOR
-    from pyro_dropout.training.checkpoints.folder_claim import LOCK
-    from pyro_dropout.training.checkpoints.regular_file import check_no_links
+    from pyro_dropout.training.checkpoints.safe_files import LOCK, check_no_links
 
     check_no_links(folder, *OWN)
     if (folder / POSTERIOR).exists() or any((folder / CHECKPOINTS).rglob("*.*")):

@@ -20,7 +20,7 @@ from pyro_dropout.cli import options as cli_options
 from pyro_dropout.cli import predict as cli_predict
 from pyro_dropout.cli import repository as cli_data
 from pyro_dropout.cli.terminal import PROGRAM, Terminated, complain, terminable
-from pyro_dropout.training.checkpoints.atomic_file import FULL, MAKE_ROOM
+from pyro_dropout.training.checkpoints.safe_files import FULL, MAKE_ROOM
 
 HELP = (
     "Compare posterior approximations of neural networks, fit one, and predict with it."

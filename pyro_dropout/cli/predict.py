@@ -14,7 +14,7 @@ from pyro_dropout.cli import options
 from pyro_dropout.cli.options import output_option, refusal
 from pyro_dropout.cli.terminal import answer, figure, for_spreadsheet, percent, plain_warnings
 from pyro_dropout.errors import PyroDropoutError
-from pyro_dropout.training.checkpoints.atomic_file import whole_file
+from pyro_dropout.training.checkpoints.safe_files import whole_file
 
 if TYPE_CHECKING:
     import pandas
@@ -162,7 +162,7 @@ def _save(figure: "Figure", path: Path) -> None:
 def _check_files(given: dict[str, Path | None], data: Path, run: Path) -> None:
     """Raise unless the files of a call can safely be written: checked before the work, not after it."""
     from pyro_dropout.tabular.run_folder import OWN
-    from pyro_dropout.training.checkpoints.regular_file import check_name
+    from pyro_dropout.training.checkpoints.safe_files import check_name
 
     seen: dict[Path, str] = {}
     for option, path in given.items():

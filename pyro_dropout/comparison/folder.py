@@ -16,9 +16,14 @@ from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.judging.diagnostics.inference_data import to_arviz
 from pyro_dropout.protocols import Record
-from pyro_dropout.training.checkpoints.atomic_file import clear_unfinished, naming, whole_file
-from pyro_dropout.training.checkpoints.folder_claim import LOCK, claimed
-from pyro_dropout.training.checkpoints.regular_file import check_no_links
+from pyro_dropout.training.checkpoints.safe_files import (
+    LOCK,
+    check_no_links,
+    claimed,
+    clear_unfinished,
+    naming,
+    whole_file,
+)
 
 MARK = "comparison.json"  # only a folder with this file is overwritten
 PAGE, TABLE, FIGURES, POSTERIORS = "report.html", "table.csv", "figures", "posteriors"

@@ -14,7 +14,7 @@ import pandas
 from pyro_dropout.errors import PyroDropoutError, ShapeError
 from pyro_dropout.tables.csv_file import names_of, read_csv
 from pyro_dropout.tables.table import Table, from_arrow, table_of
-from pyro_dropout.training.checkpoints.regular_file import check_regular
+from pyro_dropout.training.checkpoints.safe_files import check_regular
 
 
 def read_file(path: str | Path, *, encoding: str | None = None, separator: str | None = None) -> Table:

@@ -28,9 +28,8 @@ from pyro_dropout.tables.plain_data import built
 from pyro_dropout.tables.reading import read
 from pyro_dropout.tables.settings import Reading, Training
 from pyro_dropout.tabular.recipe import Recipe
-from pyro_dropout.training.checkpoints.atomic_file import whole_file
 from pyro_dropout.training.checkpoints.posterior_file import load, save
-from pyro_dropout.training.checkpoints.regular_file import check_name, check_no_links, check_regular
+from pyro_dropout.training.checkpoints.safe_files import check_name, check_no_links, check_regular, whole_file
 from pyro_dropout.training.checkpoints.tensor_file import read_facts
 
 RECORD, POSTERIOR, CHECKPOINTS = "run.json", "posterior.safetensors", "checkpoints"

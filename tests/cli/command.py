@@ -14,7 +14,7 @@ FEW = ["--steps", "3", "--width", "5", "--no-compile", "--quiet"]
 
 def without_fsync() -> Any:
     """Return a context in which files are not forced to the disk: that is slow, and matters after a power cut only."""
-    return mock.patch("pyro_dropout.training.checkpoints.atomic_file._force")
+    return mock.patch("pyro_dropout.training.checkpoints.safe_files._force")
 
 
 def run(*arguments: object) -> Any:

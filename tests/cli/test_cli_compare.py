@@ -17,7 +17,7 @@ import xarray
 import pyro_dropout as pd
 from pyro_dropout.comparison import folder as comparison_folder
 from pyro_dropout.tabular import choice
-from pyro_dropout.training.checkpoints.folder_claim import claimed
+from pyro_dropout.training.checkpoints.safe_files import claimed
 from pyro_dropout.training.unfinished import StillFalling
 from tests.cli.command import FEW, contents, houses, run, table_of, trees, written
 

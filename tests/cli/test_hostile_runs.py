@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import pyro_dropout as pd
-from pyro_dropout.training.checkpoints.folder_claim import LOCK, claimed
+from pyro_dropout.training.checkpoints.safe_files import LOCK, claimed
 from tests.cli.command import FEW, contents, houses, run, trees, written
 
 PLAIN = ["--guide", "dropout", *FEW]
@@ -82,7 +82,7 @@ def test_two_processes_do_not_write_into_one_folder(twins: Path, tmp_path: Path)
 
 def test_a_killed_process_holds_nothing(twins: Path, tmp_path: Path) -> None:
     script = (
-        "import sys, pathlib; from pyro_dropout.training.checkpoints.folder_claim import claimed\n"
+        "import sys, pathlib; from pyro_dropout.training.checkpoints.safe_files import claimed\n"
         "with claimed(pathlib.Path(sys.argv[1]), make=True): print('held', flush=True); sys.stdin.read()"
     )
     out = tmp_path / "run"

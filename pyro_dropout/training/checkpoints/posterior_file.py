@@ -17,8 +17,8 @@ from pyro_dropout.generative.trial_run import holders_of, owner_of
 from pyro_dropout.guides.laplace import AutoLaplace
 from pyro_dropout.guides.summary import ignored_inputs, note_training
 from pyro_dropout.protocols import Record
-from pyro_dropout.training.checkpoints.atomic_file import FULL, MAKE_ROOM
 from pyro_dropout.training.checkpoints.fingerprint import told_layers
+from pyro_dropout.training.checkpoints.safe_files import FULL, MAKE_ROOM
 from pyro_dropout.training.checkpoints.tensor_file import read_tensors, write_tensors
 
 _REMEDIES = dict.fromkeys(FULL, MAKE_ROOM) | dict.fromkeys(

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from pyro_dropout.errors import DamagedFileError, PyroDropoutError
 from pyro_dropout.protocols import Record
-from pyro_dropout.training.checkpoints.atomic_file import whole_file
-from pyro_dropout.training.checkpoints.regular_file import check_regular
+from pyro_dropout.training.checkpoints.safe_files import check_regular, whole_file
 
 FORMAT = 1
 ADVICE = " Take an older checkpoint, or train anew."  # ends the error of a damaged file

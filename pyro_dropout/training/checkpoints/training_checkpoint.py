@@ -13,9 +13,8 @@ from pyro_dropout.errors import DamagedFileError, PyroDropoutError
 from pyro_dropout.mathematics.argument_names import formerly
 from pyro_dropout.mathematics.checks import check_count, check_positive
 from pyro_dropout.protocols import Record
-from pyro_dropout.training.checkpoints.atomic_file import clear_unfinished
 from pyro_dropout.training.checkpoints.posterior_file import ROOTS, check_identity, identity_of, put, tensors_of
-from pyro_dropout.training.checkpoints.regular_file import check_no_links
+from pyro_dropout.training.checkpoints.safe_files import check_no_links, clear_unfinished
 from pyro_dropout.training.checkpoints.tensor_file import ADVICE, read_facts, read_tensors, write_tensors
 from pyro_dropout.training.early_stopping import Watch
 from pyro_dropout.training.runner import TrainingRun

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyro_dropout.errors import DamagedFileError, PyroDropoutError
-from pyro_dropout.training.checkpoints.atomic_file import whole_file
+from pyro_dropout.training.checkpoints.safe_files import whole_file
 from pyro_dropout.training.checkpoints.tensor_file import digest, read_facts, read_tensors, write_tensors
 from tests.oracles.both_types import dtypes
 
