@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pyro_dropout.errors import NotFollowedError, RangeError
-from pyro_dropout.generative.layers import add_bias, linear, one_for_each_point, without_plate
+from pyro_dropout.generative.layers import one_for_each_point
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.likelihoods.likelihood import is_likelihood, observe
 from pyro_dropout.generative.registration import buffered
@@ -135,19 +135,30 @@ class DeepGP(nn.Module):
             reason = "function space has one for all data points"
             advice = "function space has one W1 for all data points; use shared draws, or space='weight'."
             raise NotFollowedError(advice, "W1", reason)
-        weights, h, particles = one_for_each_point(drawn, {site: len(shape) for site, shape in self.sites.items()}, x)
+        own = {site: len(shape) for site, shape in self.sites.items()}
+        weights, h, particles = one_for_each_point(drawn, own, x)
+        weights = {site: _beside_rows(value, own[site]) for site, value in weights.items()}
         for i, width in enumerate(self.widths, start=1):
-            inside = linear(h, weights["W1"], weights["b1"]) if i == 1 else add_bias(h, weights[f"b{i}"])
+            inside = (h @ weights["W1"].mT if i == 1 else h) + weights[f"b{i}"]
             phi = self.activations[i - 1](inside) / math.sqrt(width)  # Φᵢ, (..., N, Kᵢ)
             if self.space == "weight":
-                h = linear(phi, weights[f"W{i + 1}"])
+                h = phi @ weights[f"W{i + 1}"].mT
                 continue
             plated = phi if phi.dim() == 2 else phi.unsqueeze(-3)
             values = FiniteRankNormal(plated, self.columns[i - 1], self.jitter)
-            h = without_plate(pyro.sample(self._value_site.format(i), values))
+            h = _beside_rows(pyro.sample(self._value_site.format(i), values), 2)
         f = h.reshape(*particles, len(x), self.out_features) if particles else h
         observe(self.likelihood, f, y, num_data)
         return f
+
+
+def _beside_rows(value: Tensor, own: int) -> Tensor:
+    """Return a matrix without the place of the data plate, and a bias with one for rows, where draws are in front."""
+    if value.dim() == own:
+        return value
+    if own == 2:
+        return value.squeeze(-3)
+    return value if value.size(-2) == 1 else value.unsqueeze(-2)
 
 
 class FiniteRankGP(DeepGP):

@@ -28,7 +28,6 @@ from pyro_dropout.generative.layers import (
     one_for_each_point,
     recordable,
     sample_dimensions,
-    written_out,
 )
 from pyro_dropout.generative.layouts import Site, freeze_all_but
 from pyro_dropout.generative.likelihoods import Gaussian
@@ -238,9 +237,9 @@ class BayesianNet(PriorWidths):
         """Run the network once, on x of shape (N, ...)."""
         try:
             still, noisy = (map(self.net.get_submodule, paths) for paths in (self._still, self.noise))
-            written, recorded = written_out(self.net, weights), recordable(self.net.modules(), is_traced())
+            recorded = recordable(self.net.modules(), is_traced())
             x = copies(x, 1) if may_write(self.net, self.noise) else x
-            with kept_random(noisy), written, recorded, in_mode(still, False), lowered(leaves_of(x)[0].device):
+            with kept_random(noisy), recorded, in_mode(still, False), lowered(leaves_of(x)[0].device):
                 given = _call(self.net, weights, x)
         except (RuntimeError, TypeError, ValueError) as cause:
             wrong = drawn_in_place(self.noise, cause) or wrong_with(x, self.net, cause)

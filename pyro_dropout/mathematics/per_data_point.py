@@ -20,10 +20,7 @@ from pyro_dropout.mathematics.row_mixture_distribution import RowMixture, apart
 from pyro_dropout.mathematics.shapes import RowDim
 from pyro_dropout.mathematics.stand_ins import MARK
 
-POINTS_FIRST = (
-    "Inputs must have data points first (batch_first=True in recurrent and attention layers), or use shared draws"
-    " (per_example=False)."
-)
+POINTS_FIRST = "Inputs must have data points first, or use shared draws (per_example=False)."
 Product = Callable[[Tensor, Tensor], Tensor]
 
 

@@ -25,7 +25,7 @@ from torch.distributions import kl_divergence
 
 import pyro_dropout.guides
 from pyro_dropout import ELBO, per_example
-from pyro_dropout.errors import PyroDropoutError, SingularError
+from pyro_dropout.errors import NotFollowedError, PyroDropoutError, SingularError
 from pyro_dropout.paper import RowMixture, kl
 from tests.contracts.guides import GUIDES, guide_classes
 from tests.contracts.models import KINDS, Problem
@@ -55,6 +55,8 @@ def drawn_per_data_point(guide: str, *, some: bool = False) -> bool:
         return not q.whole_functions or (some and bool(mixtures))
 
 
+# torch runs such layers in one kernel, which takes a single set of weights.
+WHOLE = ("lstm", "gru", "attention", "transformer")
 ANY = {"shared", "per-example"}
 # The first that applies.
 REFUSED = (
@@ -65,6 +67,13 @@ REFUSED = (
         applies=lambda guide, kind: (guide, kind) == ("low-rank-net", "noisy"),
         error=PyroDropoutError,
         message="drawn once for all data points",
+    ),
+    Refusal(
+        loss={"mean-field", "trace", "elbo"},
+        draws={"per-example"},
+        applies=lambda guide, kind: kind in WHOLE and drawn_per_data_point(guide, some=True),
+        error=NotFollowedError,
+        message="cannot follow",
     ),
     Refusal(
         loss={"trace"},

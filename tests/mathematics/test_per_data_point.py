@@ -28,19 +28,6 @@ def upwards() -> nn.Module:
     return nn.Sequential(nn.ConvTranspose2d(3, 2, 3), nn.Flatten(), nn.Linear(72, 1))
 
 
-def sequence() -> nn.Module:
-    class Last(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.rnn, self.out = nn.GRU(3, 4, batch_first=True), nn.Linear(4, 1)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            out: torch.Tensor = self.out(self.rnn(x)[0][:, -1])
-            return out
-
-    return Last()
-
-
 CASES = {
     "one column": (mlp, (1,)),
     "seven columns": (mlp, (7,)),
@@ -49,7 +36,6 @@ CASES = {
     "one channel, in groups": (in_groups, (1, 4, 4)),
     "half the channels, in groups": (in_groups, (2, 4, 4)),
     "one channel, transposed": (upwards, (1, 4, 4)),
-    "one feature": (sequence, (5, 1)),
 }
 
 

@@ -35,10 +35,10 @@ class per_example(Messenger):
     """Within this context every data point gets its own weights, drawn from the guide.
 
     The distribution for each data point is that of drawing whole weights; the cost is that of a mask. Works with the
-    package's guides on Linear, ConvNd, Embedding, recurrent and attention layers, and on plain Pyro models that use
-    ``F.linear`` or ``@``. Data points must come first in every input, and the distribution of each must depend only on
-    its own outputs: a model that sums or compares data points is rejected. BatchNorm mixes them but is allowed. Sites
-    with other distributions than ``RowMixture``, as guides of your own may have, are drawn once for all data points.
+    package's guides on Linear, ConvNd and Embedding layers, and on plain Pyro models that use ``F.linear`` or ``@``.
+    Data points must come first in every input, and the distribution of each must depend only on its own outputs: a
+    model that sums or compares data points is rejected. BatchNorm mixes them but is allowed. Sites with other
+    distributions than ``RowMixture``, as guides of your own may have, are drawn once for all data points.
 
     Args:
         sites: which sites to draw this way: a collection of names, or a function of the name; all by default.

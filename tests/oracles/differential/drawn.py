@@ -212,7 +212,7 @@ def ensemble_of(dice: Dice, model: Any) -> pd.Ensemble:
 
 def training(dice: Dice, points: int) -> dict[str, Any]:
     """Settings of ``fit``."""
-    loss = pd.ELBO(kl=dice.pick(("large_k", "exact"), (3, 1)), per_example=dice.chance(0.7),
+    loss = pd.ELBO(kl=dice.pick(("large_k", "exact"), (3, 1)), per_example="auto" if dice.chance(0.7) else False,
                    num_particles=dice.pick((1, 3)))  # fmt: skip
     return {
         "steps": dice.randint(4, 12),

@@ -81,7 +81,6 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "embedding": (lambda: Flat(nn.Embedding(4, 2)), lambda: torch.tensor([1, 2, 1])),
     "tied": (Tied, lambda: torch.tensor([0, 2])),
     "scaled": (Scaled, lambda: around_one(2, 4)),
-    "lstm": (lambda: Flat(nn.LSTM(2, 2, batch_first=True)), lambda: around_one(3, 2)),
 }
 
 
@@ -114,22 +113,7 @@ def whole_weights(q: Any, x: Tensor, samples: int) -> dict[str, Tensor]:
 
 def outputs(model: BayesianNet, weights: dict[str, Tensor], x: Tensor) -> Tensor:
     """Outputs at the first data point with whole weights, (samples, D)."""
-    if isinstance(getattr(model.net, "layer", None), nn.LSTM):
-        return lstm_by_hand({name.removeprefix("layer."): w for name, w in weights.items()}, x[0])
     return model.evaluate(weights, x[:1]).squeeze(-2)
-
-
-def lstm_by_hand(weights: dict[str, Tensor], x: Tensor) -> Tensor:
-    """All outputs of an LSTM of one layer at one sequence (T, Q), for many weights at once."""
-    h = c = torch.zeros(len(weights["bias_ih_l0"]), 2, dtype=x.dtype)
-    seen = []
-    for step in x:
-        gates = weights["weight_ih_l0"] @ step + weights["bias_ih_l0"] + weights["bias_hh_l0"]
-        i, f, g, o = (gates + torch.einsum("skq,sq->sk", weights["weight_hh_l0"], h)).chunk(4, -1)
-        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-        h = o.sigmoid() * c.tanh()
-        seen.append(h)
-    return torch.cat(seen, -1)
 
 
 CASES = [pytest.param(guide, layer, id=f"{guide}-{layer}") for guide in GUIDES for layer in LAYERS]
