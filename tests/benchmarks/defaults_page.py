@@ -71,10 +71,10 @@ def text(cells: pd.DataFrame) -> str:
         # Whether a door warned was not looked at.
         lost, fine = paper[paper.chance], cells[~cells.chance & ~cells.guide.isin(list(DOORS))]
         lines += [
-            "With the paper's prior, `Prior()`, tried only with three hidden layers of 1,024 units on digits and breast"
-            f" cancer, {_share(paper.chance)} cells are at chance. The",
-            f"warning fired in {_share(lost.told)} of them, and in {_share(fine.told)} cells that are not, of all"
-            " priors, where it was looked at: not in those of `estimator`.",
+            "With the paper's prior, `Prior()`, tried only with three hidden layers of 1,024 units on digits and",
+            f"breast cancer, {_share(paper.chance)} cells are at chance. The warning fired in {_share(lost.told)} of them,",
+            f"and in {_share(fine.told)} cells that are not, of all priors, where it was looked at: not in those of",
+            "`estimator`.",
             "Cells of `fit_table` and `estimator-auto` are in neither count.",
             "",
         ]
@@ -118,7 +118,7 @@ def _draw(cells: pd.DataFrame, path: Path) -> None:
     import matplotlib.pyplot as plt
 
     tables, nets = [*CHOSEN_ON, *REPORTED], [(depth, width) for depth in DEPTHS for width in WIDTHS]
-    names, columns = cells.guide.unique(), 3
+    names, columns = sorted(set(cells.guide) - set(DOORS)), 3
     lines = -(-len(names) // columns)
     figure, axes = plt.subplots(lines, columns, figsize=(11, 2.1 * lines + 0.8), layout="constrained", squeeze=False)
     for ax, name in zip(axes.flat, names, strict=False):
