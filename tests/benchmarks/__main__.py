@@ -6,6 +6,7 @@ missed.
 """
 
 import argparse
+import itertools
 import os
 import subprocess
 import sys
@@ -14,41 +15,22 @@ from dataclasses import replace
 
 import torch
 
-from tests.benchmarks import (
-    cuda_c,
-    endurance,
-    first_hour,
-    fleets,
-    general,
-    laplace,
-    memory,
-    precision,
-    predictions,
-    steps,
-    tables,
-    transformers,
-    waiting,
-)
-from tests.benchmarks.figures import BENCHMARKS, ROOT, Asked, cpu_model, moment
+from tests.benchmarks import endurance, first_hour, laplace, memory, predictions, steps, tables, transformers, waiting
+from tests.benchmarks.figures import BENCHMARKS, ROOT, Asked, moment
 
-OURS = (cuda_c, fleets, general, memory, precision, predictions, steps, transformers)
-MODULES = (*OURS, endurance, first_hour, laplace, tables, waiting)  # they register themselves
+# They register themselves.
+MODULES = (endurance, first_hour, laplace, memory, predictions, steps, tables, transformers, waiting)
 
 
 def everything(*more: str) -> int:
     """Run all of them one after another, and return how many missed a limit or failed."""
     devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
-    commands = [
-        ["tests.benchmarks", name, "--device", device, *more]
-        for device in devices
-        for name, (_, own) in BENCHMARKS.items()
-        if device in own
-    ]
     failed = 0
-    for command in commands:
-        print(f"--- python -m {' '.join(command)}", flush=True)
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        failed += subprocess.run([sys.executable, "-m", *command], cwd=ROOT, env=environment).returncode != 0
+    for device, (name, (_, own)) in itertools.product(devices, BENCHMARKS.items()):
+        if device in own:
+            command = [sys.executable, "-m", "tests.benchmarks", name, "--device", device, *more]
+            print("---", *command[1:], flush=True)
+            failed += subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}).returncode != 0
     return failed
 
 
@@ -73,8 +55,7 @@ def main(argv: list[str] | None = None) -> int:
         device = given.device or ("cuda" if "cuda" in devices and torch.cuda.is_available() else "cpu")
         torch.set_float32_matmul_precision("high" if device == "cuda" else "highest")
         torch.manual_seed(0)
-        about = torch.cuda.get_device_name() if device == "cuda" else cpu_model()
-        print(f"{name}: {about}, torch {torch.__version__}, {moment()}", flush=True)
+        print(f"{name}: {moment(device)}", flush=True)
         for figure in measure(Asked(device, given.quick, given.rounds, given.who)):
             figure = replace(figure, most=None, least=None) if given.quick else figure  # limits are for whole runs
             print(f"  {figure}", flush=True)

@@ -6,11 +6,12 @@ import os
 import platform
 import re
 import subprocess
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,7 +33,7 @@ class Asked:
     @property
     def turn(self) -> float:
         """Seconds that a turn should last."""
-        return 0.001 if self.quick else 0.05 if self.device == "cuda" else 0.2
+        return 0.001 if self.quick else 0.2
 
     @property
     def precisions(self) -> dict[str, str]:
@@ -90,16 +91,6 @@ def benchmark(name: str, *devices: str) -> Callable[[Measure], Measure]:
     return registered
 
 
-def apart(function: Callable[..., Any], *given: Any) -> int:
-    """Return the whole number that a function of a module returns in a process of its own."""
-    call = f"from {function.__module__} import {function.__name__} as f; print(f(*{given!r}))"
-    command = [sys.executable, "-W", "ignore", "-c", call]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError((done.stderr.strip().splitlines() or ["the process failed"])[-1])
-    return int(done.stdout.split()[-1])
-
-
 def cell(value: float) -> str:
     """Return a number with three digits, and at least all of those before the point."""
     if isinstance(value, int) or not math.isfinite(value) or value == 0:
@@ -107,18 +98,14 @@ def cell(value: float) -> str:
     return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
 
 
-def cpu_model() -> str:
-    """Return the processor's name, as far as the system tells."""
-    try:
-        shown = subprocess.run(["lscpu"], capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"}).stdout
-    except OSError:
-        shown = ""
-    found = re.search(r"^Model name:\s*(\S.*)$", shown, re.MULTILINE)
-    return found[1].strip() if found else platform.processor() or platform.machine()
-
-
-def moment() -> str:
-    """Return the date and how busy the machine is, to know what to think of a number."""
+def moment(device: str) -> str:
+    """Return the processor, the date and how busy the machine is, to know what to think of a number."""
+    if device == "cuda":
+        where = torch.cuda.get_device_name()
+    else:
+        told = subprocess.run(["lscpu"], capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"}).stdout
+        found = re.search(r"^Model name:\s*(\S.*)$", told, re.MULTILINE)
+        where = found[1].strip() if found else platform.machine()
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
-    load = f", load average {os.getloadavg()[0]:.2f} before it began" if hasattr(os, "getloadavg") else ""
-    return f"on {now}{load}"
+    load = os.getloadavg()[0]
+    return f"{where}, torch {torch.__version__}, on {now}, load average {load:.2f} before it began"

@@ -12,8 +12,7 @@ from torch import nn
 
 import pyro_dropout as pd
 from tests.benchmarks.figures import Asked, Figure, benchmark
-from tests.benchmarks.ours import dropout
-from tests.benchmarks.sizes import WIDE
+from tests.benchmarks.settings import GUIDES, WIDE
 from tests.benchmarks.timing import seconds
 
 NOISE, HIDDEN = 0.3, 50
@@ -47,7 +46,7 @@ def laplace(asked: Asked) -> Iterator[Figure]:
     """The structure "kron" for 60,000 images, beside two epochs of training."""
     images = asked.pick(60_000, 1000)
     model, (x, y) = WIDE.model(asked.device), WIDE.data(asked.device, images)
-    guide = dropout(model).to(asked.device)
+    guide = GUIDES["dropout"](model).to(asked.device)
     how: dict[str, Any] = {"batch_size": 128, "progress": False, "seed": 0}
     pd.fit(model, guide, x, y, steps=40, **how)  # compiled now
     history = pd.fit(model, guide, x, y, epochs=2, **how)

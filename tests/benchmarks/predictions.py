@@ -1,5 +1,6 @@
 """Prediction: time and memory against the number of draws, and against the bare matrix products."""
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -8,32 +9,20 @@ from torch import Tensor
 
 import pyro_dropout as pd
 from pyro_dropout.generative.likelihoods.moments import Running, block_sums
+from pyro_dropout.generative.precision import products_in
 from pyro_dropout.prediction.blocks import Walk
 from pyro_dropout.prediction.weight_draws import PerExample
 from tests.benchmarks.figures import Asked, Figure, benchmark
-from tests.benchmarks.ours import dropout
-from tests.benchmarks.sizes import SMALL, WIDE, Size
-from tests.benchmarks.timing import seconds, wait
-from tests.oracles.memory import peak_allocated
+from tests.benchmarks.memory import peak_bytes
+from tests.benchmarks.settings import GUIDES, SMALL, WIDE, Setting
+from tests.benchmarks.timing import seconds
 
 
-def peak_bytes(action: Callable[[], Any], device: str) -> int:
-    """Return the most bytes that ``action`` held beyond those that were there before."""
-    if device != "cuda":
-        return peak_allocated(action)
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    action()
-    wait(device)
-    return torch.cuda.max_memory_allocated() - before
-
-
-def walked(size: Size, device: str, samples: int, points: int, compile: bool) -> tuple[Callable[[], Any], list[int]]:
+def walked(size: Setting, device: str, samples: int, points: int, compile: bool) -> tuple[Callable[[], Any], list[int]]:
     """Return one prediction as ``predict`` makes it, compiled once for all calls, and the rows of its blocks."""
     model = size.model(device)
     x = size.data(device, points)[0]
-    posterior = dropout(model).to(device)
+    posterior = GUIDES["dropout"](model).to(device)
     walk = Walk(PerExample(model, posterior), x, samples, chunk=None, seed=None, compile=compile)
 
     def predict() -> Any:
@@ -47,10 +36,10 @@ def walked(size: Size, device: str, samples: int, points: int, compile: bool) ->
     return predict, [block.rows for block in walk.blocks]
 
 
-def bare_products(size: Size, device: str, blocks: list[int]) -> Callable[[], None]:
+def bare_products(size: Setting, device: str, blocks: list[int]) -> Callable[[], None]:
     """Return the matrix products of the same forward passes, and nothing else of them."""
     # Transposed, as a Linear layer has its weight: the two ways do not take the same time.
-    weights = [torch.randn(b, a, device=device).mT / a**0.5 for a, b in size.shapes]
+    weights = [torch.randn(b, a, device=device).mT / a**0.5 for a, b in itertools.pairwise(size.layers)]
     most = max(blocks)
     buffers: list[Tensor] = [torch.randn(most, width, device=device) for width in size.layers]
 
@@ -76,10 +65,14 @@ def predictions(asked: Asked) -> Iterator[Figure]:
             name = f"{label}, predict{'' if compile else ', uncompiled'}"
             yield Figure(name, own, "s")
             yield Figure(f"{name}, over its products, {base:.3f} s", own / base)
+            if compile and precision == "high":
+                with products_in("bf16"):
+                    low = seconds(walked(size, asked.device, samples, points, compile)[0], asked.device, 2)
+                yield Figure(f"predict in bf16, {low:.3f} s, over {label}", low / own, most=0.6)
     # Powers of two, so that all blocks are full: of the same size, however many they are.
     points = 8192 if asked.device == "cuda" else 128
     model = SMALL.model(asked.device)
-    guide, x = dropout(model).to(asked.device), SMALL.data(asked.device, points)[0]
+    guide, x = GUIDES["dropout"](model).to(asked.device), SMALL.data(asked.device, points)[0]
     for draws in asked.pick([128, 1024, 8192], [128]):
 
         def predict(draws: int = draws) -> Any:

@@ -10,6 +10,8 @@ from typing import Any
 import pyro
 import torch
 
+from tests.benchmarks.figures import Asked
+
 Advance = Callable[[int], Any]
 
 
@@ -27,18 +29,19 @@ class Contestant:
 
     name: str
     build: Callable[[], tuple[Advance, int]]
+    note: str = ""
     advance: Advance = field(init=False)
     turn: int = field(init=False, default=1)
     seconds: list[float] = field(init=False, default_factory=list)
     store: dict[str, Any] = field(init=False, default_factory=lambda: {"params": {}, "constraints": {}})
 
-    def prepare(self, device: str, turn_seconds: float) -> None:
+    def prepare(self, asked: Asked) -> None:
         """Build, warm up, and choose how many steps a turn has."""
         with pyro.get_param_store().scope(self.store):
             self.advance, quantum = self.build()
-        self._take(2 * quantum, device)
-        once = self._take(quantum, device)
-        self.turn = quantum * max(1, min(2000, math.ceil(turn_seconds / max(once, 1e-7))))
+        self._take(2 * quantum, asked.device)
+        once = self._take(quantum, asked.device)
+        self.turn = quantum * max(1, min(20_000 // quantum, math.ceil(asked.turn / max(once, 1e-7))))
 
     def take_turn(self, device: str) -> None:
         """Take a turn, and note the seconds a step."""
@@ -59,24 +62,23 @@ class Contestant:
         return 1e6 * min(self.seconds)
 
 
-def ready(contestants: list[Contestant], device: str, turn: float) -> list[Contestant]:
-    """Return those contestants that could be built; of the others the reason is printed."""
-    found = []
+def raced(contestants: list[Contestant], asked: Asked) -> list[Contestant]:
+    """Let all who can be built take a turn in every round, so that a busy moment of the machine meets all of them.
+
+    Return them; of the others the reason is printed.
+    """
+    ready = []
     for each in contestants:
         try:
-            each.prepare(device, turn)
-            found.append(each)
+            each.prepare(asked)
+            ready.append(each)
         except Exception as cause:
             why = "not installed" if isinstance(cause, Absent) else f"failed: {type(cause).__name__}: {cause}"
             print(f"  {each.name}: {why[:200]}", flush=True)
-    return found
-
-
-def interleave(contestants: list[Contestant], rounds: int, device: str) -> None:
-    """Let everyone take a turn in every round, so that a busy moment of the machine meets all of them."""
-    for _ in range(rounds):
-        for each in contestants:
-            each.take_turn(device)
+    for _ in range(asked.rounds):
+        for each in ready:
+            each.take_turn(asked.device)
+    return ready
 
 
 def median_ratio(one: Contestant, other: Contestant) -> float:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import pyro_dropout as pd
 from tests.benchmarks.figures import Asked, Figure, benchmark
-from tests.benchmarks.predictions import peak_bytes
-from tests.benchmarks.timing import Contestant, interleave, median_ratio
+from tests.benchmarks.memory import peak_bytes
+from tests.benchmarks.timing import Contestant, median_ratio, raced
 
 KEEP = 0.9
 
@@ -156,10 +156,7 @@ def adapters(asked: Asked) -> Iterator[Figure]:
         everyone.append(Contestant(f"{way}, {name}", lambda run=run: (run, 1)))  # type: ignore[misc]
         own = [*guide.parameters(), *(p for name, p in model.net.named_parameters() if name not in model.sites)]
         counts[everyone[-1]] = sum(p.numel() for p in own if p.requires_grad)
-    for each in everyone:
-        each.prepare("cpu", asked.pick(2.0, 0.1))
-    interleave(everyone, 3, "cpu")
-    for each in everyone:
+    for each in raced(everyone, asked):
         yield Figure(f"{each.name}: trained numbers", counts[each])
         peak = peak_bytes(lambda each=each: each.advance(3), "cpu")  # type: ignore[misc]
         yield Figure(f"{each.name}: memory beyond the network", peak / 2**20, "MiB")
@@ -181,10 +178,7 @@ def language(asked: Asked) -> Iterator[Figure]:
     def pair(label: str, theirs: nn.Module, own: Callable[[int], float]) -> Iterator[Figure]:
         base = Contestant("plain", lambda: (plain(theirs.to(device), x, y, shape.batch, True), asked.pick(100, 2)))
         mine = Contestant("fit", lambda: (own, asked.pick(100, 2)))
-        for each in (base, mine):
-            each.prepare(device, 0.0)
-        interleave([base, mine], 3, device)
-        for each in (base, mine):
+        for each in raced([base, mine], asked):
             yield Figure(f"{label}, {each.name}", each.best / 1e3, "ms a step")
         yield Figure(f"{label}, fit over plain torch", median_ratio(mine, base))
 
