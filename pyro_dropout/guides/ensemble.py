@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributions import TransformedDistribution
 
 from pyro_dropout.errors import PyroDropoutError, RangeError, SingularError
-from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.generative.model_call import ModelCall, is_network, name_of
 from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.guides.dropout import AutoDropout
 from pyro_dropout.guides.laplace import AutoLaplace
@@ -64,7 +64,7 @@ class Ensemble(Summarised, StackedMembers):
     share, such as a learned τ, is a parameter of the model and is trained on all of them.
 
     Args:
-        model: a network, or any Pyro model with continuous sites.
+        model: a network; members that are neither points nor anchored may be of any Pyro model with continuous sites.
         guide: makes a member's guide from a model, such as ``AutoDropout``; None for points, one value per weight.
         members: how many.
         anchored: whether each member has its own anchor, drawn from the prior, and its own perturbed targets: noise of
@@ -126,6 +126,11 @@ class Ensemble(Summarised, StackedMembers):
                 " curvature comes after training. Use Ensemble(model) for points, or fit an AutoLaplace for each start."
             )
         anchored = guide is None if anchored == "auto" else anchored
+        if (anchored or isinstance(template, Points)) and not is_network(model):
+            raise PyroDropoutError(
+                f"members that are points or anchored need a network, such as BayesianNet; got {name_of(model)}. For"
+                " another Pyro model give members with a width: Ensemble(model, AutoMeanField)."
+            )
         if start == "anchor" and not (anchored and isinstance(template, Points)):
             raise PyroDropoutError("only anchored points can start at their anchors; take start='fresh'.")
         super().__init__(model, make, template, start, anchored, members, seed)

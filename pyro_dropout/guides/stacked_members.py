@@ -19,7 +19,7 @@ from pyro_dropout.generative.random_state import forked, seed_generators
 from pyro_dropout.generative.registration import tell_pyro
 from pyro_dropout.generative.trial_run import modules_of
 from pyro_dropout.guides.base import SiteGuide
-from pyro_dropout.guides.points import Anchors, Points, whole_prior
+from pyro_dropout.guides.points import Points, at_anchors, whole_prior
 from pyro_dropout.guides.sites import GuideSite
 from pyro_dropout.protocols import PyroModel
 
@@ -33,7 +33,9 @@ def tensors_of(guide: SiteGuide) -> dict[str, Tensor]:
 
 
 def started(model: PyroModel, make: Make, template: SiteGuide, start: Start, seed: int) -> dict[str, Tensor]:
-    """Return the parameters that a member starts from, "fresh" or "module", and its settings, by name."""
+    """Return the parameters that a member starts from, and its settings, by name."""
+    if start == "anchor":
+        return at_anchors(template, seed)
     seed_generators(seed, next(site.start.device for site in template._sites.values()))
     if not is_network(model):
         return tensors_of(template) | ({} if start == "module" else _drawn(template))
@@ -206,21 +208,17 @@ class StackedMembers(nn.Module):
             call.of(self.template)
             if not self.template._sites:
                 raise EmptyModelError("the model has no latent site, so the members of an ensemble would all be equal.")
-            if not self.points:
-                other = self._make[0](self._model[0])
-                other.is_member = True
-                call.of(other)
-                check_alike(self.template, other, settings=True)
+            other = self._make[0](self._model[0])
+            other.is_member = True
+            call.of(other)
+            check_alike(self.template, other, settings=True)
         self._make_members()
 
     def _make_members(self) -> None:
         """Make the tensors of members that start from the seeds."""
         template, seeds, make = self.template, self.seeds.tolist(), self._make[0]
         with forked():
-            if self.start == "anchor":
-                rows = Anchors(template).starts(seeds)
-            else:
-                rows = [started(self._model[0], make, template, self.start, seed) for seed in seeds]
+            rows = [started(self._model[0], make, template, self.start, seed) for seed in seeds]
         first, *others = rows
         equal = all(torch.equal(row[name], value) for row in others for name, value in first.items())
         if not self.anchored and self.points and others and equal:

@@ -74,7 +74,7 @@ ROWS = [
     Row(OTHER, "guide", "the same one twice", lambda: pd.Ensemble(model(), same_guide())),
     Row(RANGE, "start", "got 'zero'", lambda: pd.Ensemble(model(), start="zero")),
     Row(OTHER, "members", "same point", lambda: pd.Ensemble(model(), members=2, anchored=False, start="module")),
-    Row(OTHER, "ensemble", "has not seen", lambda: pd.Ensemble(plain, members=2).mean()),
+    Row(OTHER, "ensemble", "has not seen", lambda: pd.Ensemble(plain, pd.AutoMeanField, members=2).mean()),
     Row(RANGE, "numbers", "got [2]", lambda: pd.Ensemble(model(), members=2).draws_at(tensor([2]))),
     Row(RANGE, "rank", "got 0", lambda: pd.AutoLowRank(model(), rank=0)),
     Row(RANGE, "per", "got 'row'", lambda: pd.AutoFullRank(model(), per="row")),

@@ -71,7 +71,7 @@ DOORS = {
     "svi": svi,
     "compiled svi": lambda model, y: pd.SVI(model, AutoNormal(model), pyro.optim.Adam({"lr": 0.1})).step(X, y),
     "fleet": lambda model, y: pd.Fleet(built, {"seed": [0, 1]}).fit(X, y, steps=1, **QUIET),
-    "ensemble": lambda model, y: pd.fit(model, pd.Ensemble(model, members=2), X, y, steps=1, **QUIET),
+    "ensemble": lambda model, y: pd.fit(model, pd.Ensemble(model, pd.AutoMeanField, members=2), X, y, steps=1, **QUIET),
     "elbo": lambda model, y: pd.ELBO(per_example=False).parts(model, AutoNormal(model), X, y),
     "nuts": lambda model, y: pd.nuts(model, X, y, samples=4, warmup=0, **QUIET),
     "to_arviz": lambda model, y: pd.to_arviz(model, AutoNormal(model), X, y, samples=2),

@@ -90,7 +90,9 @@ def test_a_plain_pyro_model_is_met_when_it_is_first_called() -> None:
         with pyro.plate("n", len(x)):
             pyro.sample("y", pyro.distributions.Normal(x @ w, 1.0), obs=y)
 
-    ensemble = pd.Ensemble(plain, members=3)
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"points or anchored need a network.*; got plain"):
+        pd.Ensemble(plain, members=3)
+    ensemble = pd.Ensemble(plain, pd.AutoMeanField, members=3)
     with pytest.raises(pd.errors.PyroDropoutError, match="has not seen"):
         ensemble.sample_weights(1)
     trace = pyro.poutine.trace(ensemble).get_trace(torch.ones(4, 2), torch.ones(4))  # which must not see the meeting

@@ -21,7 +21,7 @@ from pyro_dropout.training.checkpoints.fingerprint import told_loss
 from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint, last_facts
 from pyro_dropout.training.compile.functional import Buffers, Gradients, Parameters, loss_and_gradients
 from pyro_dropout.training.early_stopping import EnsembleWatch
-from pyro_dropout.training.ensemble.anchoring import Anchoring, Problem, free_points, perturbation, temperature_of
+from pyro_dropout.training.ensemble.anchoring import Anchoring, Problem, perturbation, temperature_of
 from pyro_dropout.training.fleet.replicas import over_replicas
 from pyro_dropout.training.history import History
 from pyro_dropout.training.loss.elbo import ELBO
@@ -39,7 +39,6 @@ class MemberLoss:
 
     inner: Any
     problem: Problem | None
-    free: frozenset[str]  # constrained sites that the guide has as points
     heat: float  # T of anchored points
 
     def differentiable_loss(self, model: PyroModel, guide: PyroModel, *args: Tree, **kwargs: Tree) -> Tensor:
@@ -49,7 +48,7 @@ class MemberLoss:
             guide = guide.template
         rows = kwargs.pop(ROWS, None)
         if self.problem is not None:
-            model = Anchoring(**self.problem, rows=rows, free=self.free, heat=self.heat)(model)
+            model = Anchoring(**self.problem, rows=rows, heat=self.heat)(model)
         found: Tensor = self.inner.differentiable_loss(model, guide, *args, **kwargs)
         return found
 
@@ -244,7 +243,7 @@ def enlisted(
         if batch < count:
             device = next(leaf for leaf in call.leaves() if leaf.dim()).device
             call = dataclasses.replace(call, kwargs={**call.kwargs, ROWS: torch.arange(count, device=device)})
-    of_first = MemberLoss(loss, first, free_points(ensemble), heat)
+    of_first = MemberLoss(loss, first, heat)
     return Members(ensemble, of_first, call, problem=problem, clip_norm=clip_norm)
 
 

@@ -140,7 +140,9 @@ def test_members_of_an_ensemble_share_them() -> None:
     """An ensemble trains the network that its members share."""
     model, _, data, net = _function(nn.Sequential(nn.Flatten(), nn.Linear(10, 1)))
     before = net[1].weight.detach().clone()  # type: ignore[index]
-    pd.fit(model, pd.Ensemble(model, members=2), *data, steps=5, compile=False, progress=False, seed=1)
+    pd.fit(
+        model, pd.Ensemble(model, pd.AutoMeanField, members=2), *data, steps=5, compile=False, progress=False, seed=1
+    )
     assert not torch.equal(net[1].weight, before)  # type: ignore[index]
 
 

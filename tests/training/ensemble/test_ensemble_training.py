@@ -67,25 +67,6 @@ def test_batches_add_up_to_the_whole(name: str) -> None:
     assert asked(parts, *moved.args, **kwargs)[0] != each[0]
 
 
-def test_a_subsampled_plate_sees_its_own_noise() -> None:
-    """With a plate that draws its subsample, the loss is that of the shown points, with their own noise."""
-    x, y = data()
-
-    def model(x: Tensor, y: Tensor, size: int, chosen: Tensor | None = None) -> None:
-        w = pyro.sample("w", dist.Normal(torch.zeros(2, dtype=x.dtype), 1.0).to_event(1))
-        with pyro.plate("points", len(x), subsample_size=size, subsample=chosen) as index:
-            pyro.sample("y", dist.Normal(x[index] @ w, 1.0), obs=y[index, 0])
-
-    ensemble = pd.Ensemble(model, members=3)
-    call = ModelCall(model, (x, y, len(x)))
-    ensemble.meet(call)
-    whole = enlisted(ensemble, call, len(x))
-    full, _ = asked(whole, *call.args)
-    rows = torch.randperm(len(x)).reshape(3, 8)
-    each = [asked(whole, x, y, 8, row)[0] for row in rows]
-    torch.testing.assert_close(torch.stack(each).mean(), full, rtol=1e-9, atol=1e-9)
-
-
 @pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.deep)])
 def test_a_member_is_what_it_would_have_been_alone(compile: bool) -> None:
     x, y = data()
@@ -117,7 +98,7 @@ def test_a_member_minimises_its_own_objective() -> None:
     for m in range(2):
         weights = {name: value[m] for name, value in ensemble.draws_at(torch.arange(2)).items()}
         f = model.evaluate(ensemble.draws_at(torch.arange(2)), x)[m]
-        noise = extras["noise"]["y"][m] / 4.0**0.5
+        noise = extras["data"]["noise"][m] / 4.0**0.5
         total = 0.5 * 4.0 * (y + noise - f).square().sum() + len(x) * 0.5 * torch.tensor(2 * torch.pi / 4.0).log()
         for name, value in weights.items():
             width = ensemble.template.prototype_trace.nodes[name]["fn"].base_dist.scale
@@ -163,30 +144,6 @@ def test_whether_noise_depends_on_weights_is_asked_before_statistics_are_restore
     x = torch.linspace(-1, 1, 8).unsqueeze(-1)
     history = pd.fit(model, pd.Ensemble(model, members=2), x, x, steps=2, **QUIET)
     assert history.losses.isfinite().all()
-
-
-def test_plates_of_the_size_of_a_batch_are_refused() -> None:
-    """One of them is the data's, and a mini-batch must not shuffle the noise of the other."""
-
-    def model(x: Tensor, y: Tensor, num_data: int) -> None:
-        w = pyro.sample("w", dist.Normal(torch.zeros(4, 2, dtype=x.dtype), 1.0).to_event(2))
-        with pyro.plate("outputs", 4, dim=-2), pyro.plate("points", len(x), dim=-1):
-            pyro.sample("y", dist.Normal(w @ x.T, 1.0), obs=y.T)
-
-    x, _ = data()
-    y = x.sum(1, keepdim=True).expand(-1, 4)
-    with pytest.raises(pd.errors.PyroDropoutError, match="outputs, points"):
-        pd.fit(model, pd.Ensemble(model, members=2), x, y, steps=2, batch_size=4, **QUIET)
-    pd.fit(model, pd.Ensemble(model, members=2), x, y, steps=2, batch_size=6, **QUIET)
-
-
-def test_data_that_cannot_be_weighted_are_refused() -> None:
-    def model(y: Tensor) -> None:
-        rate = pyro.sample("rate", dist.Gamma(2.0, 1.0))
-        pyro.sample("y", dist.Poisson(rate.expand(len(y))).to_event(1), obs=y)
-
-    with pytest.raises(pd.errors.PyroDropoutError, match=r"pyro\.plate"):
-        pd.fit(model, pd.Ensemble(model, members=2), torch.ones(4), steps=2, **QUIET)
 
 
 def test_clipping_is_for_each_member() -> None:
@@ -326,5 +283,5 @@ def test_members_share_a_parameter_of_a_pyro_model() -> None:
 
     x = torch.randn(300, 2, dtype=torch.float64)
     y = x.sum(1) + 0.5 * torch.randn(300, dtype=torch.float64)
-    pd.fit(model, pd.Ensemble(model, members=3), x, y, steps=300, lr=0.03, **QUIET)
+    pd.fit(model, pd.Ensemble(model, pd.AutoMeanField, members=3), x, y, steps=300, lr=0.03, **QUIET)
     assert pyro.param("width").item() == pytest.approx(0.5, rel=0.15)
