@@ -23,7 +23,7 @@ from pyro_dropout.generative.inputs import AnyInputs, copies, leaves_of, takes_a
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.random_state import forked, random_state, seeded, set_random_state
 from pyro_dropout.generative.trial_run import evaluating, quietly
-from pyro_dropout.prediction.weight_draws import WeightDraws
+from pyro_dropout.prediction.weight_draws import WholeFunctions
 from pyro_dropout.protocols import Weights
 from pyro_dropout.training.compile.functional import Parameters, unvalidated
 from pyro_dropout.training.out_of_memory import is_out_of_memory, unless_out_of_memory
@@ -150,7 +150,7 @@ class Walk:
 
     def __init__(
         self,
-        weights: WeightDraws,
+        weights: WholeFunctions,
         x: AnyInputs,
         samples: int,
         *,

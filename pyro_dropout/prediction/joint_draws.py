@@ -32,8 +32,9 @@ from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.mathematics.checks import check_count, check_seed, describe
-from pyro_dropout.prediction.weight_draws import checked_outputs, draws_with_density, of_members
-from pyro_dropout.protocols import Message, Model, Weights
+from pyro_dropout.prediction.blocks import cuts
+from pyro_dropout.prediction.weight_draws import WholeFunctions, checked_outputs, draws_with_density, of_members
+from pyro_dropout.protocols import Message, Trace, Weights
 from pyro_dropout.training.fit import place_of
 from pyro_dropout.training.fleet.fleet import Fleet
 
@@ -111,13 +112,10 @@ class _Row:
 
     def __init__(self, draw: Weights, call: ModelCall, replicate: bool) -> None:
         trace = trace_at(call, draw)
-        sites, data = sample_sites(trace), observed_sites(trace, draw)
-        latent = [log_density(site) for name, site in sites.items() if name in draw]
-        if not latent:
-            raise PyroDropoutError(f"the model samples none of the posterior's sites, {', '.join(draw)}.")
+        data = observed_sites(trace, draw)
         # What pyro.factor adds belongs to neither; it is counted with the data, as in Pyro's own ELBO.
-        terms = [log_density(site) for name, site in sites.items() if name not in draw]
-        self.log_prior, self.log_data = torch.stack(latent).sum(), torch.stack(terms).sum()
+        terms = [log_density(site) for name, site in sample_sites(trace).items() if name not in draw]
+        self.log_prior, self.log_data = _log_prior(trace, draw), torch.stack(terms).sum()
         self.each = {name: point_log_likelihood(site) for name, site in data.items()}
         self.deterministic = {name: value for name, value in deterministic_values(trace).items() if name not in draw}
         self.counts = {name: point_counts(data[name], each) for name, each in self.each.items()}
@@ -149,47 +147,41 @@ def _dims(data: dict[str, Message], points: dict[str, int], taken: set[str]) -> 
 
 def _weigh_network(call: ModelCall, weights: Weights, replicate: bool) -> JointDraws:
     """Run a network with (x, y) at S draws of its weights; ``replicate`` asks for targets drawn from each as well."""
-    likelihood, y = call.model.likelihood, call.args[1]
-    f, log_prior = _outputs_and_priors(call, weights)
-    target = likelihood.checked(f[0], y)
-    most = max(1, _BLOCK // max(1, f[0].numel()))
-    each = torch.cat([likelihood.distribution(part).log_prob(target).to(F64) for part in f.split(most)])
-    drawn = {"y": likelihood.distribution(f).sample()} if replicate else {}
+    model, (x, y) = call.model, call.args
+    likelihood, way, count = model.likelihood, WholeFunctions(model, None), len(next(iter(weights.values())))
+    trace = trace_at(call, {name: value[0] for name, value in weights.items()})  # compares sites and their shapes
+    first = checked_outputs(trace.nodes["_RETURN"]["value"], len(x))
+    target = likelihood.checked(first, y)
+    likelihood.check_values(first, target)
+    outputs, logs = [], []
+    for some in cuts(count, max(1, _BLOCK // max(1, first.numel()))):
+        f = way.outputs({name: value[some] for name, value in weights.items()}, x, some.stop - some.start)
+        logs.append(likelihood.distribution(f).log_prob(target).to(F64))
+        outputs.append(f)
+    each = torch.cat(logs)
+    drawn = {"y": likelihood.distribution(torch.cat(outputs)).sample()} if replicate else {}
     observed = {"y": target}
-    if likelihood.distribution(f[0]).event_shape == (1,):  # ArviZ's plots expect no dimension for a single output
+    if likelihood.distribution(first).event_shape == (1,):  # ArviZ's plots expect no dimension for a single output
         observed, drawn = ({name: value.squeeze(-1) for name, value in part.items()} for part in (observed, drawn))
-    count = observed["y"].dim()
-    names = ("point", "output")[:count] if count <= 2 else ("point", *(f"y_dim_{k}" for k in range(1, count)))
-    return JointDraws(weights, {"y": each}, each.sum(-1), log_prior, observed, {"y": names}, drawn)
+    size = observed["y"].dim()
+    names = ("point", "output")[:size] if size <= 2 else ("point", *(f"y_dim_{k}" for k in range(1, size)))
+    return JointDraws(weights, {"y": each}, each.sum(-1), _log_priors(call, weights), observed, {"y": names}, drawn)
 
 
-def _outputs_and_priors(call: ModelCall, weights: Weights) -> tuple[Tensor, Tensor]:
-    """Return f, (S, N, outputs), and log p(w), (S,), of all draws: at once, for networks of this package."""
-    model, x = call.model, call.args[0]
-    count = len(next(iter(weights.values())))
-    f, first = _visit(call, weights, 0)
-    if isinstance(model, Model) and hasattr(model, "prior_of") and set(weights) == set(model.sites):
-        logs = [model.prior_of(name).log_prob(value).to(F64) for name, value in weights.items()]
-        size = max(1, _BLOCK // max(1, f.numel()))
-        blocks = [{k: w[b : b + size] for k, w in weights.items()} for b in range(0, count, size)]
-        outputs = [model.evaluate(block, x).reshape(-1, *f.shape) for block in blocks]
-        return torch.cat(outputs), torch.stack(logs).sum(0)
-    rest = [_visit(call, weights, t) for t in range(1, count)]
-    return torch.stack([f, *(out for out, _ in rest)]), torch.stack([first, *(log for _, log in rest)])
+def _log_priors(call: ModelCall, weights: Weights) -> Tensor:
+    """Return log p(w), (S,), of all draws of a network: at once, for those of this package."""
+    if hasattr(call.model, "prior_of") and set(weights) == set(call.model.sites):
+        return torch.stack([call.model.prior_of(name).log_prob(w).to(F64) for name, w in weights.items()]).sum(0)
+    draws = ({name: value[t] for name, value in weights.items()} for t in range(len(next(iter(weights.values())))))
+    return torch.stack([_log_prior(trace_at(call, draw), draw) for draw in draws])
 
 
-def _visit(call: ModelCall, weights: Weights, t: int) -> tuple[Tensor, Tensor]:
-    """Run the model with one draw; return f, and log p(w)."""
-    x, y = call.args
-    own = {name: value[t] for name, value in weights.items()}
-    trace = trace_at(call, own)
-    f = checked_outputs(trace.nodes["_RETURN"]["value"], len(x))
-    if t == 0:
-        call.model.likelihood.check_values(f, y)
-    logs = [site["fn"].log_prob(own[n]).to(F64).sum() for n, site in sample_sites(trace).items() if n in own]
-    if not logs:
-        raise PyroDropoutError(f"the model samples none of the posterior's sites, {', '.join(own)}.")
-    return f, torch.stack(logs).sum()
+def _log_prior(trace: Trace, draw: Weights) -> Tensor:
+    """Return log p(w) of a draw, from the model's trace there."""
+    latent = [log_density(site) for name, site in sample_sites(trace).items() if name in draw]
+    if not latent:
+        raise PyroDropoutError(f"the model samples none of the posterior's sites, {', '.join(draw)}.")
+    return torch.stack(latent).sum()
 
 
 @one_at_a_time

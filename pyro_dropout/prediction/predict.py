@@ -147,34 +147,30 @@ def predict(
     for words, given in refused.items():
         if given:
             raise PyroDropoutError(f"predict does not take {words}; leave it out.")
-    if isinstance(posterior, AutoLaplace) and method != "standard" and _doubt(model, posterior):
-        warnings.warn(_doubt(model, posterior), stacklevel=5)
-    if ignored_inputs(posterior):
-        warnings.warn(ignored_inputs(posterior), IgnoredInputsWarning, stacklevel=5)
+    if isinstance(posterior, AutoLaplace) and method != "standard" and (doubt := _doubt(model, posterior)):
+        warnings.warn(doubt, stacklevel=5)
+    if ignored := ignored_inputs(posterior):
+        warnings.warn(ignored, IgnoredInputsWarning, stacklevel=5)
     if ensemble is not None and ensemble.points and not noise_of(model):
         samples = min(samples, ensemble.members)  # more would repeat functions, some of them oftener than others
     members = None if ensemble is None else min(ensemble.members, samples)
     count = 1 if method == "standard" else samples
     asked = Request(count, method, shared, seed, keep_samples, compile, chunk, progress, together)
-    if not network:
-        with _named(model, posterior):
-            found = predict_sites(call, posterior, asked)
-        for each in found.values() if isinstance(found, dict) else [found]:
-            each.members = members
-            if not isinstance(each.target_distribution, Delta):  # a value that the model computes is what it is
-                _check_numbers(each, model, posterior)
-        return found
+    found: Any
     with products_in(precision), _named(model, posterior):
         if loader is not None:
-            answer = predict_loader(model, posterior, loader, target, asked)
+            found = predict_loader(model, posterior, loader, target, asked)
+        elif x is not None:
+            found = (predict_linearised if linearised else predict_network)(model, posterior, x, asked)
         else:
-            assert x is not None
-            answer = (predict_linearised if linearised else predict_network)(model, posterior, x, asked)
-    answer.members = members
-    _check_numbers(answer, model, posterior)
-    kept = getattr(answer, "_samples", None)
-    warn_of_probabilities(model, answer.like if kept is None else kept, stacklevel=5)
-    return answer
+            found = predict_sites(call, posterior, asked)
+    for answer in found.values() if isinstance(found, dict) else [found]:
+        answer.members = members
+        if network or not isinstance(answer.target_distribution, Delta):  # a value that the model computes is what it is
+            _check_numbers(answer, model, posterior)
+    if network:
+        warn_of_probabilities(model, found.like if found._samples is None else found._samples, stacklevel=5)
+    return found
 
 
 def _points_of(model: Predictor, posterior: object, args: tuple[object, ...], kwargs: dict[str, object]) -> AnyInputs:
@@ -214,8 +210,7 @@ def _check_numbers(answer: Prediction, model: object, posterior: object) -> None
     if not bool(rows.any()):
         return
     which = rows.nonzero().flatten().tolist()
-    some = ", ".join(map(str, which[:_SHOWN])) + ", ..." * (len(which) > _SHOWN)
-    said = f"the prediction is not a number at {len(which)} of {len(rows)} points ({some})"
+    said = f"the prediction is not a number at {len(which)} of {len(rows)} points ({_some(which)})"
     if names := _not_numbers(model, posterior):
         raise DivergedError(f"{said}: NaN is in {names}. {_SOUND}")
     raise DivergedError(
@@ -241,7 +236,11 @@ def _not_numbers(model: object, posterior: object) -> str:
     """Return the names of some parameters and statistics that are NaN, for messages; "" if there are none."""
     parts = [part for part in (posterior, model) if isinstance(part, nn.Module)]
     named = dict(pair for part in parts for pair in (*part.named_parameters(), *part.named_buffers()))
-    found = [name for name, value in named.items() if bool(value.isnan().any())]
+    return _some([name for name, value in named.items() if bool(value.isnan().any())])
+
+
+def _some(found: list[Any]) -> str:
+    """Return the first few of them."""
     return ", ".join(map(repr, found[:_SHOWN])) + ", ..." * (len(found) > _SHOWN)
 
 

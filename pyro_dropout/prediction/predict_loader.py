@@ -33,7 +33,7 @@ def predict_loader(
     rest = replace(asked, seed=seed if shared else None, progress=False)
     found: list[Any] = []
     kept = 0
-    with seeded(None if shared or linearised else seed, device):
+    with seeded(None if shared else seed, device):
         for batch in tqdm(loader, disable=not asked.progress, unit="batch", desc="predict"):
             if target is None and isinstance(batch, tuple | list) and len(batch) > 1:
                 raise PyroDropoutError(
@@ -41,12 +41,9 @@ def predict_loader(
                     " predict(model, posterior, loader, target=1); if all are inputs, give them as one: ((a, b),)."
                 )
             x = check_inputs(without(batch, target), "x of a batch").to(device)
-            if linearised:
-                found.append(predict_linearised(model, posterior, x, replace(asked, progress=False)))
-                continue
             if shared and rest.together is None:
                 rest = replace(rest, together=walk_of(model, posterior, x, rest).together)
-            answer = predict_network(model, posterior, x, rest)
+            answer = (predict_linearised if linearised else predict_network)(model, posterior, x, rest)
             found.append(answer)
             kept += 0 if answer._samples is None else answer._samples.numel()
             if not asked.keeps(kept):  # all or none

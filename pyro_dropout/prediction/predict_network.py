@@ -14,14 +14,7 @@ from pyro_dropout.generative.likelihoods import likelihood_of
 from pyro_dropout.generative.likelihoods.moments import Running, Sums, block_sums
 from pyro_dropout.prediction.blocks import Block, Walk
 from pyro_dropout.prediction.prediction import Prediction
-from pyro_dropout.prediction.weight_draws import (
-    FunctionDraws,
-    KeptDraws,
-    MeanWeights,
-    PerExample,
-    WeightDraws,
-    WholeFunctions,
-)
+from pyro_dropout.prediction.weight_draws import PerExample, WholeFunctions, whole_functions
 from pyro_dropout.protocols import FunctionPosterior, HasDraws, Likelihood, Predictor
 
 Keep = Literal["auto"] | bool
@@ -71,34 +64,28 @@ def predict_network(model: Predictor, posterior: object, x: AnyInputs, asked: Re
 
 def shares_draws(posterior: object, asked: Request) -> bool:
     """Whether all points share each draw, which is then a whole function."""
-    kept = isinstance(posterior, HasDraws)
-    return asked.shared or kept or not callable(posterior) or bool(getattr(posterior, "whole_functions", False))
+    whole = isinstance(posterior, HasDraws | FunctionPosterior) or not callable(posterior)
+    return asked.shared or whole or bool(getattr(posterior, "whole_functions", False))
 
 
 def walk_of(model: Predictor, posterior: object, x: AnyInputs, asked: Request) -> Walk:
     """Return the walk, ready to run; raise with advice if weights cannot be drawn for each point."""
+    way = whole_functions(model, posterior, asked.method, asked.samples)
+    if isinstance(posterior, FunctionPosterior):  # points in different blocks would lie on different functions
+        asked = replace(asked, chunk=max(asked.chunk or _ROWS, len(x)), compile=False)
+    else:
+        check_single_points(model, x)
 
-    def walk(draws: WeightDraws) -> Walk:
+    def walk(draws: WholeFunctions) -> Walk:
         how = {"chunk": asked.chunk, "seed": asked.seed, "together": asked.together}
         return Walk(draws, x, asked.samples, compile=asked.compile, **how)
 
-    if not isinstance(posterior, FunctionPosterior):
-        check_single_points(model, x)
-    if asked.method == "standard":
-        return walk(MeanWeights(model, posterior))
-    if isinstance(posterior, FunctionPosterior):
-        # Points in different blocks would lie on different functions, so a block has all of them.
-        asked = replace(asked, chunk=max(asked.chunk or _ROWS, len(x)), compile=False)
-        return walk(FunctionDraws(model, posterior))
-    if isinstance(posterior, HasDraws):
-        return walk(KeptDraws(model, posterior, asked.samples))
-    if shares_draws(posterior, asked) or takes_all(model):
-        return walk(WholeFunctions(model, posterior))
+    if asked.method == "standard" or shares_draws(posterior, asked) or takes_all(model):
+        return walk(way)
     try:
         return walk(PerExample(model, posterior))
     except PyroDropoutError as cause:
-        x, asked = x[:1], replace(asked, samples=1)
-        walk(WholeFunctions(model, posterior))  # not an error of per-point draws if this fails too
+        Walk(way, x[:1], 1)  # not an error of per-point draws if this fails too
         raise PyroDropoutError(
             f"weights cannot be drawn for each data point here: {cause} Write predict(..., shared=True)."
         ) from cause

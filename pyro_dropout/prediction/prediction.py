@@ -29,8 +29,6 @@ from pyro_dropout.mathematics.checks import check_dense, check_finite, check_lev
 from pyro_dropout.prediction.tails import Tails, is_whole, log_tails, mixed, mixture_ends
 from pyro_dropout.protocols import Distribution, Likelihood
 
-_Compute = Callable[..., Tensor]
-
 _PIECE = 2**22  # numbers of the samples that are processed at once
 
 
@@ -150,14 +148,8 @@ class Prediction:
         if self._target_dims > 1:
             raise PyroDropoutError("covariance is for points with targets in a row, (N, D); this one has maps of them.")
         noise = torch.diag_embed(self._sums["noise"] / self._count)
-        return noise + self._of_draws(block_outer, mean, noise.shape) / self._count
-
-    def _of_draws(self, reduce: _Compute, of_points: Tensor, shape: torch.Size) -> Tensor:
-        """Return what all draws give, for some points at a time, in float64."""
-        found = torch.empty(shape, dtype=F64, device=self.like.device)
-        for points in self.pieces():
-            found[points] = reduce(self.distribution_at(points), of_points[points])
-        return found
+        spread = self._by_piece(lambda n, mean: block_outer(self.distribution_at(n), mean), mean, noise.shape)
+        return noise + spread / self._count
 
     # --- the whole distribution ---------------------------------------------------------------------------------------
 
@@ -170,7 +162,8 @@ class Prediction:
 
     def log_prob(self, y: Tensor) -> Tensor:
         """Return log p(y | x) ≈ logsumexp_t log p(y | f_t) - log T of each point, (N,); samples must be kept."""
-        found = self._of_draws(block_log_prob, (y := self.checked_targets(y)), y.shape[:1])
+        y = self.checked_targets(y)
+        found = self._by_piece(lambda n, y: block_log_prob(self.distribution_at(n), y), y, y.shape[:1])
         return (found - math.log(self._count)).to(self.like)
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
@@ -266,21 +259,16 @@ class Prediction:
     def undefined(self) -> Tensor:
         """Return at which points the moments are not finite, and should be: the outputs were not, (N,)."""
         mean, noise = self._sums["mean"], self._sums["noise"]
-        rows = (~mean.isfinite()).reshape(len(mean) if mean.dim() else 1, -1).any(1)
-        rows |= noise.isnan().reshape(len(rows), -1).any(1)
-        if not bool(rows.any()):
-            return rows
+        rows = (~mean.isfinite() | noise.isnan()).reshape(len(mean) if mean.dim() else 1, -1).any(1)
         if self._samples is None:
-            return rows if self._has_moments() else torch.zeros_like(rows)
+            return rows & self._has_moments()
         outputs = self._samples.reshape(len(self._samples), len(rows), -1)
         return rows & ~outputs.isfinite().all(-1).all(0)  # finite ones may have moments that are not
 
     def _has_moments(self) -> bool:
         """Whether the targets have a mean and a variance, at outputs of zero."""
-        return all(
-            bool(each.isfinite().all())
-            for each in moments_of(self.likelihood.distribution(torch.zeros_like(self.like))).values()
-        )
+        moments = moments_of(self.likelihood.distribution(torch.zeros_like(self.like)))
+        return all(bool(each.isfinite().all()) for each in moments.values())
 
     # --- checks -------------------------------------------------------------------------------------------------------
 
@@ -327,7 +315,7 @@ class Prediction:
 
     def log_tails(self, y: Tensor) -> Tails:
         """Return log P(Y ≤ y) and log P(Y ≥ y) of each target under the mixture of the draws, in float64."""
-        return self._by_piece(self.tails_at, y)
+        return self._tails(self.tails_at, y)
 
     def tail_ends(self, log_tail: Tensor) -> Tails:
         """Return the least y with log P(Y ≤ y) ≥ log_tail, and the greatest with log P(Y ≥ y) ≥ log_tail, in float64.
@@ -341,15 +329,21 @@ class Prediction:
             tails = functools.partial(self.tails_at, points)
             return mixture_ends(self.target_distribution, self.distribution_at(points), tails, near, log_tail)
 
-        return self._by_piece(ends, log_tail)
+        return self._tails(ends, log_tail)
 
-    def _by_piece(self, compute: Callable[[Points, Tensor], Tails], of_targets: Tensor) -> Tails:
-        """Return two numbers for each target, computed for some points at a time; samples must be kept."""
-        found = torch.empty((2, *self.mean.shape), dtype=F64, device=self.like.device)
-        given = of_targets.to(found).expand(found[0].shape)
+    def _tails(self, compute: Callable[[Points, Tensor], Tails], of_targets: Tensor) -> Tails:
+        """Return two numbers for each target."""
+        mean = self._sums["mean"]
+        given = of_targets.to(mean).expand(mean.shape)
+        found = self._by_piece(lambda n, own: torch.stack(compute(n, own), -1), given, (*mean.shape, 2))
+        return found[..., 0], found[..., 1]
+
+    def _by_piece(self, compute: Callable[[Points, Tensor], Tensor], given: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Return what ``compute`` finds for some points at a time, in float64; samples must be kept."""
+        found = torch.empty(shape, dtype=F64, device=self.like.device)
         for points in self.pieces():
-            found[0][points], found[1][points] = compute(points, given[points])
-        return found[0], found[1]
+            found[points] = compute(points, given[points])
+        return found
 
     def tails_at(self, points: Points, y: Tensor) -> Tails:
         """Return log P(Y ≤ y) and log P(Y ≥ y) under the mixture of the draws at some points, (points, D)."""

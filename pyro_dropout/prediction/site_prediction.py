@@ -41,8 +41,8 @@ from pyro_dropout.mathematics.checks import check_dense, check_level, describe
 from pyro_dropout.prediction.predict_network import Request
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.prediction.tails import Tails, is_whole, log_tails, mixed
-from pyro_dropout.prediction.weight_draws import MOST_NUMBERS, KeptDraws, MeanWeights, WeightDraws, WholeFunctions
-from pyro_dropout.protocols import Distribution, HasDraws, Message, Weights
+from pyro_dropout.prediction.weight_draws import MOST_NUMBERS, whole_functions
+from pyro_dropout.protocols import Distribution, Message, Weights
 from pyro_dropout.training.fit import place_of
 
 
@@ -252,11 +252,7 @@ def predict_sites(call: ModelCall, posterior: object, asked: Request) -> SitePre
 
 def _draws(call: ModelCall, posterior: object, asked: Request) -> Iterator[Weights]:
     """Yield draws of the latent sites, one at a time; they are made in batches."""
-    way: WeightDraws = WholeFunctions(call.model, posterior)
-    if asked.method == "standard":
-        way = MeanWeights(call.model, posterior)
-    elif isinstance(posterior, HasDraws):  # each used once before any is repeated
-        way = KeptDraws(call.model, posterior, asked.samples)
+    way = whole_functions(call.model, posterior, asked.method, asked.samples)
     way.begin()
     left, together = asked.samples, 1
     while left:

@@ -3,7 +3,6 @@
 With a draw for each data point no weights are held: masks are drawn inside the forward pass.
 """
 
-from abc import ABC, abstractmethod
 from typing import Any, cast
 
 import pyro
@@ -69,26 +68,32 @@ def checked_outputs(f: object, count: int) -> Tensor:
     return f
 
 
-class WeightDraws(ABC):
-    """A way to put a posterior's weights into a model."""
+class WholeFunctions:
+    """Weights that all data points share, so that one draw is one function; the other ways are subclasses of it."""
 
     def __init__(self, model: Predictor, posterior: object) -> None:
         self.model, self.posterior = model, posterior
 
-    def begin(self) -> None:  # noqa: B027 (most ways need no preparation)
+    def begin(self) -> None:
         """Prepare for a new pass over all draws."""
 
-    @abstractmethod
     def draw(self, count: int, call: ModelCall) -> Weights:
         """Return ``count`` draws of the weights that are held while some passes use them; a guide gets ``call``."""
+        return latent_draws(self.posterior, count, call)
 
-    @abstractmethod
     def outputs(self, weights: Weights, x: AnyInputs, count: int) -> Tensor:
-        """Return the model's outputs with these weights, (count, N, D)."""
+        """Return the model's outputs with these weights, (count, N, D); networks run all draws at once."""
+        model: object = self.model
+        if isinstance(model, Model) and set(weights) == set(model.sites):
+            return checked_outputs(model.evaluate(weights, x), len(x)).reshape(count, len(x), -1)
+        with poutine.block(expose_types=["param"]), _NothingFromThePrior():
+            each = [poutine.condition(self.model, data={k: w[t] for k, w in weights.items()}) for t in range(count)]
+            return torch.stack([checked_outputs(run(x), len(x)) for run in each])
 
-    @abstractmethod
     def most(self, samples: int, like: AnyInputs) -> int:
         """Return how many draws may be held at once, or run in one forward pass."""
+        size = sum(value.numel() for value in self.draw(1, ModelCall(self.model, (like,))).values())
+        return max(1, min(samples, MOST_NUMBERS // max(1, size)))
 
     def one(self, x: AnyInputs) -> Tensor:
         """Return the outputs of one draw, (1, N, D)."""
@@ -99,29 +104,7 @@ class WeightDraws(ABC):
         return self.one(x)
 
 
-class WholeFunctions(WeightDraws):
-    """Weights that all data points share, so that one draw is one function."""
-
-    def draw(self, count: int, call: ModelCall) -> Weights:
-        """Return ``count`` draws of all weights."""
-        return latent_draws(self.posterior, count, call)
-
-    def outputs(self, weights: Weights, x: AnyInputs, count: int) -> Tensor:
-        """Run the model once for each draw; networks run all of them at once."""
-        model: object = self.model
-        if isinstance(model, Model) and set(weights) == set(model.sites):
-            return checked_outputs(model.evaluate(weights, x), len(x)).reshape(count, len(x), -1)
-        with poutine.block(expose_types=["param"]), _NothingFromThePrior():
-            each = [poutine.condition(self.model, data={k: w[t] for k, w in weights.items()}) for t in range(count)]
-            return torch.stack([checked_outputs(run(x), len(x)) for run in each])
-
-    def most(self, samples: int, like: AnyInputs) -> int:
-        """Return how many draws may be held at once."""
-        size = sum(value.numel() for value in self.draw(1, ModelCall(self.model, (like,))).values())
-        return max(1, min(samples, MOST_NUMBERS // max(1, size)))
-
-
-class PerExample(WeightDraws):
+class PerExample(WholeFunctions):
     """Separate weights for every pair of a draw and a data point: draws are repeated points of one forward pass."""
 
     _flips = False
@@ -206,6 +189,15 @@ class FunctionDraws(WholeFunctions):
         """Return functions at all of x together."""
         assert isinstance(x, Tensor)
         return checked_outputs(self.posterior.sample_functions(x, count), len(x)).reshape(count, len(x), -1)
+
+
+def whole_functions(model: Predictor, posterior: object, method: str, samples: int) -> WholeFunctions:
+    """Return the way in which all points share each draw of this posterior."""
+    if method == "standard":
+        return MeanWeights(model, posterior)
+    if isinstance(posterior, FunctionPosterior):
+        return FunctionDraws(model, posterior)
+    return KeptDraws(model, posterior, samples) if isinstance(posterior, HasDraws) else WholeFunctions(model, posterior)
 
 
 class _CoinFlips(Messenger):
