@@ -33,7 +33,7 @@ _MOVED = {
     "prediction": "FleetPrediction LinearisedPrediction predict_fleet Prediction SampledPosterior SitePrediction",
     "judging": """
         brier Cascade cascade Conformal coverage_curve CoverageCurve elbo_report ElboReport
-        interval_score pit plot_pit predictive_distance PredictiveDistance refit_tau refit_temperature
+        interval_score pit predictive_distance PredictiveDistance refit_tau refit_temperature
         rejection_curve RejectionCurve Reliability reliability rescale Support tempered thompson
         UncertaintyPercentile with_tau
     """,

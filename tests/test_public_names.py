@@ -56,7 +56,7 @@ MultiplicativeNormal Poisson Prediction PredictiveDistance Prior PyroDropoutErro
 Reliability RowMixture SBC SVI SampledPosterior SecondLayer ShapeError SingularError SitePrediction Standardised
 UncertaintyPercentile Update brier cascade co2 compare conjugate coverage coverage_curve crps defer dropout_objective
 ece elbo_report finite_rank_features finite_rank_log_marginal fit from_dropout gp_posterior implied_length_scale
-inverse_decay khat kl kl_gap label_entropy load loo nuts optimizer_weight_decay per_example pit plot_kl_gap plot_pit
+inverse_decay khat kl kl_gap label_entropy load loo nuts optimizer_weight_decay per_example pit plot_kl_gap
 precision predict predict_fleet predictive_distance refit_tau refit_temperature rejection_curve reliability rescale
 save sbc second_layer_features standardised_precision tempered thompson to_arviz weight_decay with_tau
 """

@@ -127,11 +127,8 @@ class LastLayer:
     features: Tensor | None
 
 
-def last_layer(model: Any, weights: Weights, x: AnyInputs, *, sure: bool = False) -> LastLayer:
-    """Run a ``BayesianNet`` once, and return its last layer with what came into it.
-
-    If the network is known to be a stack of plain layers, ``sure``, f = W φ + b needs no check.
-    """
+def last_layer(model: Any, weights: Weights, x: AnyInputs) -> LastLayer:
+    """Run a ``BayesianNet`` once, and return its last layer with what came into it."""
     runs: list[tuple[str, nn.Module, Tensor | None, object, int | None]] = []
     returned: list[object] = []
     random = {id(model.net.get_parameter(name)): name for name in model.sites}
@@ -182,7 +179,7 @@ def last_layer(model: Any, weights: Weights, x: AnyInputs, *, sure: bool = False
         and isinstance(whole, Tensor)
         and (output.numel(), output.data_ptr()) == (whole.numel(), whole.data_ptr())
         and version in (None, output._version if version is not None else None)
-        and (sure or _affine(f, features, weights[weight], weights.get(weight[:-6] + "bias", last.bias)))
+        and _affine(f, features, weights[weight], weights.get(weight[:-6] + "bias", last.bias))
     )
     return LastLayer(path, sites, linear, f, features if linear else None)
 

@@ -18,7 +18,6 @@ from .scores.calibration import CoverageCurve as CoverageCurve
 from .scores.calibration import UncertaintyPercentile as UncertaintyPercentile
 from .scores.calibration import coverage_curve as coverage_curve
 from .scores.calibration import pit as pit
-from .scores.calibration import plot_pit as plot_pit
 from .scores.calibration import rescale as rescale
 from .scores.class_calibration import Reliability as Reliability
 from .scores.class_calibration import brier as brier

@@ -14,7 +14,7 @@ from torch import Tensor
 from pyro_dropout.errors import PyroDropoutError, ShapeError
 from pyro_dropout.generative.likelihoods.moments import is_class
 from pyro_dropout.generative.own_noise import check_no_noise
-from pyro_dropout.judging.checked_prediction import check_numbers, check_prediction, checked_targets
+from pyro_dropout.judging.checked_prediction import check_prediction, checked_targets
 from pyro_dropout.mathematics.checks import check_choice, check_finite, check_non_negative, check_number, check_rate
 from pyro_dropout.mathematics.shapes import Bool, Float, Int
 from pyro_dropout.prediction.plot_style import axes_or_new
@@ -194,25 +194,12 @@ class Cascade:
         self.weak.check_classes("probs")
         return self.mean
 
-    def log_prob(self, y: Tensor) -> Tensor:
-        """Return log p(y | x) of each input, from the model that predicted it, (N,)."""
-        found = self.weak.log_prob(y)
-        if self.strong is not None:
-            found = found.index_put((self.deferred,), self.strong.log_prob(y.to(found.device)[self.deferred]).to(found))
-        return found
-
     def accuracy(self, y: Tensor) -> float:
         """Return how often the most probable class is right; with a Bernoulli likelihood, over all N·D targets."""
         self.weak.check_classes("accuracy(y)")
         y = checked_targets(self.weak, y)
         right = self.mean.argmax(-1) == y if self.weak.one_of_several else (self.mean > 0.5) == (y > 0.5)
         return right[self.weak.counted(y)].to(_F64).mean().item()
-
-    def rmse(self, y: Tensor) -> float:
-        """Return the root mean squared error over all N·D targets, in units of y."""
-        check_numbers(self.weak, "rmse(y)")
-        y = checked_targets(self.weak, y)
-        return (self.mean.to(_F64) - y.to(_F64)).square().mean().sqrt().item()
 
 
 def cascade(

@@ -4,7 +4,6 @@ One draw is one function: all data points share its weights, so log p(y, w) is a
 and their likelihood come from the model's trace; for networks of this package, from the likelihood at the outputs.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -36,12 +35,11 @@ from pyro_dropout.prediction.blocks import cuts
 from pyro_dropout.prediction.weight_draws import WholeFunctions, checked_outputs, draws_with_density, of_members
 from pyro_dropout.protocols import Message, Trace, Weights
 from pyro_dropout.training.fit import place_of
-from pyro_dropout.training.fleet.fleet import Fleet
 
 F64 = torch.float64
 SAMPLED = "draws of a sampler come from the posterior itself and have no density q(w)."
 _BLOCK = 2**22  # outputs of the model that are held in one forward pass
-_PER_DRAW = ("weights", "log_likelihood", "log_data", "log_prior", "replicated", "deterministic", "log_q")
+_PER_DRAW = ("weights", "log_likelihood", "log_data", "log_prior", "replicated", "deterministic")
 
 
 @dataclass(frozen=True)
@@ -65,17 +63,6 @@ class JointDraws:
     def log_joint(self) -> Tensor:
         """Log p(y, w), (chains, draws)."""
         return self.log_data + self.log_prior
-
-
-def _changed(chains: list[JointDraws], change: Callable[[list[Tensor]], Tensor]) -> JointDraws:
-    """Return the first of some draws, with each tensor that has a row for each draw made from those of all."""
-
-    def made(parts: list[Any]) -> Any:
-        if isinstance(parts[0], dict):
-            return {name: change([part[name] for part in parts]) for name in parts[0]}
-        return None if any(part is None for part in parts) else change(parts)
-
-    return replace(chains[0], **{name: made([getattr(chain, name) for chain in chains]) for name in _PER_DRAW})
 
 
 def _weigh_traces(call: ModelCall, weights: Weights, replicate: bool) -> JointDraws:
@@ -197,9 +184,9 @@ def joint_draws(
     """Draw whole functions from a posterior and compute the densities of each.
 
     Args:
-        call: a model and its arguments, data included; the model may be None for a fleet.
-        posterior: a guide; a fleet, whose replicas are chains; or anything with ``weights`` of shape (chains, draws,
-            ...), which is thinned evenly if it has more than ``samples`` per chain.
+        call: a model and its arguments, data included.
+        posterior: a guide; or anything with ``weights`` of shape (chains, draws, ...), which is thinned evenly if it
+            has more than ``samples`` per chain.
         samples: draws of each chain.
         seed: makes the draws reproducible.
         replicate: whether to draw data from each draw as well.
@@ -207,18 +194,22 @@ def joint_draws(
     """
     check_count("samples", samples)
     check_seed(seed)
-    pairs = list(posterior) if isinstance(posterior, Fleet) else [(call.model, posterior)]
-    calls = [checked_call(ModelCall(model, call.args, call.kwargs)) for model, _ in pairs]
-    parts = [part for pair in pairs for part in pair]
-    device = place_of(parts, call)
-    with evaluating(*parts):
+    call = checked_call(call)
+    device = place_of([call.model, posterior], call)
+    call = call.to(device)
+    with evaluating(call.model, posterior):
         with seeded(seed, device):
-            drawn = [_drawn(each.to(device), q, samples, by_member) for each, (_, q) in zip(calls, pairs, strict=True)]
+            weights, log_q, why = _drawn(call, posterior, samples, by_member)
+        shape = next(iter(weights.values())).shape[:2]
         # Draws of y use separate random numbers, so that the weights are the same with and without them.
         with seeded(None if seed is None else seed + 1, device):
-            chains = [_weighed(each.to(device), *own, replicate) for each, own in zip(calls, drawn, strict=True)]
-    why = next((chain.why for chain in chains if chain.why), "")
-    return replace(_changed(chains, torch.cat), why=why)
+            weigh = _weigh_network if speaks_by_likelihood(call) else _weigh_traces
+            found = weigh(call, {name: value.flatten(0, 1) for name, value in weights.items()}, replicate)
+
+    def by_chain(value: Any) -> Any:
+        return {k: by_chain(v) for k, v in value.items()} if isinstance(value, dict) else value.unflatten(0, shape)
+
+    return replace(found, **{name: by_chain(getattr(found, name)) for name in _PER_DRAW}, log_q=log_q, why=why)
 
 
 def checked_call(call: ModelCall) -> ModelCall:
@@ -252,11 +243,3 @@ def _drawn(call: ModelCall, posterior: object, samples: int, by_member: bool) ->
         drawn, density, why = draws_with_density(call, posterior, samples)
     weights = {name: value.to(place).unflatten(0, shape) for name, value in drawn.items()}
     return weights, None if density is None else density.to(place, F64).unflatten(0, shape), why
-
-
-def _weighed(call: ModelCall, weights: Weights, log_q: Tensor | None, why: str, replicate: bool) -> JointDraws:
-    """Return the chains of one model and one posterior: one, or as many as a sampler has."""
-    shape = next(iter(weights.values())).shape[:2]
-    weigh = _weigh_network if speaks_by_likelihood(call) else _weigh_traces
-    found = weigh(call, {name: value.flatten(0, 1) for name, value in weights.items()}, replicate)
-    return replace(_changed([found], lambda parts: parts[0].unflatten(0, shape)), log_q=log_q, why=why)

@@ -9,16 +9,16 @@ from typing import cast
 
 import torch
 from pyro.distributions import Delta
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.inputs import AnyInputs, copies, takes_all
-from pyro_dropout.generative.jacobians import Jacobians, check_single_points, last_layer, runs_by_row
+from pyro_dropout.generative.jacobians import Jacobians, check_single_points, last_layer
 from pyro_dropout.generative.likelihoods import Gaussian, HeteroscedasticGaussian, likelihood_of
 from pyro_dropout.generative.likelihoods.moments import F64
 from pyro_dropout.generative.networks import BayesianNet
-from pyro_dropout.generative.own_noise import noise_of, silent
+from pyro_dropout.generative.own_noise import silent
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.guides.ensemble import Ensemble
@@ -28,9 +28,8 @@ from pyro_dropout.prediction.linearised_prediction import LinearisedPrediction
 from pyro_dropout.prediction.predict_network import Request, frozen
 from pyro_dropout.protocols import HasMoments, Likelihood, Model, Weights
 
-_ON_CPU, _ON_GPU = 2**24, 2**28  # numbers of the Jacobians that are held at once
-_CPU_BYTES, _GPU_BYTES = 2**30, 2**33  # of the largest tensor in a pass
-_POINTS, _POINTS_ON_GPU = 8192, 2**15  # the most that run together
+# Numbers of the Jacobians that are held at once, bytes of the largest tensor in a pass, and points that run together.
+_ON_CPU, _ON_GPU = (2**24, 2**30, 2**13), (2**28, 2**33, 2**15)
 _MOST = 2**30  # numbers in the Jacobian of one point, in all covariances, and in what all points share
 
 
@@ -83,28 +82,21 @@ def _outputs(model: Model, guide: HasMoments, x: AnyInputs, asked: Request) -> t
         of = getattr(guide, "posterior", lambda name: None)
         free = [name for name in weights if not isinstance(of(name), Delta)]
     count, whole = len(x), takes_all(model)
-    plain = not asked.shared and not whole and _is_plain(model, free)
-    last = _last_layer(model, guide, weights, free, x[:2], sure=True) if plain else None
-    near = None
+    near = Jacobians(model, weights, free, x)
+    last = None if asked.shared else _last_layer(model, guide, weights, free, x if whole else x[:2])
     if last is None:
-        near = Jacobians(model, weights, free, x)
-        last = None if asked.shared else _last_layer(model, guide, weights, free, x if whole else x[:2])
-        if last is None:
-            each = near.width * near.numbers
-            _check_size("the Jacobian with respect to the random weights", count * each if whole else each, _MOST)
-    width = len(weights[free[0]]) if near is None else near.width
-    _check_size("the covariances of the outputs at all points", count * width**2, _MOST // 4)
+        each = near.width * near.numbers
+        _check_size("the Jacobian with respect to the random weights", count * each if whole else each, _MOST)
+    _check_size("the covariances of the outputs at all points", count * near.width**2, _MOST // 4)
     means: list[Tensor] = []
     covariances: list[Tensor] = []
     roots: list[Tensor] = []
 
     def run(block: Block) -> tuple[Tensor, Tensor]:
         """Return E[f], and Cov[f] of each point or, if points are shared, the root of their covariance."""
-        nonlocal near
         found = None if last is None else last(x[block.points])
         if found is not None:
             return found
-        near = near or Jacobians(model, weights, free, x)
         f, rows = near.rows(x[block.points])
         if not rows:
             return f, f.new_zeros(*f.shape, 0 if asked.shared else near.width)
@@ -121,8 +113,7 @@ def _outputs(model: Model, guide: HasMoments, x: AnyInputs, asked: Request) -> t
             roots.append(found[1].flatten(0, 1))
         bar.update(len(found[0]))
 
-    most = _POINTS_ON_GPU if x.is_cuda else _POINTS
-    size = asked.chunk or (most if near is None else _points_at_once(near, x, last is not None))
+    size = asked.chunk or _points_at_once(near, x, last is not None)
     one = slice(0, 1)
     blocks = [Block(one, one, points, whole) for points in cuts(count, count if whole else size)]
     with tqdm(total=count, disable=not asked.progress, unit="point", desc="predict") as bar:
@@ -131,24 +122,12 @@ def _outputs(model: Model, guide: HasMoments, x: AnyInputs, asked: Request) -> t
     return mean, covariance, _squared(torch.cat(roots)) if asked.shared else covariance[:0]
 
 
-def _is_plain(model: Model, free: list[str]) -> bool:
-    """Whether a network is a stack of plain layers and only its last one, a Linear, is random: nothing to try out."""
-    net = model.model if isinstance(model, Standardised) else model
-    if not isinstance(net, BayesianNet) or not isinstance(net.net, nn.Sequential) or not runs_by_row(net.net):
-        return False
-    path, last = list(net.net._modules.items())[-1]  # named_children would leave out one that is there twice
-    hooked = any(module._forward_hooks or module._forward_pre_hooks for module in net.net.modules())
-    own = {f"{path}.weight", f"{path}.bias"}
-    return type(last) is nn.Linear and bool(free) and set(free) <= own and not hooked and not noise_of(net)
-
-
 def _points_at_once(near: Jacobians, x: AnyInputs, last: bool) -> int:
     """Return how many points keep the Jacobian, and the largest tensors of the passes behind it, small."""
-    passes = 1 if last else 1 + near.width
-    numbers, memory = (_ON_GPU, _GPU_BYTES) if x.is_cuda else (_ON_CPU, _CPU_BYTES)
-    most = _POINTS if last else min(_POINTS, numbers // max(1, near.width * near.numbers))
-    each = bytes_per_row(lambda rows: near.outputs(copies(x[:1], rows)))
-    return max(1, min(most, memory // max(1, each * passes)))
+    numbers, memory, most = _ON_GPU if x.is_cuda else _ON_CPU
+    each, passes = bytes_per_row(lambda rows: near.outputs(copies(x[:1], rows))), 1 if last else 1 + near.width
+    fit = most if last else numbers // max(1, near.width * near.numbers)
+    return max(1, min(most, fit, memory // max(1, each * passes)))
 
 
 def _squared(root: Tensor) -> Tensor:
@@ -157,11 +136,11 @@ def _squared(root: Tensor) -> Tensor:
 
 
 def _last_layer(
-    model: Model, guide: HasMoments, weights: Weights, free: list[str], x: AnyInputs, *, sure: bool = False
+    model: Model, guide: HasMoments, weights: Weights, free: list[str], x: AnyInputs
 ) -> Callable[[AnyInputs], tuple[Tensor, Tensor] | None] | None:
     """Return a function of x that gives E[f] and Cov[f] from what enters the last layer, if only that is random.
 
-    It returns None where the outputs are not those of a linear layer; unless ``sure``, tried with some points ``x``.
+    It returns None where the outputs are not those of a linear layer, as is tried with some points ``x``.
     """
     outer = model if isinstance(model, Standardised) else None
     net = model if outer is None else outer.model
@@ -174,7 +153,7 @@ def _last_layer(
 
     def outputs(x: AnyInputs) -> tuple[Tensor, Tensor] | None:
         with silent():
-            found = last_layer(net, weights, x if outer is None else outer.standard_x(cast(Tensor, x)), sure=sure)
+            found = last_layer(net, weights, x if outer is None else outer.standard_x(cast(Tensor, x)))
         if found.features is None or not set(free) <= set(found.sites):
             return None
         covariance: Tensor = guide.layer_covariance(found.features, free)
@@ -185,7 +164,7 @@ def _last_layer(
         return outer.raw(found.outputs), covariance * factor.mT * factor
 
     try:
-        return None if not sure and outputs(x) is None else outputs
+        return None if outputs(x) is None else outputs
     except PyroDropoutError:  # it is not known which layer is the last
         return None
 

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
-from pyro.distributions import Delta
 from torch import nn
 
 from pyro_dropout.errors import DivergedError, IgnoredInputsWarning, PyroDropoutError
@@ -61,8 +60,8 @@ def predict(
     """Predict a model's outputs or sites at new data, averaged over draws of its posterior.
 
     For a network, the targets at ``x``: draws are summed as they come, so that memory does not grow with their number,
-    and the network runs in evaluation mode. For any other Pyro model, all sites that the posterior does not have,
-    observed or not: one run of the model for each draw.
+    and the network runs in evaluation mode. For any other Pyro model, all random sites that the posterior does not
+    have, observed or not: one run of the model for each draw.
 
     Args:
         model: a network of this package, ``model(x)``, which returns its outputs f, (N, D); or any Pyro model.
@@ -166,8 +165,7 @@ def predict(
             found = predict_sites(call, posterior, asked)
     for answer in found.values() if isinstance(found, dict) else [found]:
         answer.members = members
-        if network or not isinstance(answer.target_distribution, Delta):  # a value that the model computes is what it is
-            _check_numbers(answer, model, posterior)
+        _check_numbers(answer, model, posterior)
     if network:
         warn_of_probabilities(model, found.like if found._samples is None else found._samples, stacklevel=5)
     return found

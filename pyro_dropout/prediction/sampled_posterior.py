@@ -15,7 +15,7 @@ class SampledPosterior:
     """Draws of a network's weights from its posterior, chain by chain; a posterior that ``predict`` takes.
 
     Weights of a network are not identified: hidden units can be exchanged, and two chains that agree about the function
-    may disagree about every weight. Use ``rhat_of`` and ``ess_of`` on outputs, not on weights.
+    may disagree about every weight. Use ``rhat_of`` on outputs, not on weights.
 
     Attributes:
         weights: {site: (chains, draws, *shape)}.
@@ -87,20 +87,12 @@ class SampledPosterior:
 
         It is that of Vehtari, Gelman, Simpson, Carpenter and Bürkner (2021), by ArviZ, and 1 for constant values.
         """
-        return self._by_arviz("rhat", values, 1.0)
-
-    def ess_of(self, values: Tensor) -> Tensor:
-        """Return the effective sample size for the mean of values (chains, draws, ...); shape (...)."""
-        return self._by_arviz("ess", values, float(self.num_chains * self.num_draws))
-
-    def _by_arviz(self, name: str, values: Tensor, constant: float) -> Tensor:
         import arviz
 
         shape = (self.num_chains, self.num_draws)
         if values.shape[:2] != shape:
             raise ShapeError(f"values must begin with (chains, draws) = {shape}; got shape {tuple(values.shape)}.")
-        of = getattr(arviz, name)
         each = values.detach().to("cpu", torch.float64).reshape(*shape, -1).unbind(-1)
         with np.errstate(divide="ignore", invalid="ignore"):  # for a chain that never moved
-            found = [constant if bool((v == v[0, 0]).all()) else float(of(v.contiguous().numpy())) for v in each]
+            found = [1.0 if bool((v == v[0, 0]).all()) else float(arviz.rhat(v.contiguous().numpy())) for v in each]
         return torch.tensor(found, dtype=torch.float64).reshape(values.shape[2:])

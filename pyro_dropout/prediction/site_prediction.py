@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from pyro.distributions import Delta
 from torch import Tensor
 from tqdm.auto import tqdm
 
@@ -21,7 +20,6 @@ from pyro_dropout.generative.likelihoods.moments import (
     Running,
     Sums,
     base_of,
-    indicator_covariance,
     is_class,
     is_normal,
     moments_of,
@@ -59,7 +57,6 @@ class SitePrediction(Prediction):
 
     Attributes:
         site: the site's name.
-        deterministic: the predictions of the model's ``pyro.deterministic`` sites, by name; also ``answer[name]``.
 
     Example:
         >>> import pyro, torch, pyro.distributions as dist, pyro_dropout as pdrop
@@ -92,14 +89,6 @@ class SitePrediction(Prediction):
         like = next((value for value in tensors if value.is_floating_point()), torch.zeros(())).new_zeros(())
         super().__init__(kind, sums, count, like, samples)
         self.site, self._each = site, parts
-        self.deterministic: dict[str, SitePrediction] = {}
-
-    def __getitem__(self, name: str) -> "SitePrediction":
-        """Return the prediction of the site itself, or of a deterministic site beside it."""
-        found = {self.site: self, **self.deterministic}
-        if name not in found:
-            raise KeyError(f"{name!r} is not a predicted site; there are {', '.join(found)}")
-        return found[name]
 
     def __repr__(self) -> str:
         kept = "samples kept" if self._samples is not None else "samples not kept"
@@ -124,23 +113,8 @@ class SitePrediction(Prediction):
         return self._each
 
     def _covariance(self) -> Tensor:
-        """Cov between the numbers of a point, (..., D, D): E[yyᵀ] - E[y]E[y]ᵀ; (..., 1, 1) if there is only one."""
-        kind = self.likelihood
-        if self.one_of_several and kind.event_dim == 0:
-            return indicator_covariance(self._sums["mean"])
-        if kind.event_dim == 0:
-            return self._variance[..., None, None]
-        if kind.event_dim > 1 or self.one_of_several:
-            raise PyroDropoutError(
-                f"covariance is for sites whose points are numbers or vectors; {self.site!r} has {tuple(kind.shape())}."
-            )
-        found = torch.zeros_like(torch.diag_embed(self._sums["mean"]))
-        for p in self.parts:
-            apart = p.mean.to(F64) - self._sums["mean"]
-            noise = getattr(p, "covariance_matrix", None)
-            found += torch.diag_embed(p.variance.to(F64)) if noise is None else noise.to(F64)
-            found += apart.unsqueeze(-1) * apart.unsqueeze(-2)
-        return found / self._count
+        """Raise: numbers of a site may depend on each other in ways of their own."""
+        raise NotAvailableError("covariance is for networks; of a site take torch.cov of answer.samples at each point.")
 
     def log_prob(self, y: Tensor) -> Tensor:
         """Return log p(y) ≈ logsumexp_t log p(y | w_t) - log T of each point of the site."""
@@ -215,10 +189,7 @@ _DRAWS = 64  # of a site at each draw, where its distribution has no moments in 
 
 
 def predict_sites(call: ModelCall, posterior: object, asked: Request) -> SitePrediction | dict[str, SitePrediction]:
-    """Return predictions of the sites that the posterior does not have: one, or several by name.
-
-    A single site that is random has those of ``pyro.deterministic`` beside it, as ``answer["name"]``.
-    """
+    """Return predictions of the random sites that the posterior does not have: one, or several by name."""
     samples = asked.samples
     if not callable(call.model):
         raise PyroDropoutError(f"model must be a Pyro model, a function or a module; got {describe(call.model)}.")
@@ -242,12 +213,7 @@ def predict_sites(call: ModelCall, posterior: object, asked: Request) -> SitePre
                 found[name].add(t, site)
             bar.update()
     answers = {name: tally.prediction(samples) for name, tally in found.items()}
-    random = [name for name, tally in found.items() if not tally.fixed]
-    if len(random) != 1:
-        return answers if len(answers) > 1 else next(iter(answers.values()))
-    only = answers.pop(random[0])
-    only.deterministic = answers
-    return only
+    return answers if len(answers) > 1 else next(iter(answers.values()))
 
 
 def _draws(call: ModelCall, posterior: object, asked: Request) -> Iterator[Weights]:
@@ -273,11 +239,7 @@ def _asked(call: ModelCall, draw: Weights) -> dict[str, Message]:
     known = [name for name in sites if name in draw]
     if not known:
         raise PyroDropoutError(f"the model samples none of the posterior's sites, {', '.join(draw)}.")
-    asked = {
-        name: site
-        for name, site in sites.items()
-        if name not in draw and (holds_data(site) or site["infer"].get("_deterministic"))
-    }
+    asked = {name: site for name, site in sites.items() if name not in draw and holds_data(site)}
     if not asked:
         raise PyroDropoutError(
             f"the posterior has all sites of the model, {', '.join(known)}, so none is left to predict: call the guide"
@@ -292,15 +254,14 @@ class _Tally:
     def __init__(self, name: str, keep: bool) -> None:
         self.name, self.keep = name, keep
         self.kind: Distribution = None
-        self.estimated = self.fixed = False
+        self.estimated = False
         self.running = Running(0)
         self.parts: list[Distribution] = []
         self.values: list[Tensor] = []
 
     def add(self, t: int, site: Message) -> None:
         """Add the site's distribution at draw ``t``."""
-        self.fixed = bool(site["infer"].get("_deterministic"))
-        p = Delta(site["value"], event_dim=site["fn"].event_dim) if self.fixed else full_distribution(site)
+        p = full_distribution(site)
         if t == 0:
             self.kind = p
         self.running.add(t, 1, ..., self._moments(p))

@@ -73,4 +73,3 @@ def test_rhat_is_that_of_the_paper() -> None:
     assert found[0, 0] > 1.1
     assert drawn.rhat_of(values[..., 0, 1]).shape == ()
     assert drawn.rhat_of(torch.ones(4, 100)) == 1.0
-    assert drawn.ess_of(torch.ones(4, 100)) == 400.0

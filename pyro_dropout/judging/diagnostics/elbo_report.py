@@ -26,7 +26,6 @@ from pyro_dropout.mathematics.divergence import Method
 from pyro_dropout.prediction.joint_draws import checked_call, joint_draws
 from pyro_dropout.protocols import PyroModel
 from pyro_dropout.training.fit import place_of
-from pyro_dropout.training.fleet.fleet import Fleet
 from pyro_dropout.training.loss.elbo import ELBO
 
 
@@ -79,7 +78,7 @@ class ElboReport:
 @also(num_samples="samples")
 @one_at_a_time
 def elbo_report(
-    model: PyroModel | None,
+    model: PyroModel,
     guide: object,
     *args: object,
     samples: int = 100,
@@ -111,11 +110,9 @@ def elbo_report(
         >>> report.elbo, report.why
         (None, "the guide has no density at site 'weight': its standard deviation (scale) is 0, ... volume zero.")
     """
-    if isinstance(guide, Fleet):
-        raise PyroDropoutError("a fleet has one bound for each replica: write elbo_report(*fleet[i], x, y).")
+    call, samples = asked(elbo_report, model, guide, args, kwargs, samples)
     if not callable(guide):
         raise PyroDropoutError(f"guide must be a guide, because its KL is needed; {type(guide).__name__} is not one.")
-    call, samples = asked(elbo_report, model, guide, args, kwargs, samples)
     check_count("samples", samples, least=2)
     draws = joint_draws(call, guide, samples, seed)
     surprises = -draws.log_data.flatten()

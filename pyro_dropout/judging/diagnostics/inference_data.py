@@ -13,7 +13,6 @@ point whether that worked.
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,6 +31,7 @@ from pyro_dropout.judging.diagnostics.arviz_export import (
     pareto_smooth,
 )
 from pyro_dropout.mathematics.argument_names import also
+from pyro_dropout.mathematics.checks import check_count
 from pyro_dropout.prediction.joint_draws import SAMPLED, JointDraws, joint_draws
 from pyro_dropout.protocols import PyroModel
 from pyro_dropout.training.fleet.fleet import Fleet
@@ -44,7 +44,7 @@ _DRAWS = ("chain", "draw")
 
 @also(num_samples="samples")
 def to_arviz(
-    model: PyroModel | None,
+    model: PyroModel,
     posterior: object,
     *args: object,
     samples: int = 1000,
@@ -57,12 +57,11 @@ def to_arviz(
     on the result; ``loo`` in this package also corrects for draws that come from q and not from the posterior.
 
     Args:
-        model: a network of this package, or any Pyro model, whose observed sites define the likelihood; may be None for
-            a fleet.
-        posterior: a guide of this package or of Pyro (one chain); a ``Fleet`` (a chain for each replica); an
-            ``Ensemble`` (a chain for each member, which share ``samples`` draws equally, so that R-hat says how far
-            members disagree; a member that is a point has one draw, and R-hat is undefined); or a sampled
-            posterior, with ``weights`` of shape (chains, draws, ...), which keeps its chains.
+        model: a network of this package, or any Pyro model, whose observed sites define the likelihood.
+        posterior: a guide of this package or of Pyro (one chain); an ``Ensemble`` (a chain for each member, which share
+            ``samples`` draws equally, so that R-hat says how far members disagree; a member that is a point has one
+            draw, and R-hat is undefined); or a sampled posterior, with ``weights`` of shape (chains, draws, ...), which
+            keeps its chains.
         args: the model's own arguments, data included: (x, y) of a network.
         samples: draws per chain; a sampled posterior with more draws is thinned evenly.
         seed: makes the draws reproducible, and leaves torch's random state unchanged.
@@ -110,11 +109,12 @@ def asked(
     door: Callable[..., object], model: Any, posterior: object, args: Args, kwargs: Kwargs, samples: int
 ) -> tuple[ModelCall, int]:
     """Return the model call of a diagnostic, and the number of draws; after (x, y) of a network it needs no name."""
-    first = posterior[0][0] if isinstance(posterior, Fleet) else model
+    if isinstance(posterior, Fleet):
+        raise PyroDropoutError("a fleet has one result per replica: pass *fleet[i] as model and posterior.")
     last = args[-1] if len(args) == 3 else None
-    if is_network(first) and isinstance(last, int):
+    if is_network(model) and isinstance(last, int):
         args, samples = args[:-1], last
-    return replace(call_of(door, first, args, kwargs), model=model), samples
+    return call_of(door, model, args, kwargs), samples
 
 
 def _variables(
@@ -130,7 +130,7 @@ def _variables(
 
 @also(num_samples="samples")
 def khat(
-    model: PyroModel | None,
+    model: PyroModel,
     posterior: object,
     *args: object,
     samples: int = 1000,
@@ -161,13 +161,13 @@ def khat(
         [True, False]
     """
     call, samples = asked(khat, model, posterior, args, kwargs, samples)
+    check_count("samples", samples, FEWEST)  # to fit a tail to a fifth of them
     draws, log_q = with_density(call, posterior, samples, seed)
     return float(pareto_smooth((draws.log_joint - log_q)[0].cpu().numpy())[1])
 
 
 def with_density(call: ModelCall, posterior: object, samples: int, seed: int | None) -> tuple[JointDraws, Tensor]:
-    """Return draws of one guide with log q of each; raise if there is none, or too few to fit a tail."""
-    _check_one(posterior, samples)
+    """Return draws of one guide with log q of each; raise if there is none."""
     draws = joint_draws(call, posterior, samples, seed)
     if draws.log_q is not None:
         return draws, draws.log_q
@@ -177,13 +177,6 @@ def with_density(call: ModelCall, posterior: object, samples: int, seed: int | N
         f"log q(w) and p(y, w)/q(w) do not exist: {draws.why} Use a guide, or members, with a density, such as"
         ' AutoMeanField or AutoDropout(model, scale=0.1, bias="gaussian"), or compare predictive scores.'
     )
-
-
-def _check_one(posterior: object, samples: int) -> None:
-    if isinstance(posterior, Fleet):
-        raise PyroDropoutError("a fleet has one result per replica: pass *fleet[i] as model and posterior.")
-    if isinstance(samples, int) and samples < FEWEST:
-        raise RangeError(f"samples must be at least {FEWEST}, to fit a tail to a fifth of them; got {samples!r}.")
 
 
 class LOOResult(loo_results()):  # type: ignore[misc]
@@ -228,7 +221,7 @@ class LOOResult(loo_results()):  # type: ignore[misc]
 
 @also(num_samples="samples")
 def loo(
-    model: PyroModel | None,
+    model: PyroModel,
     posterior: object,
     *args: object,
     samples: int = 1000,
@@ -249,8 +242,8 @@ def loo(
 
     Args:
         model: a network of this package, or any Pyro model, whose observed site defines the points.
-        posterior: a guide with a density, or, without the correction, any posterior that ``to_arviz`` takes except a
-            fleet. A sampled posterior needs no correction and gets none.
+        posterior: a guide with a density, or, without the correction, any posterior that ``to_arviz`` takes. A sampled
+            posterior needs no correction and gets none.
         args: the model's own arguments, (x, y) of a network: all data that the guide was fitted to.
         samples: draws per chain, at least 25.
         approximate: whether to correct for draws that come from q.
@@ -268,7 +261,7 @@ def loo(
         (torch.Size([20]), True, True)
     """
     call, samples = asked(loo, model, posterior, args, kwargs, samples)
-    _check_one(posterior, samples)
+    check_count("samples", samples, FEWEST)
     sampled = isinstance(getattr(posterior, "weights", None), dict)
     corrected = approximate and not sampled
     if corrected:

@@ -12,7 +12,6 @@ distribution is fitted to those of the training set, and a new one is reported a
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,8 +19,6 @@ from torch import Tensor
 from pyro_dropout.errors import PyroDropoutError, ShapeError
 from pyro_dropout.judging.checked_prediction import check_numbers, checked_targets
 from pyro_dropout.mathematics.checks import (
-    check_choice,
-    check_count,
     check_finite,
     check_level,
     check_non_negative,
@@ -167,45 +164,6 @@ def coverage_curve(prediction: Prediction, y: Tensor, levels: Sequence[float] | 
     return CoverageCurve(torch.tensor(asked, dtype=_F64), inside, width, where.numel())
 
 
-def plot_pit(prediction: Prediction, y: Tensor, ax: Axes = None, *, bins: int = 20) -> Axes:
-    """Plot the histogram of F(y), which is flat for calibrated predictions; return matplotlib's axes.
-
-    A hump in the middle means that intervals are too wide, a trough that they are too narrow, a slope that the mean is
-    biased. All bars of a calibrated prediction lie inside the band with a probability of at least 99 %.
-
-    Args:
-        prediction: of continuous numbers, with its samples kept.
-        y: the targets, (N, D).
-        ax: the axes to draw on; by default new ones.
-        bins: the number of bars.
-
-    Example:
-        >>> import torch, pyro_dropout as pdrop
-        >>> model = pdrop.BayesianNet(torch.nn.Linear(2, 1))
-        >>> answer = pdrop.predict(model, pdrop.AutoMeanField(model), torch.zeros(4, 2), samples=100, seed=0)
-        >>> pdrop.judging.plot_pit(answer, answer.mean).get_xlabel()
-        'F(y), the predicted probability below the target'
-    """
-    from scipy.stats import binom
-
-    check_count("bins", bins)
-    where = _pit(prediction, y, "plot_pit").reshape(-1).cpu()
-    ax = axes_or_new(ax)
-    tail = 0.005 / bins  # Bonferroni: 1 % for all bins and both sides
-    low, high = map(float, binom.ppf([tail, 1 - tail], len(where), 1 / bins))
-    ax.axhspan(low, high, color=_GREY, alpha=0.5, linewidth=0, label="99 % band for all bars, if calibrated")
-    for height, style in ((low, "--"), (len(where) / bins, "-"), (high, "--")):  # the bars hide the band
-        ax.axhline(height, color="0.2", linewidth=0.8, linestyle=style)
-    count = torch.histc(where, bins, 0.0, 1.0)
-    middles = (torch.arange(bins, dtype=_F64) + 0.5) / bins
-    label = f"{len(where)} targets"
-    ax.bar(middles.tolist(), count.tolist(), width=0.9 / bins, color=PALETTE[0], alpha=0.8, label=label)
-    ax.set(xlabel="F(y), the predicted probability below the target", ylabel="targets", xlim=(0, 1))
-    ax.set_ylim(0, 1.3 * max(high, float(count.max())))  # room for the legend
-    ax.legend(frameon=False, loc="upper center", ncols=2, fontsize=8)
-    return ax
-
-
 def coverage_error(prediction: Prediction, y: Tensor) -> float:
     """Return the mean distance of coverage from its level, 0.05 to 0.95, without the slower widths."""
     where = _pit(prediction, y, "ece")
@@ -223,19 +181,15 @@ def _inside(where: Tensor, level: float) -> float:
     return ((where - 0.5).abs() <= level / 2).to(_F64).mean().item()
 
 
-Kind = Literal["lognormal", "empirical"]
-
 _SAME = 1e-12  # below this variance of the logarithms, the standard deviations differ only by rounding
 
 
 class UncertaintyPercentile:
-    """How unusual an uncertainty is: its percentile among those of the training set.
+    """How unusual an uncertainty is: its percentile in a log-normal distribution fitted to those of the training set.
 
     Args:
         std_train: predictive standard deviations at the training points, of any shape; all are pooled, so
             targets in different units each need their own object.
-        kind: "lognormal", fitted by maximum likelihood, or "empirical", the empirical distribution of the training
-            set, which is 100 everywhere above its largest value.
 
     Example:
         >>> import torch, pyro_dropout as pdrop
@@ -247,30 +201,24 @@ class UncertaintyPercentile:
         tensor([0.])
     """
 
-    def __init__(self, std_train: Tensor, kind: Kind = "lognormal") -> None:
-        check_choice("kind", kind, ("lognormal", "empirical"))
-        _check_tensor("std_train", std_train, least=1)
-        (check_non_negative if kind == "empirical" else check_positive)("std_train", std_train)
-        self.kind = kind
-        self._seen = std_train.detach().to(_F64).reshape(-1).sort().values
-        if kind == "lognormal" and self._seen.log().var(correction=0) < _SAME:
-            same = f"all {len(self._seen)} are {self._seen[0].item():.6g}"
-            raise PyroDropoutError(f"std_train must hold different values to fit a {kind}; {same}.")
+    def __init__(self, std_train: Tensor) -> None:
+        check_finite("std_train", std_train)
+        check_positive("std_train", std_train)
+        self._logs = std_train.detach().to(_F64).log().reshape(-1)
+        if len(self._logs) < 2 or self._logs.var(correction=0) < _SAME:
+            raise PyroDropoutError(
+                f"std_train must hold different values to fit a lognormal; got {describe(std_train)}."
+            )
 
     def __repr__(self) -> str:
-        return f"UncertaintyPercentile({len(self._seen)} training points, {self.kind})"
+        return f"UncertaintyPercentile({len(self._logs)} training points)"
 
     def percentile(self, std: Tensor) -> Tensor:
         """Return the percentile of each standard deviation, 0 to 100, in the shape of ``std``."""
-        _check_tensor("std", std)
+        check_finite("std", std)
         check_non_negative("std", std)
-        value = std.detach().to(self._seen)
-        if self.kind == "empirical":
-            below = torch.searchsorted(self._seen, value.contiguous(), right=True).to(_F64) / len(self._seen)
-        else:
-            logs = self._seen.log()
-            below = torch.special.ndtr((value.log() - logs.mean()) / logs.std(correction=0))
-        return (100 * below).to(std)
+        logs = std.detach().to(self._logs).log()
+        return (100 * torch.special.ndtr((logs - self._logs.mean()) / self._logs.std(correction=0))).to(std)
 
 
 def rescale(std: Tensor, std_train: Tensor) -> Tensor:
@@ -288,16 +236,8 @@ def rescale(std: Tensor, std_train: Tensor) -> Tensor:
         [0.0, 0.5, 2.25]
     """
     check_finite("std", std)
-    _check_tensor("std_train", std_train, least=1)
     check_finite("std_train", std_train)
-    low, high = std_train.min(), std_train.max()
-    if not bool(low < high):
-        raise PyroDropoutError(f"std_train must hold different values to span a scale; all are {low.item():.6g}.")
+    if not std_train.numel() or bool((std_train == std_train.reshape(-1)[0]).all()):
+        raise PyroDropoutError(f"std_train must hold different values to span a scale; got {describe(std_train)}.")
+    low, high = std_train.aminmax()
     return (std - low.to(std)) / (high - low).to(std)
-
-
-def _check_tensor(name: str, value: object, least: int = 0) -> None:
-    if not isinstance(value, Tensor):
-        raise ShapeError(f"{name} must be a tensor; got {type(value).__name__} {value!r}.")
-    if value.numel() < least:
-        raise ShapeError(f"{name} must hold at least one number; got shape {tuple(value.shape)}.")
