@@ -17,9 +17,9 @@ from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.trial_run import evaluating, quietly
 from pyro_dropout.mathematics.argument_names import also
-from pyro_dropout.mathematics.checks import check_count, check_seed
+from pyro_dropout.mathematics.checks import check_choice, check_count, check_seed
 from pyro_dropout.prediction.blocks import Block, cuts, run_blocks
-from pyro_dropout.prediction.predict_network import frozen
+from pyro_dropout.prediction.predict_network import Keep, frozen, keeps
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.prediction.weight_draws import PerExample
 from pyro_dropout.protocols import Distribution, Likelihood
@@ -27,7 +27,7 @@ from pyro_dropout.training.compile.functional import Buffers, Parameters, unvali
 from pyro_dropout.training.fleet.fleet import Fleet
 from pyro_dropout.training.fleet.replicas import over_replicas, rows_of
 
-Sum = tuple[Sums, Tensor, Tensor]  # of a block: sums over draws, those of log-likelihoods, and the kept outputs
+Sum = tuple[Sums, Tensor]  # of a block: sums over draws, and the outputs if they are kept
 
 _CPU_ROWS, _CUDA_ROWS = 2**15, 2**20  # in one forward pass of all replicas
 
@@ -50,8 +50,6 @@ class FleetPrediction(Prediction):
     _made_by = "predict_fleet"
     likelihoods: tuple[Likelihood, ...] = ()
     targets: Tensor | None = None
-    given: Tensor | None = None
-    log_sums: Tensor | None = None
 
     def __repr__(self) -> str:
         replicas, points = self._sums["mean"].shape[:2]
@@ -67,24 +65,36 @@ class FleetPrediction(Prediction):
         return self.likelihoods[points].distribution(self.samples[:, points])
 
     def log_prob(self, y: Tensor | None = None) -> Tensor:
-        """Return log p(y | x) of each replica and point, (E, N), for the targets that ``predict_fleet`` was given."""
-        if self.log_sums is None or (y is not None and y is not self.given):
-            raise PyroDropoutError(
-                "a fleet sums log-likelihoods up as it predicts: give y to predict_fleet(fleet, x, y)."
-            )
-        return (self.log_sums - math.log(self._count)).to(self.like)
+        """Return log p(y | x) of each replica and point, (E, n), by default for the targets given to ``predict_fleet``.
+
+        Samples must be kept. ``y`` is (E, n, D), or (E, n) of classes.
+        """
+        y = (self._targets() if y is None else y).to(self.like.device)
+        if len(y) != len(self.likelihoods):
+            raise ShapeError(f"y must have targets for each of {len(self.likelihoods)} replicas; got {len(y)}.")
+        found = torch.empty(y.shape[:2], dtype=F64, device=y.device)
+        with unvalidated():  # a replica may have diverged
+            for e, (likelihood, f) in enumerate(zip(self.likelihoods, self.samples[0], strict=True)):
+                checked = likelihood.checked(f, y[e])
+                likelihood.check_values(f, checked)
+                found[e] = block_log_prob(self.distribution_at(e), checked)
+        return (found - math.log(self._count)).to(self.like)
 
     def scores(self) -> dict[str, Tensor]:
         """Return scores of every replica, (E,): "log_likelihood" per point, and "rmse", or "accuracy" for classes."""
-        log_likelihood = self.log_prob().mean(1)
-        assert self.targets is not None
+        log_likelihood, y = self.log_prob().mean(1), self._targets()
         if self.one_of_several:
-            right, counted = self.mean.argmax(-1) == self.targets, self.counted(self.targets)
+            right, counted = self.mean.argmax(-1) == y, self.counted(y)
             share = (right & counted).flatten(1).sum(1) / counted.flatten(1).sum(1)
             share = share.where(self.mean.flatten(1).isfinite().all(1), torch.nan)  # one that diverged has no classes
             return {"log_likelihood": log_likelihood, "accuracy": share.to(self.like.dtype)}
-        error = self._sums["mean"] - self.targets.reshape(self.mean.shape)
+        error = self._sums["mean"] - y.reshape(self.mean.shape)
         return {"log_likelihood": log_likelihood, "rmse": error.square().flatten(1).mean(1).sqrt().to(self.like)}
+
+    def _targets(self) -> Tensor:
+        if self.targets is None:
+            raise PyroDropoutError("give the targets to predict_fleet(fleet, x, y).")
+        return self.targets
 
 
 @also(num_samples="samples")
@@ -97,7 +107,7 @@ def predict_fleet(
     indices: Tensor | None = None,
     samples: int = 1000,
     seed: int | None = None,
-    keep_samples: bool = False,
+    keep_samples: Keep = "auto",
     precision: Precision = "float32",
     chunk: int | None = None,
     progress: bool = False,
@@ -107,11 +117,11 @@ def predict_fleet(
     Args:
         fleet: the fleet.
         x: data points, (N, ...), or a dict or a tuple of them.
-        y: their targets, if log-likelihoods and scores are needed.
+        y: their targets, if scores are needed.
         indices: (E, n), the rows of x that each replica predicts; all of them by default.
         samples: the number T of draws.
         seed: makes the draws reproducible, and leaves torch's random state as it was.
-        keep_samples: whether to keep the outputs of every draw as ``samples``, (T, E, n, D).
+        keep_samples: whether to keep the outputs of every draw as ``samples``, (T, E, n, D), as in ``predict``.
         precision: "bf16" for products in half precision, as in ``predict``.
         chunk: rows, draws times replicas times points, in one forward pass; halved whenever memory runs out.
         progress: whether to show a bar.
@@ -130,51 +140,48 @@ def predict_fleet(
     if chunk is not None:
         check_count("chunk", chunk)
     check_seed(seed)
+    check_choice("keep_samples", keep_samples, ("auto", True, False))
     if not isinstance(fleet, Fleet):
         raise PyroDropoutError(
             f"fleet must be a pyro_dropout.Fleet; got {type(fleet).__name__}. Otherwise use predict."
         )
     check_precision(precision, fleet[0][0])
-    given, device = y, fleet.place()
+    device = fleet.place()
     x = check_inputs(x, whole=takes_all(fleet[0][0])).to(device)
     rows = rows_of(x, indices, len(fleet))
-    if y is not None:
-        y = y.to(device)
-        if len(y) != len(x):
-            raise ShapeError(f"y must have one target for each of {len(x)} points; got {len(y)}.")
+    if y is not None and len(y) != len(x):
+        raise ShapeError(f"y must have one target for each of {len(x)} points; got {len(y)}.")
     with seeded(seed, device), evaluating(*(part for pair in fleet for part in pair)), products_in(precision):
-        forward = _ForwardPass(fleet, x, y, rows, keep_samples)
+        forward = _ForwardPass(fleet, x, rows)
         like = forward.like
-        kept = like.new_empty((samples, *rows.shape, like.shape[-1])) if keep_samples else None
+        shape = (samples, *rows.shape, like.shape[-1])
+        kept = like.new_empty(shape) if keeps(keep_samples, math.prod(shape)) else None
+        forward.keep = kept is not None
         budget = chunk or (_CUDA_ROWS if x.is_cuda else _CPU_ROWS)
         together = max(1, min(len(fleet), budget // rows.shape[1]))
         draws = max(1, min(samples, budget // (together * rows.shape[1])))
-        running, log_sums = Running(len(fleet)), torch.full(rows.shape, -math.inf, dtype=F64, device=device)
+        running = Running(len(fleet))
 
         def receive(block: Block, found: Sum) -> None:
-            sums, log_sum, f = found
-            running.add(block.draws.start, block.count, block.points, sums)
+            running.add(block.draws.start, block.count, block.points, found[0])
             if kept is not None:
-                kept[block.draws, block.points] = f.movedim(0, 1)
-            if y is not None:
-                log_sums[block.points] = torch.logaddexp(log_sums[block.points], log_sum)
+                kept[block.draws, block.points] = found[1].movedim(0, 1)
             bar.update(block.rows * rows.shape[1])
 
         blocks = [Block(t, t, e) for e in cuts(len(fleet), together) for t in cuts(samples, draws)]
         with tqdm(total=samples * rows.numel(), disable=not progress, unit="row", unit_scale=True) as bar:
             run_blocks(blocks, lambda block: forward.run(block.points, block.count), receive)
     answer = FleetPrediction(frozen(fleet[0][0].likelihood), running.sums, samples, like, kept)
-    answer.likelihoods = tuple(frozen(model.likelihood) for model, _ in fleet) if keep_samples else ()
-    if y is not None:
-        answer.targets, answer.log_sums, answer.given = y[rows], log_sums, given
+    answer.likelihoods = tuple(frozen(model.likelihood) for model, _ in fleet)
+    answer.targets = None if y is None else y.to(device)[rows]
     return answer
 
 
 class _ForwardPass:
     """The forward pass of some replicas, as one replica's graph mapped over them."""
 
-    def __init__(self, fleet: Fleet, x: AnyInputs, y: Tensor | None, rows: Tensor, keep: bool) -> None:
-        self.x, self.y, self.rows, self.keep = x, y, rows, keep
+    def __init__(self, fleet: Fleet, x: AnyInputs, rows: Tensor) -> None:
+        self.x, self.rows, self.keep = x, rows, False
         self.model, self.guide = fleet[0]
         self.weights = PerExample(self.model, self.guide)
         with quietly(self.model, self.guide):
@@ -196,11 +203,7 @@ class _ForwardPass:
         def solo(values: list[Tensor], buffers: list[Tensor], index: Tensor) -> Sum:
             with unvalidated(), poutine.block(), self.parameters.replaced(values), settings.replaced(buffers):
                 f = self.weights.outputs({}, self.x[index], count)
-                likelihood = self.model.likelihood
-                total = f.new_zeros((), dtype=F64)
-                if self.y is not None:
-                    total = block_log_prob(likelihood.distribution(f), likelihood.checked(f[0], self.y[index]))
-                return block_sums(likelihood, f), total, f if self.keep else f.new_zeros(())
+                return block_sums(self.model.likelihood, f), f if self.keep else f.new_zeros(())
 
         first = ([v[0] for v in self.values], [b[0] for b in self.buffers], self.rows[0])
         return over_replicas(solo, first, (0, 0, 0), (self.model, self.guide))

@@ -39,7 +39,12 @@ class Request:
 
     def keeps(self, numbers: int) -> bool:
         """Whether samples are kept if they are this many numbers."""
-        return numbers <= _FEW if self.keep_samples == "auto" else self.keep_samples
+        return keeps(self.keep_samples, numbers)
+
+
+def keeps(asked: Keep, numbers: int) -> bool:
+    """Whether samples are kept if they are this many numbers."""
+    return numbers <= _FEW if asked == "auto" else asked
 
 
 def predict_network(model: Predictor, posterior: object, x: AnyInputs, asked: Request) -> Prediction:
