@@ -4,10 +4,8 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
-from pyro_dropout.generative.likelihoods.moments import is_class
 from pyro_dropout.mathematics.checks import describe
 from pyro_dropout.prediction.prediction import Prediction
-from pyro_dropout.prediction.tails import is_whole
 
 
 def check_prediction(prediction: Prediction) -> None:
@@ -27,14 +25,3 @@ def checked_targets(prediction: Prediction, y: Tensor) -> Tensor:
     if not bool(torch.isfinite(y).all()):
         raise RangeError(f"y must be finite; got {describe(y)}.")
     return y
-
-
-def check_numbers(prediction: Prediction, name: str, *, whole: bool = True) -> None:
-    """Raise unless the targets are numbers; unless ``whole``, continuous ones."""
-    check_prediction(prediction)
-    kind = prediction.target_distribution
-    if is_class(kind) or (is_whole(kind) and not whole):
-        what, advice = "numbers", "classes have reliability, ece and brier"
-        if not is_class(kind):
-            what, advice = "continuous numbers", "for whole numbers use coverage, or crps(..., method='sample')"
-        raise PyroDropoutError(f"{name} is for {what}, but this prediction is of {prediction.family}; {advice}.")

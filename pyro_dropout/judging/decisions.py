@@ -191,12 +191,12 @@ class Cascade:
     @property
     def probs(self) -> Tensor:
         """Probabilities of the classes, (N, C); with a Bernoulli likelihood of "yes", (N, D)."""
-        self.weak.check_classes("probs")
+        self.weak.check_kind("probs", "classes")
         return self.mean
 
     def accuracy(self, y: Tensor) -> float:
         """Return how often the most probable class is right; with a Bernoulli likelihood, over all N·D targets."""
-        self.weak.check_classes("accuracy(y)")
+        self.weak.check_kind("accuracy(y)", "classes")
         y = checked_targets(self.weak, y)
         right = self.mean.argmax(-1) == y if self.weak.one_of_several else (self.mean > 0.5) == (y > 0.5)
         return right[self.weak.counted(y)].to(_F64).mean().item()

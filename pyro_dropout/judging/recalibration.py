@@ -184,7 +184,7 @@ def _check_outputs(prediction: Prediction, name: str, *, gaussian: bool) -> None
     if isinstance(prediction, SitePrediction):
         raise PyroDropoutError(f"{name} is for outputs of networks; site {prediction.site!r} of a Pyro model has none.")
     if not gaussian:
-        prediction.check_classes(name)
+        prediction.check_kind(name, "classes")
     elif not isinstance(prediction.likelihood, Gaussian):
         raise PyroDropoutError(
             f"{name} is for the likelihood Gaussian(tau), and this prediction is of {prediction.family}; for classes"

@@ -173,7 +173,7 @@ class Prediction:
         held with at least that probability.
         """
         check_level("level", level)
-        self._check_numbers("interval()")
+        self.check_kind("interval()", "numbers")
         low, high = self.tail_ends(torch.tensor((1 - level) / 2, dtype=F64).log())
         return low.to(self.like), high.to(self.like)
 
@@ -190,7 +190,7 @@ class Prediction:
             True
         """
         check_level("level", level)
-        self._check_numbers("quantile()")
+        self.check_kind("quantile()", "numbers")
         tail, upper = torch.tensor([level, 1 - level], dtype=F64).log()
         rises = level > 0.5 and not is_whole(self.target_distribution)
         return (self.tail_ends(upper)[1] if rises else self.tail_ends(tail)[0]).to(self.like)
@@ -209,7 +209,7 @@ class Prediction:
             [0.5, 0.5, 0.5, 0.5]
         """
         if self.one_of_several:
-            self._check_numbers("probability_above()")
+            self.check_kind("probability_above()", "numbers")
         t = torch.as_tensor(check_number("threshold", threshold), dtype=F64, device=self.like.device)
         shape = self.mean.shape
         check_finite("threshold", t)
@@ -223,25 +223,25 @@ class Prediction:
     @property
     def probs(self) -> Tensor:
         """Probabilities of the classes, (N, C); with a Bernoulli likelihood, those of "yes", (N, D)."""
-        self.check_classes("probs")
+        self.check_kind("probs", "classes")
         return self.mean
 
     @property
     def entropy(self) -> Tensor:
         """The entropy of the predicted class in nats, (N,); with a Bernoulli likelihood, of each target, (N, D)."""
-        self.check_classes("entropy")
+        self.check_kind("entropy", "classes")
         return self._entropy().to(self.like)
 
     @property
     def mutual_information(self) -> Tensor:
         """The mutual information of the class and the weights, in nats: the epistemic part of the entropy."""
-        self.check_classes("mutual_information")
+        self.check_kind("mutual_information", "classes")
         return (self._entropy() - self._sums["surprise"] / self._count).clamp_min(0).to(self.like)
 
     @property
     def variation_ratio(self) -> Tensor:
         """The fraction of draws that do not vote for the most common class."""
-        self.check_classes("variation_ratio")
+        self.check_kind("variation_ratio", "classes")
         votes = self._sums["votes"].to(F64) / self._count
         most = votes.amax(-1) if self.one_of_several else torch.maximum(votes, 1 - votes)
         return (1 - most).to(self.like)
@@ -277,15 +277,12 @@ class Prediction:
         """p(y | f) at some output, for its kind."""
         return base_of(self.likelihood.distribution(self.like[0]))
 
-    def _check_numbers(self, name: str) -> None:
-        """Raise an error unless targets are numbers; ``name`` is what was asked for."""
-        if is_class(self.target_distribution):
-            raise NotAvailableError(f"{name} is for numbers; this prediction is of {self.family}; use probs.")
-
-    def check_classes(self, name: str) -> None:
-        """Raise an error unless targets are classes; ``name`` is what was asked for."""
-        if not is_class(self.target_distribution):
-            raise NotAvailableError(f"{name} is for classes; this prediction is of {self.family}; use its mean.")
+    def check_kind(self, name: str, kind: str) -> None:
+        """Raise unless targets are "classes", "numbers" or "continuous numbers"; ``name`` is what was asked for."""
+        classes = is_class(target := self.target_distribution)
+        if classes != (kind == "classes") or (kind == "continuous numbers" and is_whole(target)):
+            advice = "use probs, reliability, ece or brier" if classes else "use its mean, interval, coverage or crps"
+            raise NotAvailableError(f"{name} is for {kind}; this prediction is of {self.family}; {advice}.")
 
     def checked_targets(self, y: Tensor) -> Tensor:
         """Return ``y`` as the likelihood expects it; raise if it or one of its values is not valid."""

@@ -1,5 +1,6 @@
 """A posterior given by draws: the weights of several Markov chains, and whether the chains agree."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -89,10 +90,11 @@ class SampledPosterior:
         """
         import arviz
 
+        rhat: Callable[..., float] = arviz.rhat
         shape = (self.num_chains, self.num_draws)
         if values.shape[:2] != shape:
             raise ShapeError(f"values must begin with (chains, draws) = {shape}; got shape {tuple(values.shape)}.")
         each = values.detach().to("cpu", torch.float64).reshape(*shape, -1).unbind(-1)
         with np.errstate(divide="ignore", invalid="ignore"):  # for a chain that never moved
-            found = [1.0 if bool((v == v[0, 0]).all()) else float(arviz.rhat(v.contiguous().numpy())) for v in each]
+            found = [1.0 if bool((v == v[0, 0]).all()) else float(rhat(v.contiguous().numpy())) for v in each]
         return torch.tensor(found, dtype=torch.float64).reshape(values.shape[2:])

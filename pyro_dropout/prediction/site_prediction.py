@@ -130,7 +130,7 @@ class SitePrediction(Prediction):
         if is_normal(self.target_distribution):
             return super().interval(level)
         check_level("level", level)
-        self._check_numbers("interval()")
+        self.check_kind("interval()", "numbers")
         ends = np.quantile(self.samples.double().cpu().numpy(), [(1 - level) / 2, (1 + level) / 2], axis=0)
         low, high = torch.from_numpy(ends).to(self.like)
         return low, high

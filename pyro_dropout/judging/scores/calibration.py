@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.errors import PyroDropoutError, ShapeError
-from pyro_dropout.judging.checked_prediction import check_numbers, checked_targets
+from pyro_dropout.judging.checked_prediction import checked_targets
 from pyro_dropout.mathematics.checks import (
     check_finite,
     check_level,
@@ -124,8 +124,9 @@ def coverage(prediction: Prediction, y: Tensor, level: float = 0.95) -> float:
         0.75
     """
     check_level("level", level)
-    check_numbers(prediction, "coverage")
-    y, (low, high) = checked_targets(prediction, y), prediction.interval(level)
+    y = checked_targets(prediction, y)
+    prediction.check_kind("coverage", "numbers")
+    low, high = prediction.interval(level)
     return ((low <= y) & (y <= high)).to(_F64).mean().item()
 
 
@@ -172,8 +173,9 @@ def coverage_error(prediction: Prediction, y: Tensor) -> float:
 
 def _pit(prediction: Prediction, y: Tensor, name: str) -> Tensor:
     """Return F(y) in float64, for the function of this name."""
-    check_numbers(prediction, name, whole=False)
-    return prediction.log_tails(checked_targets(prediction, y).to(_F64))[0].exp()
+    y = checked_targets(prediction, y)
+    prediction.check_kind(name, "continuous numbers")
+    return prediction.log_tails(y.to(_F64))[0].exp()
 
 
 def _inside(where: Tensor, level: float) -> float:
@@ -218,7 +220,8 @@ class UncertaintyPercentile:
         check_finite("std", std)
         check_non_negative("std", std)
         logs = std.detach().to(self._logs).log()
-        return (100 * torch.special.ndtr((logs - self._logs.mean()) / self._logs.std(correction=0))).to(std)
+        share: Tensor = torch.special.ndtr((logs - self._logs.mean()) / self._logs.std(correction=0))
+        return (100 * share).to(std)
 
 
 def rescale(std: Tensor, std_train: Tensor) -> Tensor:

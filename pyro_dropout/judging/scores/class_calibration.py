@@ -180,7 +180,7 @@ def _classes_of(prediction: Prediction, y: Tensor, name: str) -> tuple[Tensor, T
     Those of sequences and maps have a row for each position that counts.
     """
     check_prediction(prediction)
-    prediction.check_classes(name)
+    prediction.check_kind(name, "classes")
     y, probs = checked_targets(prediction, y), prediction.probs.to(_F64)
     counted = prediction.counted(y)
     return (y[counted], probs[counted]) if probs.dim() > 2 or not bool(counted.all()) else (y, probs)

@@ -13,7 +13,7 @@ from torch import Tensor
 from pyro_dropout.errors import PyroDropoutError, RangeError
 from pyro_dropout.generative.likelihoods.moments import is_normal, normal_parts
 from pyro_dropout.generative.random_state import seeded
-from pyro_dropout.judging.checked_prediction import check_numbers, checked_targets
+from pyro_dropout.judging.checked_prediction import check_prediction, checked_targets
 from pyro_dropout.mathematics.checks import check_choice, check_seed
 from pyro_dropout.mathematics.mixtures import mixture_cdf
 from pyro_dropout.mathematics.shapes import Float
@@ -56,7 +56,8 @@ def crps(
     """
     check_choice("method", method, ("mixture", "sample"))
     check_seed(seed)
-    check_numbers(prediction, "crps")
+    check_prediction(prediction)
+    prediction.check_kind("crps", "numbers")
     if method == "mixture" and not is_normal(prediction.target_distribution):
         raise PyroDropoutError(
             f"crps(method='mixture') is for Gaussian likelihoods, and this prediction is of {prediction.family}; use"
