@@ -31,7 +31,6 @@ class Case:
     observed: tuple[str, ...] = ("obs",)
     blind: tuple[Any, ...] | None = None  # the arguments without data; by default all but the last
     blind_kwargs: dict[str, Any] = field(default_factory=dict)
-    unplated: bool = False  # whether a site has a batch dimension that no plate declares
 
     @property
     def question(self) -> tuple[Any, ...]:
@@ -206,7 +205,7 @@ CASES: dict[str, Case] = {
     "grouped": Case(lambda: grouped, (X, GROUPS, Y)),
     "masked": Case(lambda: masked, (X, NOISE > -0.7, Y)),
     "scaled": Case(lambda: scaled),
-    "unplated": Case(lambda: unplated, (Y,), unplated=True),
+    "unplated": Case(lambda: unplated, (Y,)),
     "walk": Case(lambda: walk, (Y[:3],), observed=("step_0", "step_1", "step_2")),
     "stretched": Case(lambda: stretched, (X, Y.exp())),
     "coins": Case(lambda: coins, (X, (NOISE > 0).to(F64))),

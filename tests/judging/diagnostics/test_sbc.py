@@ -22,6 +22,20 @@ def exact_fit(shrink: float) -> Any:
     return fit
 
 
+@pytest.mark.parametrize(("replications", "draws"), [(100, 99), (50, 9), (1000, 19)])
+def test_the_band_holds_as_often_as_it_says(replications: int, draws: int) -> None:
+    """4,000 sets of uniform ranks. The share outside is discrete and at most 1 - prob but for chance.
+
+    It is asked to lie below 1 - prob plus five standard errors of both simulations: fails with probability 1e-6.
+    """
+    ranks = torch.from_numpy(np.random.default_rng(5).integers(0, draws + 1, size=(4000, replications)))
+    found = pd.judging.SBCResult({str(k): row for k, row in enumerate(ranks)}, draws)
+    for prob in (0.9, 0.99):
+        outside = 1 - np.mean(list(found.inside_band(prob).values()))
+        error = ((1 - prob) * prob * (1 / 4000 + 1 / 20_000)) ** 0.5
+        assert (1 - prob) / 2 - 5 * error < outside < 1 - prob + 5 * error
+
+
 def weights_and_fit(weights: dict[str, Tensor], f: Tensor) -> dict[str, Tensor]:
     return {"w0": weights["weight"][:, 0, 0], "w1": weights["weight"][:, 0, 1], "f2": f[:, 2, 0]}
 
