@@ -145,16 +145,13 @@ class Conformal:
         whole = isinstance(groups, dict) and set(groups) == {""} and found["grouped"] is False
         if not whole or not isinstance(family, str) or not isinstance(classes, bool):
             raise TypeError("the held-back rows, which must be in one group,")
-        rows = groups[""]
-        if not isinstance(rows, list) or not rows or not all(isinstance(row, list) and row for row in rows):
-            raise TypeError("the scores of held-back rows")
-        values = [value for row in rows for value in row]
-        known = all(isinstance(value, int | float | None) and not isinstance(value, bool) for value in values)
-        if not known or len({len(row) for row in rows}) > 1:
-            raise TypeError("the scores of held-back rows")
-        scores = torch.tensor([[math.inf if value is None else value for value in row] for row in rows], dtype=_F64)
-        if bool(scores.isnan().any()) or not torch.equal(scores, scores.sort(0).values):
-            raise TypeError("the scores of held-back rows, which are not in order,")
+        try:
+            rows = [[math.inf if value is None else value for value in row] for row in groups[""]]
+            scores = torch.tensor(rows, dtype=_F64)
+        except ValueError:  # of torch: text, or rows of different lengths
+            raise TypeError("the scores of held-back rows") from None
+        if scores.dim() != 2 or not scores.numel() or not torch.equal(scores, scores.sort(0).values):
+            raise TypeError("the scores of held-back rows, which are none, or not in order,")
         return cls(scores, family, classes)
 
     def _limit_for(self, prediction: Prediction, level: float) -> Tensor:

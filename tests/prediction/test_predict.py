@@ -1,6 +1,5 @@
 """Predictions against exact ones: enumerated masks, linear networks, formulas of the kept samples; what a draw is."""
 
-import itertools
 import math
 from typing import Any
 
@@ -10,7 +9,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer.autoguide import AutoNormal
-from scipy import optimize, stats
+from scipy import stats
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -166,20 +165,15 @@ def test_covariance_of_classes_is_that_of_indicators() -> None:
         torch.testing.assert_close(answer.covariance[n].to(F64), exact, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("heteroscedastic", [False, True])
-def test_interval_inverts_the_distribution_function(dtype: torch.dtype, heteroscedastic: bool) -> None:
-    likelihood = pd.HeteroscedasticGaussian() if heteroscedastic else pd.Gaussian(tau=100.0)
-    model, guide, x = problem(likelihood, out=2, dtype=dtype)
+def test_interval_inverts_the_distribution_function(dtype: torch.dtype) -> None:
+    """Where each draw has a noise of its own; those of other likelihoods are among the tests of tails."""
+    model, guide, x = problem(pd.HeteroscedasticGaussian(), out=2, dtype=dtype)
     answer = pd.predict(model, guide, x, samples=40)
-    low, high = answer.interval(0.8)
     f = answer.samples.to(F64)
-    mean, scale = (f[..., :1], torch.exp(-0.5 * f[..., 1:])) if heteroscedastic else (f, torch.full_like(f, 0.1))
-    assert low.shape == high.shape == answer.mean.shape
-    for end, level in ((low, 0.1), (high, 0.9)):
-        for n, d in itertools.product(range(5), range(mean.shape[-1])):
-            m, s = mean[:, n, d].numpy(), scale[:, n, d].numpy()
-            exact = optimize.brentq(lambda q: np.mean(stats.norm.cdf(q, m, s)) - level, -50, 50, xtol=1e-12)  # noqa: B023
-            assert end[n, d].item() == pytest.approx(exact, abs=1e-6 if dtype == torch.float32 else 1e-9)
+    for end, level in zip(answer.interval(0.8), (0.1, 0.9), strict=True):
+        assert end.shape == answer.mean.shape
+        below = stats.norm.cdf(end.double(), f[..., :1], torch.exp(-0.5 * f[..., 1:])).mean(0)
+        np.testing.assert_allclose(below, level, atol=1e-6 if dtype == torch.float32 else 1e-9)
 
 
 # --- classes ----------------------------------------------------------------------------------------------------------
