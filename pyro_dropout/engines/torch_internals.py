@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Without values: shapes and types of what a function computes, for tracing in no memory, and for checks of a model.
+# Without values: shapes and types of what a function computes, for tracing in no memory.
 # torch.export uses the same classes. Without them: no compiled step.
 from torch._guards import TracingContext, tracing
 
@@ -22,12 +22,6 @@ from torch._guards import TracingContext, tracing
 # Every engine but the eager one reads graphs. Without it: eager steps.
 from torch._ops import OpOverload
 from torch._subclasses import FakeTensorMode
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    UnsupportedFakeTensorException,
-    UnsupportedOperatorException,
-)
 
 # A graph whose Python is written when it runs for the first time: a recorded step in C never does. Without it:
 # fx.GraphModule, which takes a tenth of a second longer.

@@ -21,6 +21,8 @@ from pyro_dropout.mathematics.checks import check_count, check_finite, check_non
 from pyro_dropout.mathematics.covariance import check_shape
 from pyro_dropout.mathematics.shapes import Float
 
+_JITTERS = (0.0, 1e-12, 1e-10, 1e-8, 1e-6)  # of the largest variance of f, where points lie close together
+
 
 @contextmanager
 def _apart() -> Iterator[None]:
@@ -40,7 +42,7 @@ class GP:
 
     Fitting maximises the marginal likelihood over the kernel's hyper-parameters, and over τ if requested; those that
     have a prior (a ``PyroSample`` of the kernel) take their MAP values. Everything is computed in float64, in time
-    cubic in N.
+    cubic in N. A fitted one is a posterior over f, which ``predict`` takes.
 
     Args:
         kernel: A Pyro kernel, of which a copy is fitted, such as ``RBF``, the default, or ``ArcCosine``; its
@@ -58,6 +60,8 @@ class GP:
         (1.64, 0.05)
     """
 
+    whole_functions = True  # each draw is one function at all points
+
     def __init__(
         self,
         kernel: Kernel | None = None,
@@ -72,6 +76,7 @@ class GP:
         check_non_negative("jitter", jitter)
         self._given, self._tau, self._learn_tau, self._jitter = kernel, tau, learn_tau, jitter
         self._regression: GPRegression | None = None
+        self._known: tuple[Tensor, Tensor, Tensor] | None = None  # the last x, with mean and root of f there
         self.history: list[float] = []
 
     def _built_kernel(self, columns: int) -> Kernel:
@@ -126,8 +131,12 @@ class GP:
                 loss.backward()
                 optimiser.step()
                 self.history.append(-loss.item())
-            self._columns, self._regression = x.size(1), regression.requires_grad_(False)
+            self._columns, self._regression, self._known = x.size(1), regression.requires_grad_(False), None
             return self
+
+    def __repr__(self) -> str:
+        fitted = "" if self._regression is None else f"{type(self.kernel).__name__}, tau {self.tau.item():.4g}"
+        return f"GP({fitted})"
 
     def _check_inputs(self, x: Tensor, columns: int | None = None) -> None:
         check_finite("x", x)
@@ -158,6 +167,31 @@ class GP:
         with _apart(), torch.no_grad():
             mean, variance = regression(x.double(), noiseless=not noise)
         return mean.mT.to(x), variance.mT.to(x)
+
+    def sample_functions(self, x: Float[Tensor, "m q"], n: int) -> Float[Tensor, "n m d"]:
+        """Return ``n`` draws of the function at all rows of ``x`` together, (n, M, D), in the type of ``x``."""
+        check_count("n", n)
+        if self._known is None or not torch.equal(self._known[0], x):
+            self._known = (x.detach().clone(), *self._joint(x))
+        _, mean, root = self._known
+        noise = torch.randn(n, *mean.shape, dtype=mean.dtype, device=x.device)
+        return (mean + root @ noise).to(x)
+
+    def _joint(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the mean (M, D) of f, and a root (M, M) of the covariance, which all outputs share."""
+        regression = self._fitted()
+        self._check_inputs(x, self._columns)
+        with _apart(), torch.no_grad():
+            mean, covariance = regression(x.double(), full_cov=True, noiseless=True)
+        covariance = covariance[0] if covariance.dim() == 3 else covariance
+        largest = covariance.diagonal().max().clamp_min(torch.finfo(covariance.dtype).tiny)
+        for jitter in _JITTERS:
+            root, failed = torch.linalg.cholesky_ex(covariance + jitter * largest * torch.eye(len(x)).to(covariance))
+            if not int(failed):
+                return mean.mT, root
+        raise SingularError(
+            "the covariance of f at x is singular in float64. Use points farther apart, or a smaller tau."
+        )
 
     def log_marginal_likelihood(self) -> float:
         """Return log p(y | x) of the data at the current hyper-parameters, in nats, summed over outputs."""

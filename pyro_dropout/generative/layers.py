@@ -13,7 +13,6 @@ from torch import Size, Tensor, nn
 from pyro_dropout.engines.torch_internals import onednn
 from pyro_dropout.errors import NotFollowedError
 from pyro_dropout.generative.inputs import AnyInputs, X, copies
-from pyro_dropout.generative.trial_run import run_for_shapes
 from pyro_dropout.mathematics.per_data_point import (
     POINTS_FIRST,
     MisplacedPointsError,
@@ -57,8 +56,8 @@ def one_for_each_point(
 
 
 def other_count(count: int) -> int:
-    """Return another number of data points than ``count``, small and without small factors."""
-    return 11 if count == 13 else 13
+    """Return another number of data points than ``count``, smaller where it can be: a model may look up what it has."""
+    return next((other for other in (13, 11, 7, 5, 3, 2) if other < count), count + 1)
 
 
 def check_points_first(
@@ -75,7 +74,7 @@ def check_points_first(
     fresh = {site: weights[site] if r is None else Placement(r, count).weight for site, r in recipes.items()}
     other = x[torch.arange(count, device=x.device) % len(x)]
     try:
-        run_for_shapes(lambda: run(fresh, other), x.device.type == "cuda")
+        run(fresh, other)
     except MisplacedPointsError as cause:
         raise misplaced(cause) from None
     except NotFollowedError:

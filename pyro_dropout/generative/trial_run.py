@@ -1,7 +1,6 @@
 """Run a model without side effects on random states, buffers and the modes of its networks."""
 
 import contextlib
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 
@@ -10,28 +9,11 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
-from pyro_dropout.engines.torch_internals import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-    UnsupportedFakeTensorException,
-    UnsupportedOperatorException,
-    disable_current_modes,
-    is_mapped,
-    is_traced,
-    without_torch_function,
-)
+from pyro_dropout.engines.torch_internals import disable_current_modes, is_mapped, is_traced, without_torch_function
 from pyro_dropout.generative.inputs import AnyInputs
 from pyro_dropout.generative.process_lock import RUNNING
 from pyro_dropout.generative.random_state import forked
 
-# What a run that computes shapes alone raises where it would have to know values, or does not know an operation.
-_WITHOUT_VALUES = (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    UnsupportedFakeTensorException,
-    UnsupportedOperatorException,
-)
 # The modules that a program has called that is no module itself, in order.
 _CALLED = WeakIdKeyDictionary()
 _CHECKED: "weakref.WeakKeyDictionary[nn.Module, set[object]]" = weakref.WeakKeyDictionary()
@@ -129,35 +111,6 @@ def evaluating(*roots: object) -> Iterator[None]:
 def can_run(x: object) -> bool:
     """Whether a network can be run with x to look at it: not while its operations are recorded or mapped."""
     return isinstance(x, AnyInputs) and not (is_traced() or is_mapped() or torch.compiler.is_compiling())
-
-
-@contextlib.contextmanager
-def shapes_alone(on_gpu: bool) -> Iterator[None]:
-    """On a GPU, operations within this context compute shapes and nothing else.
-
-    A model that is run with other data than its own may look up what is not there. On a CPU that is an error like any
-    other; on a GPU the process could not use it any more.
-    """
-    if not on_gpu:
-        yield
-        return
-    with warnings.catch_warnings(), FakeTensorMode(allow_non_fake_inputs=True):
-        warnings.filterwarnings("ignore", message="The .grad attribute")  # which is read of every tensor
-        yield
-
-
-def run_for_shapes(run: Callable[[], object], on_gpu: bool) -> None:
-    """Run a network to see which shapes its inputs have; on a GPU without values, if it does not read any."""
-    try:
-        with shapes_alone(on_gpu):
-            run()
-    except Exception as error:
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, _WITHOUT_VALUES):
-            cause = cause.__cause__
-        if not on_gpu or cause is None:
-            raise
-        run()
 
 
 def owner_of(root: object) -> object:

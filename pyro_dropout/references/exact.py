@@ -9,11 +9,10 @@ import math
 from collections.abc import Callable
 
 import torch
-from pyro.contrib.gp.models import GPRegression
 from torch import Size, Tensor
 
-from pyro_dropout.errors import PyroDropoutError, ShapeError, SingularError
-from pyro_dropout.generative.exact_gp import GP, _apart
+from pyro_dropout.errors import PyroDropoutError, ShapeError
+from pyro_dropout.generative.exact_gp import GP
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.own_noise import check_no_noise
@@ -183,49 +182,11 @@ def _check_linear(outputs: Callable[[Tensor], Tensor], f0: Tensor, jacobian: Ten
             )
 
 
-_JITTERS = (0.0, 1e-12, 1e-10, 1e-8, 1e-6)  # of the largest variance
+def gp_posterior(gp: GP) -> GP:
+    """Return a Gaussian process if it is fitted, and so a posterior over f that ``predict`` takes.
 
-
-class GPPosterior:
-    """The posterior of a fitted Gaussian process over f; it has no weights and draws functions directly."""
-
-    whole_functions = True  # each draw is one function at all points
-
-    def __init__(self, gp: GP) -> None:
-        if not isinstance(gp, GP):
-            raise PyroDropoutError(f"gp must be a pyro_dropout.generative.GP; got {type(gp).__name__}.")
-        gp.tau  # noqa: B018 - raises if the GP is not fitted
-        self._gp = gp
-        self._known: tuple[GPRegression, Tensor, Tensor, Tensor] | None = None  # the last regression, x, mean and root
-
-    def __repr__(self) -> str:
-        return f"GPPosterior({type(self._gp.kernel).__name__}, tau {self._gp.tau.item():.4g})"
-
-    def sample_functions(self, x: Float[Tensor, "m q"], n: int) -> Float[Tensor, "n m d"]:
-        """Return ``n`` draws of the function at all rows of ``x`` together, (n, M, D), in the type of ``x``."""
-        check_count("n", n)
-        mean, root = self._joint(x)
-        noise = torch.randn(n, *mean.shape, dtype=F64, device=x.device)
-        return (mean + root @ noise).to(x)
-
-    def _joint(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the mean (M, D) and a root (M, M) of the covariance, which all outputs share."""
-        regression = self._gp._fitted()
-        if self._known is not None and self._known[0] is regression and torch.equal(self._known[1], x):
-            return self._known[2:]
-        self._gp._check_inputs(x, self._gp._columns)
-        with _apart(), torch.no_grad():
-            mean, covariance = regression(x.to(F64), full_cov=True, noiseless=True)
-        if covariance.dim() == 3:
-            covariance = covariance[0]
-        self._known = (regression, x.detach().clone(), mean.mT, _root(covariance))
-        return self._known[2:]
-
-
-def gp_posterior(gp: GP) -> GPPosterior:
-    """Return a fitted Gaussian process as a posterior that ``predict`` takes.
-
-    ``predict`` uses only the likelihood of its model: pass any object with ``likelihood``, here ``Gaussian(gp.tau)``.
+    It has no weights and draws functions directly. ``predict`` uses only the likelihood of its model: pass any object
+    with ``likelihood``, here ``Gaussian(gp.tau)``.
 
     Example:
         >>> import torch, pyro_dropout as pdrop
@@ -238,16 +199,7 @@ def gp_posterior(gp: GP) -> GPPosterior:
         >>> torch.allclose(pdrop.predict(model, posterior, x, samples=4000, seed=0).mean, gp.predict(x)[0], atol=0.02)
         True
     """
-    return GPPosterior(gp)
-
-
-def _root(covariance: Tensor) -> Tensor:
-    """Return a Cholesky factor with the least jitter that works: nearby points make the covariance singular."""
-    identity = torch.eye(len(covariance), dtype=F64, device=covariance.device)
-    largest = covariance.diagonal().max().clamp_min(torch.finfo(F64).tiny)
-    for jitter in _JITTERS:
-        root: Tensor
-        root, failed = torch.linalg.cholesky_ex(covariance + jitter * largest * identity)
-        if not int(failed):
-            return root
-    raise SingularError("the covariance of f at x is singular in float64. Use points farther apart, or a smaller tau.")
+    if not isinstance(gp, GP):
+        raise PyroDropoutError(f"gp must be a pyro_dropout.generative.GP; got {type(gp).__name__}.")
+    gp.tau  # noqa: B018 - raises if the GP is not fitted
+    return gp

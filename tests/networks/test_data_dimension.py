@@ -109,7 +109,7 @@ def test_the_trial_leaves_no_trace() -> None:
 
 def test_a_network_for_one_number_of_points_is_refused() -> None:
     model, guide = pair(Output(nn.Linear(N, 1), lambda net, x: net(x.reshape(N, N))))
-    with pytest.raises(NotFollowedError, match="runs with 5 data points but not with 13"):
+    with pytest.raises(NotFollowedError, match="runs with 5 data points but not with 3"):
         each_has_its_own(model, guide, torch.randn(N, N))
 
 

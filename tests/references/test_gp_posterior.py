@@ -70,4 +70,4 @@ def test_a_process_that_is_fitted_again_is_seen(dtype: torch.dtype) -> None:
     posterior.sample_functions(at, 2)
     gp.fit(x, y + 100, steps=0)
     assert posterior.sample_functions(x, 10).mean() > 30
-    assert "GPPosterior(RBF, tau 20" in repr(posterior)
+    assert "GP(RBF, tau 20" in repr(posterior)

@@ -24,7 +24,7 @@ from pyro_dropout.errors import NotFollowedError
 from pyro_dropout.generative.layers import misplaced, other_count
 from pyro_dropout.generative.model_call import ModelCall, is_network
 from pyro_dropout.generative.process_lock import one_at_a_time
-from pyro_dropout.generative.trial_run import aside, can_run, quietly, shapes_alone
+from pyro_dropout.generative.trial_run import aside, can_run, quietly
 from pyro_dropout.mathematics.checks import check_choice, check_count
 from pyro_dropout.mathematics.divergence import Method
 from pyro_dropout.mathematics.per_data_point import MisplacedPointsError
@@ -248,8 +248,7 @@ def check_data_axis(model: PyroModel, guide: PyroModel, args: Args, kwargs: Kwar
         return
     rows = torch.arange(other_count(count)) % count
     other = call.mapped(lambda leaf: leaf[rows.to(leaf.device)] if leaf.dim() and len(leaf) == count else leaf)
-    on_gpu = any(leaf.is_cuda for leaf in leaves)
-    with aside(model, guide), poutine.block(), draw_per_example(), unvalidated(), shapes_alone(on_gpu):
+    with aside(model, guide), poutine.block(), draw_per_example(), unvalidated():
         try:
             trace = other.of(poutine.trace(guide).get_trace)
             other.of(poutine.trace(poutine.replay(model, trace=trace)).get_trace)
@@ -258,5 +257,5 @@ def check_data_axis(model: PyroModel, guide: PyroModel, args: Args, kwargs: Kwar
         except NotFollowedError:
             raise
         except Exception:
-            pass  # some of its data are elsewhere, or it reads values, which shapes do not have
+            pass  # some of its data are elsewhere
     known.add(key)
