@@ -8,7 +8,7 @@ point has no input with the data points first, so that no draw of it could be ma
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -115,24 +115,32 @@ def hidden_by_default(name: str, module: nn.Module) -> bool:
     return joined or _POSITIONS.search(last) is not None
 
 
+def patterns_of(option: str, given: object) -> tuple[str, ...]:
+    """Return one or several patterns of names as a tuple."""
+    found = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Sequence) else ()
+    if not found or not all(isinstance(each, str) for each in found):
+        raise PyroDropoutError(f"{option} must be a pattern of names such as '*.weight', or several; got {given!r}.")
+    return found
+
+
+def matching(option: str, patterns: Sequence[str], names: Collection[str]) -> list[str]:
+    """Return the names that match one of some patterns, as in a shell; raise if a pattern matches none."""
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            near = ", ".join(get_close_matches(pattern, names, n=3, cutoff=0.0))
+            raise PyroDropoutError(
+                f"{option} names {pattern!r}, which matches none of the {len(names)} parameters, such as {near}."
+            )
+    return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
+
+
 def freeze_all_but(net: nn.Module, only: str | Sequence[str]) -> None:
     """Freeze every parameter whose name matches none of some patterns, and thaw the others."""
-    patterns = [only] if isinstance(only, str) else list(only) if isinstance(only, Sequence) else []
-    if not patterns or not all(isinstance(each, str) for each in patterns):
-        raise PyroDropoutError(f"only must be a pattern of names such as 'classifier.*', or several; got {only!r}.")
     by_name = dict(net.named_parameters(remove_duplicate=False))
-    chosen: set[int] = set()
-    for pattern in patterns:
-        found = {name: value for name, value in by_name.items() if fnmatchcase(name, pattern)}
-        if not found:
-            near = get_close_matches(pattern, by_name, n=3, cutoff=0.0)
-            raise PyroDropoutError(
-                f"only names {pattern!r}, which matches no parameter of {type(net).__name__}; there are"
-                f" {len(by_name)}, such as {', '.join(near) or 'none'}."
-            )
-        for name, value in found.items():
-            if not (value.is_floating_point() or value.is_complex()):
-                raise PyroDropoutError(f"only names {name!r}, which holds whole numbers: it cannot be random.")
-        chosen.update(map(id, found.values()))
+    chosen = {name: by_name[name] for name in matching("only", patterns_of("only", only), by_name)}
+    for name, value in chosen.items():
+        if not (value.is_floating_point() or value.is_complex()):
+            raise PyroDropoutError(f"only names {name!r}, which holds whole numbers: it cannot be random.")
+    kept = set(map(id, chosen.values()))
     for value in by_name.values():
-        value.requires_grad_(id(value) in chosen)
+        value.requires_grad_(id(value) in kept)

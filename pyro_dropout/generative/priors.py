@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 import pyro.distributions as dist
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pyro_dropout.errors import PyroDropoutError, ShapeError
-from pyro_dropout.generative.layouts import Site, hidden_by_default, site_of
+from pyro_dropout.generative.layouts import Site, hidden_by_default, matching, patterns_of, site_of
 from pyro_dropout.mathematics.checks import check_choice, check_flag, check_positive
 from pyro_dropout.protocols import Distribution
 
@@ -124,16 +123,10 @@ class Prior:
             raise PyroDropoutError(
                 f"hide must be a function of (name, module) that is true for parameters to leave out; got {hide!r}."
             )
-        chosen = [learn] if isinstance(learn, str) else learn
-        patterns = isinstance(chosen, Sequence) and len(chosen) and all(isinstance(each, str) for each in chosen)
-        if not isinstance(chosen, bool) and not patterns:
-            raise PyroDropoutError(
-                f"learn must be True, False, or patterns of sites such as '*.weight'; got {learn!r}."
-            )
         self.length_scale, self.bias_length_scale = length_scale, bias_length_scale
         self.width_scaled, self.include_frozen = width_scaled, include_frozen
         self.hide = hidden_by_default if hide is None else hide
-        self.learn: bool | tuple[str, ...] = chosen if isinstance(chosen, bool) else tuple(chosen)
+        self.learn = learn if isinstance(learn, bool) else patterns_of("learn", learn)
         self.tempered, self.never_tempered = bool(tempered), tempered is False
 
     def sites(self, net: nn.Module) -> Iterator[Site]:
@@ -171,12 +164,10 @@ class Prior:
 
     def learned(self, net: nn.Module) -> list[str]:
         """Return the sites of ``net`` whose width is learned."""
-        patterns = () if self.learn is False else ("*",) if self.learn is True else self.learn
-        names = [site.name for site in self.sites(net)] if patterns else []
-        for pattern in patterns:
-            if not any(fnmatchcase(name, pattern) for name in names):
-                raise PyroDropoutError(f"learn names {pattern!r}, which is no site; the sites are {', '.join(names)}.")
-        return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
+        names = [site.name for site in self.sites(net)]
+        if isinstance(self.learn, bool):
+            return names if self.learn else []
+        return matching("learn", self.learn, names)
 
     def _lengths(self, label: str, sites: list[Site], kind: str, scaled: bool = True) -> dict[str, float | Tensor]:
         """Return the length-scale of every site of one kind; unless ``scaled``, without the widths of layers."""

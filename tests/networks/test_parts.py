@@ -107,7 +107,7 @@ def test_only_the_named_parameters_are_random_and_trained(only: Any) -> None:
 @pytest.mark.parametrize(
     ("only", "said"),
     [
-        ("classifier.*", r"only names 'classifier.\*', which matches no parameter of Sequential; there are 6, such as"),
+        ("classifier.*", r"only names 'classifier.\*', which matches none of the 6 parameters, such as"),
         ([], "only must be a pattern of names"),
         (3, "only must be a pattern of names"),
         ("0.1.*", "normalisation|hidden|hides"),
