@@ -55,7 +55,7 @@ class Bernoulli(Likelihood):
         """Return ``y`` as numbers of the model's type, with a column of its own when it came as a vector."""
         if y.shape == f.shape[-2:-1] and f.shape[-1] == 1:
             y = y.unsqueeze(-1)
-        return super().checked(f, y).to(f.dtype)
+        return super().checked(f, y.to(f.dtype) if y.dtype == torch.bool else y).to(f.dtype)
 
     def curvature_root(self, f: Tensor, y: Tensor | None = None) -> Tensor:
         """Return diag √(p(1 - p))."""

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.generative.likelihoods.gaussian_outputs import Outputs, variance_of
-from pyro_dropout.generative.likelihoods.likelihood import Likelihood, checked_numbers, stays
+from pyro_dropout.generative.likelihoods.likelihood import Likelihood, stays
 from pyro_dropout.generative.likelihoods.moments import F64, Sums
 from pyro_dropout.generative.registration import buffered
 from pyro_dropout.mathematics.checks import check_flag, check_positive, describe
@@ -111,7 +111,7 @@ class Counts(Likelihood):
 
     def checked(self, f: Tensor, y: Tensor) -> Tensor:
         """Return ``y`` as numbers of the model's type."""
-        return super().checked(self._split(f)[0], checked_numbers(y)).to(f.dtype)
+        return super().checked(self._split(f)[0], y).to(f.dtype)
 
     def curvature_root(self, f: Tensor, y: Tensor | None = None) -> Tensor:
         """Return diag √(μ r/(μ + r)); a concentration that depends on the input has no closed form."""

@@ -8,7 +8,7 @@ from torch.distributions import MultivariateNormal
 
 from pyro_dropout.errors import ShapeError
 from pyro_dropout.generative.likelihoods.gaussian_outputs import Outputs, variance_of
-from pyro_dropout.generative.likelihoods.likelihood import Likelihood, checked_numbers
+from pyro_dropout.generative.likelihoods.likelihood import Likelihood
 from pyro_dropout.generative.likelihoods.moments import F64, Sums, moments_of
 from pyro_dropout.generative.registration import buffered
 from pyro_dropout.mathematics.checks import check_flag, check_positive
@@ -89,10 +89,6 @@ class Gaussian(Likelihood):
         except RuntimeError:
             allowed = f"one number, or one for each of the model's {f.shape[-1]} outputs"
             raise ShapeError(f"tau must be {allowed}; got shape {tuple(scale.shape)}.") from None
-
-    def checked(self, f: Tensor, y: Tensor) -> Tensor:
-        """Return ``y`` if it holds numbers, as many as ``f``."""
-        return super().checked(f, checked_numbers(y))
 
     def check_values(self, f: Tensor, y: Tensor) -> None:
         """Raise unless every target is finite; warn if they look like classes and nobody asked for Gaussian noise."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pyro_dropout.errors import ShapeError
 from pyro_dropout.generative.likelihoods.gaussian_outputs import Outputs, variance_of
-from pyro_dropout.generative.likelihoods.likelihood import Dims, Likelihood, OutputShape, checked_numbers
+from pyro_dropout.generative.likelihoods.likelihood import Dims, Likelihood, OutputShape, check_real
 from pyro_dropout.generative.likelihoods.moments import F64, Sums
 from pyro_dropout.mathematics.gaussian_expectations import log_expectation
 from pyro_dropout.mathematics.normal import Normal
@@ -117,13 +117,14 @@ class HeteroscedasticGaussian(Likelihood):
         """Return ``y``, which has half as many columns as ``f``."""
         mean = self.split(f)[0]
         if self.shape is None:
-            return super().checked(mean, checked_numbers(y))
+            return super().checked(mean, y)
         wanted = mean.shape[f.dim() - 2 :]
         if self.shape.parts == 2 and y.dim() == len(wanted) - 1:
             y = y.unsqueeze(self.shape.from_end)
-        if y.shape != wanted or y.is_complex():
+        if y.shape != wanted:
             raise ShapeError(f"y must hold real numbers, shape {tuple(wanted)}; got {tuple(y.shape)}.")
-        return checked_numbers(y)
+        check_real(y)
+        return y
 
     def curvature_root(self, f: Tensor, y: Tensor | None = None) -> Tensor:
         """Return diag(√τ, √½) for a mean and its log τ: the Hessian would be negative where y is near the mean."""

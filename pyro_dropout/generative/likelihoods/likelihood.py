@@ -106,8 +106,7 @@ class Likelihood(nn.Module):
 
     def checked(self, f: Tensor, y: Tensor) -> Tensor:
         """Return ``y`` as the distribution wants it, or say what is wrong with it."""
-        if y.is_complex():
-            raise RangeError(f"y must hold real numbers; got {y.dtype}. Write y.real, or y.abs().")
+        check_real(y)
         if y.shape != f.shape[-2:]:
             advice = " Write y.unsqueeze(-1)." if y.shape == f.shape[-2:-1] and f.shape[-1] == 1 else ""
             if f.shape[-1] > 1 and y.shape == f.shape[-2:-1] and not y.is_floating_point():
@@ -176,11 +175,12 @@ def stays(likelihood: Likelihood) -> bool:
     return False
 
 
-def checked_numbers(y: Tensor) -> Tensor:
-    """Return ``y``, or raise if it holds yes and no: for ``checked`` of a likelihood of real numbers."""
+def check_real(y: Tensor) -> None:
+    """Raise if targets are complex, or yes and no, where a likelihood takes real numbers."""
+    if y.is_complex():
+        raise RangeError(f"y must hold real numbers; got {y.dtype}. Write y.real, or y.abs().")
     if y.dtype == torch.bool:
         raise RangeError(f"y must hold numbers; got {y.dtype}. Write y.float(), or Bernoulli() as the likelihood.")
-    return y
 
 
 def observe(likelihood: protocols.Likelihood, f: Tensor, y: Tensor | None, num_data: int | None) -> Tensor:
