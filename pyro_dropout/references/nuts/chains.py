@@ -8,7 +8,7 @@ depend on how many others there are. With a model on a GPU, long runs go on ther
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from pyro_dropout.engines.choose import Compile
 from pyro_dropout.engines.engine import CannotError
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.references.nuts.adaptation import Plan, Tuning, begun, untuned
-from pyro_dropout.references.nuts.no_u_turn import Array, Randoms, planted
+from pyro_dropout.references.nuts.no_u_turn import Array, Randoms, counts_of, numpy_of, planted
 from pyro_dropout.references.nuts.stepping import Energies, Stepping
 
 if TYPE_CHECKING:  # loaded where a GPU is used
@@ -88,7 +88,7 @@ class _Run:
         # Coordinates that stay at 0 fill whole vectors of the processor; nothing else depends on them.
         starts = pad(starts, (0, more))
         energy, slope = padded(starts)
-        z, energies_at, slopes = [_numpy(each) for each in (starts, energy[:, None], slope)]
+        z, energies_at, slopes = [numpy_of(each) for each in (starts, energy[:, None], slope)]
         tree = planted(z, energies_at, slopes, plan.max_depth + 1)
         tree, tuning = begun(tree, untuned(z), self._random.momenta(False))
         self._stepping = Stepping(padded, plan, tree, tuning)
@@ -106,7 +106,7 @@ class _Run:
         if self._gpu is not None:
             return self._block_on_gpu(self._gpu)
         stepping = self._stepping
-        self._random.replace(_whole(stepping.tuning.moves))
+        self._random.replace(counts_of(stepping.tuning.moves))
         numbers = self._random.noise(_BLOCK, stepping.on_torch)
         momenta = self._random.momenta(stepping.on_torch)
         turns: list[tuple[int, Array, Array]] = []
@@ -133,12 +133,12 @@ class _Run:
         before = self._done
         if turns:
             steps, draws, points = zip(*turns, strict=True)
-            counts = np.stack([_whole(draw) for draw in draws])
+            counts = np.stack([counts_of(draw) for draw in draws])
             turn, chain = np.nonzero(np.diff(counts, axis=0, prepend=before[None]))
             draw = counts[turn, chain] - 1 - self._plan.warmup
             self._spent[chain] = np.array(steps)[turn]  # the last of each chain stays
             kept = draw >= 0
-            found = np.stack([_numpy(point) for point in points])[:, :, : self._draws.shape[2]]
+            found = np.stack([numpy_of(point) for point in points])[:, :, : self._draws.shape[2]]
             self._draws[chain[kept], draw[kept]] = found[turn[kept], chain[kept]]
             self._done = counts[-1]
         self.left = bool((self._done < self._plan.warmup + self._plan.samples).any())
@@ -177,7 +177,7 @@ class _Run:
             from pyro_dropout.references.nuts.chains_on_gpu import ChainsOnGpu
 
             go_on = ChainsOnGpu
-        self._random.replace(_whole(self._stepping.tuning.moves))
+        self._random.replace(counts_of(self._stepping.tuning.moves))
         self._gpu = go_on(self._stepping, self._plan, self._random, self._draws, self._spent, self._device)
 
     def _compiled(self) -> None:
@@ -198,7 +198,7 @@ class _Run:
     def results(self) -> list[ChainResult]:
         """Return the result of each chain."""
         tuning = self._stepping.tuning if self._gpu is None else self._gpu.tuning
-        tuning = Tuning(*(_numpy(part) for part in tuning))
+        tuning = Tuning(*(numpy_of(part) for part in tuning))
         return [
             ChainResult(
                 self._draws[c],
@@ -210,17 +210,6 @@ class _Run:
             )
             for c in range(len(self._draws))
         ]
-
-
-def _numpy(values: Array) -> NDArray[Any]:
-    """Return tensors and arrays as arrays."""
-    found: NDArray[Any] = values.cpu().numpy() if isinstance(values, Tensor) else values
-    return found
-
-
-def _whole(numbers: Array) -> NDArray[np.int64]:
-    """Return the numbers of a column (C, 1) as integers."""
-    return _numpy(numbers)[:, 0].astype(int)
 
 
 def _check_starts(energy: Tensor, slope: Tensor) -> None:

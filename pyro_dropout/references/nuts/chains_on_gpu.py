@@ -27,7 +27,7 @@ from pyro_dropout.engines.cuda.recorded import (
 )
 from pyro_dropout.engines.generated.values import WORD, Constants, UnsupportedError, Value, c_type
 from pyro_dropout.references.nuts.adaptation import Plan, Tuning
-from pyro_dropout.references.nuts.no_u_turn import HALF, LEAF, Array, Randoms, Tree
+from pyro_dropout.references.nuts.no_u_turn import HALF, LEAF, Array, Randoms, Tree, counts_of
 from pyro_dropout.references.nuts.stepping import Stepping
 
 Function = Callable[..., list[Array]]
@@ -217,7 +217,7 @@ class ChainsOnGpu:
         lanes: int = LANES,
     ) -> None:
         whole = [torch.as_tensor(value).contiguous() for value in (*stepping.tree, *stepping.tuning)]
-        self._used = _column(stepping.tuning.moves)
+        self._used = counts_of(stepping.tuning.moves)
         chains, _, width = random.ring.shape
         steps = steps or min(max(_MOMENTA // (2 * chains * width), _FEW), _MANY)
         self._random, self.steps, self._device = random, steps, device
@@ -256,7 +256,7 @@ class ChainsOnGpu:
         self._noise = self._next_noise()  # while the GPU is at work
         self._replace_momenta()
         tuning = self.tuning
-        moves, draw = (_column(part) for part in torch.stack([tuning.moves.double(), tuning.draw]).cpu())
+        moves, draw = (counts_of(part) for part in torch.stack([tuning.moves.double(), tuning.draw]).cpu())
         self._used = moves
         return draw
 
@@ -300,8 +300,3 @@ def _stepped(leaf: Function, turn: Function, state: list[Tensor], ring: Tensor) 
     *tree, ended = leaf(*state, noise)
     state = [*tree, *state[len(tree) :]]
     return turn(*state, noise, ring)[:-1] if ended else state
-
-
-def _column(numbers: Any) -> NDArray[np.int64]:
-    """Return the numbers of a column (C, 1) as integers."""
-    return np.asarray(numbers)[:, 0].astype(np.int64)

@@ -125,6 +125,17 @@ def kit(array: Array) -> Any:
     return torch if isinstance(array, torch.Tensor) else np
 
 
+def numpy_of(values: Array) -> NDArray[Any]:
+    """Return tensors and arrays as arrays."""
+    found: NDArray[Any] = values.cpu().numpy() if isinstance(values, Tensor) else values
+    return found
+
+
+def counts_of(numbers: Array) -> NDArray[np.int64]:
+    """Return the numbers of a column (C, 1) as integers."""
+    return numpy_of(numbers)[:, 0].astype(np.int64)
+
+
 def integers(values: Sequence[int], like: Array) -> Array:
     """Return integers as an array of the same library and device as another."""
     return torch.tensor(values, device=like.device) if isinstance(like, torch.Tensor) else np.array(values)
