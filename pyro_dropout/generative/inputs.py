@@ -236,10 +236,6 @@ def wrong_with(x: AnyInputs, net: nn.Module, cause: Exception) -> PyroDropoutErr
     ours, said = next(iter(net.parameters())).dtype, (str(cause).splitlines() or [""])[0]
     if isinstance(cause, PyroDropoutError):
         return None
-    if "stateless API" in said:
-        return PyroDropoutError(
-            "torch.jit cannot trace a BayesianNet. Use Trace_ELBO; fit and SVI compile their steps."
-        )
     if re.search(_SHAPES, said):
         advice = ' Write DataLoader(..., drop_last=True), or BayesianNet(net, frozen_statistics="all").'
         return ShapeError(

@@ -178,12 +178,6 @@ class ModelCall:
 def call_of(
     door: Callable[..., object], model: object, args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> ModelCall:
-    """Return the model call that a public function was given; raise an error for an unknown keyword.
-
-    Data given as x and y become positional for a model that names its data otherwise.
-    """
-    places = [name for name in ("x", "y") if name in kwargs]
-    if places and not args and signature_of(model) and not any(takes(model, name) for name in kwargs):
-        args, kwargs = tuple(kwargs[name] for name in places), {k: v for k, v in kwargs.items() if k not in places}
+    """Return the model call that a public function was given; raise an error for an unknown keyword."""
     check_keywords(door, model, kwargs)
     return ModelCall(model, args, dict(kwargs))

@@ -9,7 +9,6 @@ import pyro
 import torch
 from torch import Size, Tensor, nn
 from torch.func import functional_call, vmap
-from torch.nn.parameter import is_lazy
 
 from pyro_dropout.engines.torch_internals import is_traced
 from pyro_dropout.errors import NotFollowedError, PyroDropoutError, ShapeError
@@ -112,11 +111,6 @@ class BayesianNet(PriorWidths):
             raise PyroDropoutError(f"net must be a torch nn.Module; got {type(net).__name__}.")
         # Steps are compiled here, weight draws included, and a compiled network inside them cannot be looked into.
         net = getattr(net, "_orig_mod", net) if type(net).__name__ == "OptimizedModule" else net
-        for name, parameter in net.named_parameters():
-            if is_lazy(parameter):
-                raise PyroDropoutError(
-                    f"{name!r} has no shape before the network has seen data. Run it once, net(x[:2]), first."
-                )
         if prior is not None and not isinstance(prior, Prior):
             raise PyroDropoutError(f"prior must be a Prior, such as Prior(length_scale=1.0); got {describe(prior)}.")
         if likelihood is not None and not is_likelihood(likelihood):

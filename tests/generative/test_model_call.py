@@ -10,7 +10,7 @@ from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from torch import Tensor
 
 import pyro_dropout as pd
-from tests.prediction.pyro_models import CASES, F64, X, Y, line
+from tests.prediction.pyro_models import CASES, F64, X, Y
 
 QUIET: Any = {"compile": False, "progress": False, "seed": 0, "lr": 0.05}
 
@@ -43,15 +43,3 @@ def test_a_subsampled_plate_scales_itself() -> None:
     pd.fit(model, guide, X, Y, steps=120, **QUIET)
     exact = float((X * Y).sum() / 0.25 / (1 + X.square().sum() / 0.25))
     assert guide.median()["slope"].item() == pytest.approx(exact, abs=0.3)
-
-
-def test_x_and_y_may_name_data_that_the_model_calls_otherwise() -> None:
-    def model(inputs: Tensor, targets: Tensor | None = None) -> None:
-        line(inputs, targets)
-
-    one, two = (AutoNormal(model), pd.AutoMeanField(model))
-    first = pd.fit(model, one, x=X, y=Y, steps=5, **QUIET).losses
-    assert torch.isfinite(first).all()
-    pd.fit(model, two, X, targets=Y, steps=5, **QUIET)
-    assert pd.predict(model, one, x=X, samples=5).mean.shape == (12,)
-    assert pd.to_arviz(model, one, x=X, y=Y, samples=30)["log_likelihood"]["obs"].shape == (1, 30, 12)

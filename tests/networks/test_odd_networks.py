@@ -95,14 +95,6 @@ def test_a_compiled_network_is_the_network_inside() -> None:
     assert "2.weight" in pd.from_dropout(torch.compile(with_dropout))[0].sites
 
 
-def test_a_lazy_network_is_run_first() -> None:
-    net = nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.LazyLinear(1))
-    with pytest.raises(pd.errors.PyroDropoutError, match=r"'0.weight' has no shape .* Run it once, net\(x\[:2\]\)"):
-        pd.BayesianNet(net)
-    net(X[:2])
-    assert "2.weight" in pd.BayesianNet(net).sites
-
-
 def test_complex_weights_are_called_complex() -> None:
     net = Output(nn.Linear(4, 1), lambda net, x: net((x.to(torch.complex64) @ net.w).abs()))
     net.net.w = nn.Parameter(torch.randn(3, 4, dtype=torch.complex64))
