@@ -12,7 +12,7 @@ from pyro_dropout.generative.networks import BayesianNet, copied
 from pyro_dropout.generative.priors import BySite, Prior
 from pyro_dropout.guides.dropout import AutoDropout
 from pyro_dropout.guides.other_randomness import find_noise, with_dropout
-from pyro_dropout.guides.row_masks import Points, RowMask, check_masks, on_rows
+from pyro_dropout.guides.row_masks import Copy, Points, RowMask, check_masks, on_rows
 from pyro_dropout.mathematics.checks import describe
 
 
@@ -80,10 +80,9 @@ def from_dropout(
     names = {id(parameter): name for name, parameter in net.named_parameters()}
     for mask in masks:
         keep[names[id(net.get_submodule(mask.layer)._parameters["weight"])]] = 1 - mask.p
-        dropout, nothing = clean.get_submodule(mask.dropout), nn.Identity()
+        dropout, copy = clean.get_submodule(mask.dropout), Copy()
         for path in [path for path, found in clean.named_modules(remove_duplicate=False) if found is dropout]:
-            parent, _, name = path.rpartition(".")
-            setattr(clean.get_submodule(parent), name, nothing)
+            clean.set_submodule(path, copy)
         clean.get_submodule(mask.layer).register_forward_pre_hook(partial(points.check, mask))
     if masks:
         clean.register_forward_pre_hook(points.note, with_kwargs=True)

@@ -1,14 +1,14 @@
 """Which dropout layers drop rows of one weight, so that a guide can drop them; all others stay in the model.
 
-``torch.fx`` finds candidates: a dropout layer that feeds one weight layer, through operations that keep units apart.
-Data decide: the mask in the dropout layer's place and the same mask at the weight layer's input must give the same
-output, and that input must have a row for each data point. A graph alone does not tell this: ``h += 1`` writes to the
-tensor that a removed dropout layer would have copied, and ``x.reshape(-1, 4)`` gives a data point several masks.
+``torch.fx`` finds them: a dropout layer that feeds one weight layer, through operations that keep units apart. Its mask
+is on rows if that layer's input has a row for each data point, which a graph alone does not tell: ``x.reshape(-1, 4)``
+gives a data point several masks. Where a dropout layer was, its input is copied, as it did: ``h += 1`` may write to it.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -21,13 +21,14 @@ from pyro_dropout.generative.inputs import AnyInputs, call_net, copies
 from pyro_dropout.generative.layouts import computes_otherwise, is_hooked
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.trial_run import quietly
-from pyro_dropout.guides.other_randomness import alike, runnable, training
+from pyro_dropout.guides.other_randomness import runnable, training
 
 # Each convolution, with the dropout that drops its input channels whole.
 _CHANNELS = {nn.Conv1d: nn.Dropout1d, nn.Conv2d: nn.Dropout2d, nn.Conv3d: nn.Dropout3d}
 _DROPOUTS = (nn.Dropout, *_CHANNELS.values())
 _LAYERS = (nn.Linear, *_CHANNELS)
-_LEAVES = (*_LAYERS, *_DROPOUTS, nn.modules.batchnorm._BatchNorm, nn.RNNBase, nn.Embedding)
+_MAKERS = (*_LAYERS, nn.modules.batchnorm._BatchNorm, nn.RNNBase, nn.Embedding)  # of tensors that nothing else sees
+_LEAVES = (*_MAKERS, *_DROPOUTS)
 # Dropping a unit before or after these is the same: each output unit sees one input unit, and 0 stays 0.
 _UNITWISE = (nn.ReLU, nn.LeakyReLU, nn.Identity)
 _UNITWISE_FUNCTIONS = (F.relu, torch.relu, F.leaky_relu)
@@ -40,12 +41,19 @@ class _Tracer(fx.Tracer):
 
 
 class RowMask(NamedTuple):
-    """A dropout layer on the rows of a weight layer: their paths, the probability of dropping, whether in place."""
+    """A dropout layer on the rows of a weight layer: their paths, and the probability of dropping."""
 
     dropout: str
     layer: str
     p: float
-    inplace: bool
+
+
+class Copy(nn.Module):
+    """Stands where a dropout layer was."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a copy, as dropout does."""
+        return x.clone()
 
 
 def on_rows(net: nn.Module, x: AnyInputs | None) -> list[RowMask]:
@@ -117,7 +125,18 @@ def _row_mask(node: fx.Node, modules: dict[str, nn.Module], uses: Counter[int]) 
     # Groups share rows; and torch drops the rows of a weight again at each use, while one draw drops them once.
     if not isinstance(dropout, wanted) or getattr(layer, "groups", 1) > 1 or weight is None or uses[id(weight)] > 1:
         return None
-    return RowMask(str(node.target), layers[0], dropout.p, dropout.inplace)
+    if dropout.inplace and not _seen_once(node.all_input_nodes[0], modules):
+        return None
+    return RowMask(str(node.target), layers[0], dropout.p)
+
+
+def _seen_once(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    """Whether nothing but one dropout layer sees a tensor, and what it may be a view of, back to where it was made."""
+    while len(node.users) == 1 and node.all_input_nodes:
+        if node.op == "call_module" and _is(modules[str(node.target)], _MAKERS):
+            return True
+        node = node.all_input_nodes[0]
+    return len(node.users) == 1 and node.op == "placeholder"
 
 
 def _behind(node: fx.Node, modules: dict[str, nn.Module]) -> Iterator[str | None]:
@@ -148,49 +167,22 @@ def _weights(node: fx.Node, net: nn.Module, modules: dict[str, nn.Module]) -> li
 
 def _not_on_rows(net: nn.Module, masks: Sequence[RowMask], x: AnyInputs) -> set[str]:
     """Return the dropout layers among ``masks`` that are not on rows; none if the network does not run with x."""
-    batches = (runnable(net, x) if masks else None) or []
-    with training(net), torch.no_grad():
-        each = {mask.dropout: [other for other in masks if other.dropout == mask.dropout] for mask in masks}
-        return {path for path, own in each.items() if not all(_same(net, own, batch) for batch in batches)}
+    wrong: set[str] = set()
 
+    def look(mask: RowMask, count: int, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if not _one_row_each(module, inputs[0], count):
+            wrong.add(mask.dropout)
 
-def _same(net: nn.Module, masks: Sequence[RowMask], x: AnyInputs) -> bool:
-    """Whether a mask gives the same output in the place of a dropout layer and at the layers that it feeds."""
-    dropout, outputs, fits = net.get_submodule(masks[0].dropout), [], []
-
-    def in_place(module: nn.Module, inputs: object, output: Tensor) -> Tensor:
-        # The output is the input itself here, so that writing to it is what dropout in place does.
-        values = _values(module if isinstance(module, _DROPOUTS) else net.get_submodule(masks[0].layer), output)
-        return output.mul_(values) if masks[0].inplace else output * values
-
-    def at_layer(module: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
-        fits.append(_one_row_each(module, inputs[0], len(x)))
-        return inputs[0] * _values(module, inputs[0])
-
-    dropout.training = False
-    for hooked in (True, False):
-        with ExitStack() as stack, quietly(net), seeded(0, x.device):
-            if hooked:
-                stack.callback(dropout.register_forward_hook(in_place).remove)
-            else:
-                for mask in masks:
-                    stack.callback(net.get_submodule(mask.layer).register_forward_pre_hook(at_layer).remove)
-            outputs.append(call_net(net, copies(x, 1)))
-    dropout.training = True
-    return all(fits) and alike(*outputs)
+    for batch in (runnable(net, x) if masks else None) or []:
+        with ExitStack() as stack, quietly(net), training(net), torch.no_grad(), seeded(0, x.device):
+            for mask in masks:
+                hook = partial(look, mask, len(batch))
+                stack.callback(net.get_submodule(mask.layer).register_forward_pre_hook(hook).remove)
+            call_net(net, copies(batch, 1))
+    return wrong
 
 
 def _one_row_each(layer: nn.Module, given: Tensor, count: int | None) -> bool:
     """Whether the input of a layer is a row for each data point: units, or channels of a map."""
     own = 2 if isinstance(layer, nn.Linear) else 2 + len(layer.kernel_size)  # type: ignore[arg-type]
     return given.dim() == own and count in (None, len(given))
-
-
-def _values(module: nn.Module, given: Tensor) -> Tensor:
-    """Return a mask that depends on shapes alone: for each unit before a Linear layer, otherwise for each channel."""
-    whole = isinstance(module, nn.Linear | nn.Dropout)
-    shape = given.shape if whole else (*given.shape[:2], *(1,) * (given.dim() - 2))
-    dice = torch.Generator("cpu").manual_seed(given.numel())
-    kept = torch.empty(shape, device="cpu")
-    kept.bernoulli_(0.5, generator=dice)
-    return kept.to(given) * 2

@@ -53,7 +53,9 @@ def frames(net: Any, x: Tensor) -> Tensor:
 # The network, the shape of a data point, and whether its mask is on rows.
 NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], bool]] = {
     "in place, input used again": (in_place(lambda n, x: (lambda h: n.o(n.d(h)) + h)(n.a(x))), (3,), False),
-    "in place, input used before": (in_place(lambda n, x: (lambda h: h.exp() + n.o(n.d(h)))(n.a(x))), (3,), True),
+    "in place, input used before": (in_place(lambda n, x: (lambda h: h.exp() + n.o(n.d(h)))(n.a(x))), (3,), False),
+    "in place, twice": (in_place(lambda n, x: (lambda h: n.o(n.d(n.d(h))) + h)(n.a(x))), (3,), False),
+    "in place on a view": (in_place(lambda n, x: (lambda h: n.o(n.d(h.view(-1, 4))) + h)(n.a(x))), (3,), False),
     "in place, a chain": (in_place(lambda n, x: n.o(n.d(n.a(x)))), (3,), True),
     "in place behind a ReLU": (in_place(lambda n, x: n.o(n.d(n.a(x).relu()))), (3,), True),
     "in place on the data": (lambda: nn.Sequential(nn.Dropout(0.3, inplace=True), nn.Linear(3, 2)), (3,), True),
@@ -64,8 +66,8 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], bool]] = {
         lambda: Net(lambda n, x: n.a(F.dropout(x, 0.3, n.training, inplace=True)) * x.sum(1, keepdim=True)),
         (3,), False,
     ),
-    "a copy, and its source written later": (lambda: Net(written_later), (3,), False),
-    "ReLU in place on the copy": (lambda: Net(relu_on_the_copy), (3,), False),
+    "a copy, and its source written later": (lambda: Net(written_later), (3,), True),
+    "ReLU in place on the copy": (lambda: Net(relu_on_the_copy), (3,), True),
     "two rows a point": (lambda: Net(pair_of_rows), (3,), False),
     "frames in the first dimension": (lambda: Net(frames), (5, 3), False),
     "one frame": (lambda: Net(frames), (1, 3), True),
