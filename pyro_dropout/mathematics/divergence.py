@@ -33,7 +33,7 @@ def _prior(q: RowMixture, p: Distribution) -> tuple[Tensor, Tensor]:
     shape = p.batch_shape + p.event_shape
     try:
         shape = broadcast_shape(shape, q.event_shape)
-    except RuntimeError:
+    except ValueError:
         raise ShapeError(
             f"p must broadcast to the weights, shape {tuple(q.event_shape)}; got {tuple(shape)}."
         ) from None

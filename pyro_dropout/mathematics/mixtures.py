@@ -90,56 +90,44 @@ _F64 = torch.float64
 _THINNEST = 1e-150  # stands for a width of zero, which would give NaN
 
 
-def _average(values: Tensor, probs: Tensor | None) -> Tensor:
-    return values.mean(0) if probs is None else (probs * values).sum(0)
-
-
 def mixture_cdf(loc: Tensor, scale: Tensor, z: Tensor) -> Tensor:
     """Return the probability below z, (...), of equally weighted normals (T, ...) of positive width."""
     below: Tensor = torch.special.ndtr((z - loc) / scale).mean(0)
     return below
 
 
-def mixture_quantile(loc: Tensor, scale: Tensor, level: float | Tensor, probs: Tensor | None = None) -> Tensor:
-    """Return a quantile, (...), of normals (T, ...), by Newton steps inside a bracket, or else bisections.
+def mixture_quantile(loc: Tensor, scale: Tensor, level: float, probs: Tensor | None = None) -> Tensor:
+    """Return a quantile, (...), of normals (T, ...); of width zero, they are steps at their means.
 
-    A part of width zero is a step at its mean. ``level`` is broadcast to the quantile, and the weights ``probs`` of the
-    parts, equal by default, to ``loc``.
+    The weights ``probs`` of the parts, equal by default, are broadcast to ``loc``.
     """
-    loc, scale = loc.to(_F64), scale.to(_F64).clamp_min(_THINNEST)
-    inner = torch.special.ndtri(torch.as_tensor(level, dtype=_F64, device=loc.device))
-    parts = loc + scale * inner
-    low, high = parts.amin(0), parts.amax(0)  # the mixture's quantile lies between those of its parts
-    middle = _average(loc, probs)
-    width = _average(scale.square() + (loc - middle).square(), probs).sqrt()
-
-    def at(z: Tensor) -> tuple[Tensor, Tensor]:
-        u = (z - loc) / scale
-        density = _average(torch.exp(-0.5 * u.square()) / scale, probs) / math.sqrt(2 * math.pi)
-        return _average(torch.special.ndtr(u), probs) - level, density
-
-    return _root(at, middle + width * inner, low, high, 1e-6 * scale.amin(0))
+    if level > 0.5:
+        return -mixture_quantile(-loc, scale, 1 - level, probs)
+    log_tail = torch.tensor(level, dtype=_F64, device=loc.device).log()
+    return mixture_tail_quantile(loc, scale, log_tail, probs)
 
 
-def mixture_tail_quantile(loc: Tensor, scale: Tensor, log_tail: Tensor) -> Tensor:
+def mixture_tail_quantile(loc: Tensor, scale: Tensor, log_tail: Tensor, probs: Tensor | None = None) -> Tensor:
     """Return the z, (...), below which normals (T, ...) have the probability exp(log_tail), at most a half.
 
-    Newton steps for log F, which is nearly a parabola in its tail: exp(log_tail) itself may be as small as 1e-10000.
+    Newton steps inside a bracket, or else bisections, for log F, which is nearly a parabola in its tail: exp(log_tail)
+    itself may be as small as 1e-10000.
     """
     loc, scale = loc.to(_F64), scale.to(_F64).clamp_min(_THINNEST)
+    weights = torch.full_like(loc, 1 / len(loc)) if probs is None else probs.to(_F64)
+    log_weights = weights.log()
     reach = (-2 * (log_tail + math.log(2))).clamp_min(0).sqrt()  # since Φ(-t) ≤ exp(-t²/2)/2
     low, high = (loc - scale * reach).amin(0), loc.amax(0)
-    middle = loc.mean(0)
+    middle = (weights * loc).sum(0)
+    width = (weights * (scale.square() + (loc - middle).square())).sum(0).sqrt()
 
     def at(z: Tensor) -> tuple[Tensor, Tensor]:
         u = (z - loc) / scale
-        log_cdf = torch.logsumexp(torch.special.log_ndtr(u), 0)
-        log_density = torch.logsumexp(-0.5 * u.square() - scale.log(), 0) - 0.5 * math.log(2 * math.pi)
-        return log_cdf - math.log(len(loc)) - log_tail, torch.exp(log_density - log_cdf)
+        log_cdf = torch.logsumexp(torch.special.log_ndtr(u) + log_weights, 0)
+        log_density = torch.logsumexp(log_weights - 0.5 * u.square() - scale.log(), 0) - 0.5 * math.log(2 * math.pi)
+        return log_cdf - log_tail, torch.exp(log_density - log_cdf)
 
-    return _root(
-        at, middle - (loc.var(0, correction=0) + scale.square().mean(0)).sqrt() * reach, low, high, 1e-6 * scale.amin(0)
-    )
+    return _root(at, middle - width * reach, low, high, 1e-6 * scale.amin(0))
 
 
 def _root(at: Callable[[Tensor], tuple[Tensor, Tensor]], z: Tensor, low: Tensor, high: Tensor, near: Tensor) -> Tensor:

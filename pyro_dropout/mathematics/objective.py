@@ -253,6 +253,6 @@ def _check(**values: Number) -> None:
     shapes = {name: tuple(value.shape) for name, value in values.items() if isinstance(value, Tensor)}
     try:
         broadcast_shape(*shapes.values())
-    except RuntimeError:
+    except ValueError:
         given = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
         raise ShapeError(f"{' and '.join(shapes)} must broadcast to one shape; got {given}.") from None

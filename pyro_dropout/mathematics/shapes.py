@@ -6,7 +6,7 @@ The tests check annotated shapes with jaxtyping, a development dependency; witho
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-import torch
+import numpy as np
 from torch import Size, Tensor
 from torch.distributions import Independent
 
@@ -36,16 +36,9 @@ def base_distribution(p: Distribution, *wrappers: type) -> Distribution:
     return p
 
 
-def broadcast_shape(*shapes: Sequence[int]) -> torch.Size:
-    """Return the shape that tensors of these shapes broadcast to, or raise a ``RuntimeError``."""
-    found = [1] * max(map(len, shapes), default=0)
-    for shape in shapes:
-        for place in range(-len(shape), 0):
-            if shape[place] != 1 and found[place] not in (1, shape[place]):
-                given = ", ".join(str(tuple(each)) for each in shapes)
-                raise RuntimeError(f"shapes do not broadcast: {given}")
-            found[place] = shape[place] if found[place] == 1 else found[place]
-    return torch.Size(found)
+def broadcast_shape(*shapes: Sequence[int]) -> Size:
+    """Return the shape that tensors of these shapes broadcast to, or raise a ``ValueError``; torch's loads sympy."""
+    return Size(np.broadcast_shapes(*map(tuple, shapes)))
 
 
 # Which dimension indexes rows: an index; None, every weight is a row; "all", the tensor is one row.
