@@ -44,6 +44,7 @@ from pyro_dropout.guides.sites import (
 )
 from pyro_dropout.guides.summary import Summarised
 from pyro_dropout.mathematics.checks import check_choice, check_positive, describe
+from pyro_dropout.mathematics.full_rank_normal import SharedNoise
 from pyro_dropout.mathematics.normal import Normal
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
 from pyro_dropout.mathematics.shapes import broadcast_shape
@@ -139,7 +140,7 @@ class SiteGuide(Summarised, Marginals):
         self._sites: dict[str, GuideSite] = {}
         self._expected_sites: list[str] = []
         self._subsampled: set[str] = set()
-        self._noise: dict[str, Any] = {}  # what sites of one draw share, by block
+        self._noise: dict[str, SharedNoise] = {}  # of the sites of one draw, by block
         self.states = nn.ModuleDict()
 
     def _start(self) -> None:
@@ -189,9 +190,37 @@ class SiteGuide(Summarised, Marginals):
             for site in self._sites.values()
         )
 
+    def block_of(self, site: GuideSite) -> str | None:
+        """Return the name of the block of sites that share noise in a draw, if the site is in one.
+
+        Such a site is drawn as one tensor, its plates included.
+        """
+        return None
+
+    def shared_noise(self, sites: list[GuideSite]) -> SharedNoise:
+        """Return the noise of one draw of a block: a number for each number of its sites."""
+        return SharedNoise(sum(site.start.numel() for site in sites))
+
+    def joint_distribution(self, site: GuideSite, state: State, noise: SharedNoise) -> Distribution:
+        """Return q of a site in a block, whose draws are made of the noise of the block."""
+        raise NotImplementedError(f"{type(self).__name__} has sites that share noise, and no joint_distribution.")
+
     def _joint(self, site: GuideSite) -> bool:
-        """Whether a site shares noise with others, so that it is drawn as one tensor, its plates included."""
-        return False
+        return self.block_of(site) is not None
+
+    def _blocks(self) -> dict[str, list[GuideSite]]:
+        found: dict[str, list[GuideSite]] = {}
+        for site in self._sites.values():
+            if (block := self.block_of(site)) is not None:
+                found.setdefault(block, []).append(site)
+        return found
+
+    def _noise_of(self, site: GuideSite) -> SharedNoise:
+        return self._noise[str(self.block_of(site))]
+
+    def _before_sampling(self) -> None:
+        """Make what the sites of one draw share."""
+        self._noise = {block: self.shared_noise(sites) for block, sites in self._blocks().items()}
 
     def _marginal(self, site: GuideSite) -> Distribution:
         return self.weight_distribution(site, self._state(site)) if self._joint(site) else self._distribution(site)
@@ -225,6 +254,8 @@ class SiteGuide(Summarised, Marginals):
         return self._made(site, SimpleNamespace(**shown))
 
     def _made(self, site: GuideSite, state: State) -> Distribution:
+        if self._joint(site):
+            return self.joint_distribution(site, state, self._noise_of(site))
         if site.kind == "weight":
             return self.weight_distribution(site, state)
         return self.bias_distribution(site, state) if site.kind == "bias" else self._simple_distribution(site, state)

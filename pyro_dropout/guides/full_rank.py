@@ -3,7 +3,6 @@
 With T below the diagonal, L = σ(I + T): T is in units of σ, and both are trained. A draw is w = m + σ(ε + Tε).
 """
 
-from collections.abc import Mapping
 from typing import Literal, Unpack
 
 import torch
@@ -61,11 +60,10 @@ class AutoFullRank(SiteGuide):
 
     def parameters_of(self, site: GuideSite) -> dict[str, Tensor]:
         """Means, log widths, and rows of T with a column for each number before the last one of the site."""
-        block = self._block(site.name)
-        together = [each for each in self._sites.values() if self._joint(each) and self._block(each.name) == block]
+        together = self._blocks()[str(self.block_of(site))]
         sizes = [each.start.numel() for each in together]
-        self._check_size(block, sum(sizes), site.start.element_size())
-        before = sum(sizes[: together.index(site)]) if self._joint(site) else 0
+        self._check_size(site, sum(sizes))
+        before = sum(sizes[: together.index(site)])
         lower = site.start.new_zeros(site.start.numel(), before + site.start.numel() - 1)
         return {
             "loc": trained(site.start),
@@ -85,50 +83,27 @@ class AutoFullRank(SiteGuide):
         below = F.pad(state.lower * scale.unsqueeze(-1), (0, 1)).tril(before - 1)
         return torch.diagonal_scatter(below, scale, before)
 
-    def _block(self, name: str) -> str:
-        """Return the name of the block that a site belongs to."""
-        return "" if self.per == "net" else name.rpartition(".")[0]
-
-    def _joint(self, site: GuideSite) -> bool:
-        """Whether a site is in a block."""
+    def block_of(self, site: GuideSite) -> str | None:
+        """Return the name of the block of a site; None for points, and for sites in subsampled plates."""
         point = {"weight": "", "bias": self.bias, "other": self.other}[site.kind] == "map"
-        return not point and not site.shown_in_part(self._subsampled)
+        if point or site.shown_in_part(self._subsampled):
+            return None
+        return "" if self.per == "net" else site.name.rpartition(".")[0]
 
-    def _check_size(self, block: str, number: int, size: int) -> None:
-        """Raise an error if a block is too large."""
+    def joint_distribution(self, site: GuideSite, state: State, noise: SharedNoise) -> Distribution:
+        """One Gaussian with the sites of the block."""
+        return FullRankNormal(state.loc, self._root(state), noise)
+
+    def _check_size(self, site: GuideSite, number: int) -> None:
+        """Raise an error if the block of a site is too large."""
         if number <= MOST:
             return
         where, advice = "the network", "per='layer', one matrix for each layer, if that is small enough; otherwise "
         if self.per == "layer":
-            where, advice = f"layer {block!r}", ""
+            where, advice = f"layer {self.block_of(site)!r}", ""
         raise PyroDropoutError(
             f"AutoFullRank: {where} has {number:,} random weights, and their covariance matrix would take"
-            f" {number**2 * size / 1e9:,.1f} GB, four times as much in training; the most is"
+            f" {number**2 * site.start.element_size() / 1e9:,.1f} GB, four times as much in training; the most is"
             f" {MOST:,} weights. Use {advice}AutoLowRank(model, per='net'), or make fewer weights random with"
             " BayesianNet(net, only=...)."
         )
-
-    def _sizes(self) -> dict[str, int]:
-        """Return how many numbers each block has."""
-        found: dict[str, int] = {}
-        for site in filter(self._joint, self._sites.values()):
-            block = self._block(site.name)
-            found[block] = found.get(block, 0) + site.start.numel()
-        return found
-
-    def _before_sampling(self) -> None:
-        self._noise = {block: SharedNoise(size) for block, size in self._sizes().items()}
-
-    def _made(self, site: GuideSite, state: State) -> Distribution:
-        if not self._joint(site):
-            return super()._made(site, state)
-        return FullRankNormal(state.loc, self._root(state), self._noise[self._block(site.name)])
-
-    def _joint_root(self, rows: Mapping[str, Tensor]) -> Tensor:
-        """Return the root of all blocks, R L: every site has columns for the noise of those before it and its own."""
-        first = next(iter(rows.values()))
-        found = {block: first.new_zeros(len(first), size) for block, size in self._sizes().items()}
-        for name, value in rows.items():
-            root = value.flatten(1) @ self._root(self._state(self._sites[name]))
-            found[self._block(name)][:, : root.shape[-1]] += root
-        return torch.cat([*found.values()], -1)

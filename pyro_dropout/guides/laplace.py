@@ -12,7 +12,6 @@ import torch
 from torch import Size, Tensor
 
 from pyro_dropout.errors import PyroDropoutError
-from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.guides.base import SiteGuide, State, trained
 from pyro_dropout.guides.sites import GuideSite, Init, InitLoc
 from pyro_dropout.mathematics.checks import check_choice, check_positive
@@ -217,17 +216,14 @@ class AutoLaplace(SiteGuide):
 
     # --- distributions ------------------------------------------------------------------------------------------------
 
-    def _joint(self, site: GuideSite) -> bool:
+    def block_of(self, site: GuideSite) -> str | None:
+        """Return the name of the block of a site whose numbers share noise."""
         block = self._block(site.name)
-        return block is not None and block.sites_share
+        return ",".join(block.shapes) if block is not None and block.sites_share else None
 
-    def _before_sampling(self) -> None:
-        self._noise = {}
-        for block in self.curvature if self.finished else ():
-            self._noise |= dict.fromkeys(block.shapes, SharedNoise(block.size()))
-
-    def _made(self, site: GuideSite, state: State) -> Distribution:
-        return self._at(site, state, self._noise[site.name] if self._joint(site) else None)
+    def joint_distribution(self, site: GuideSite, state: State, noise: SharedNoise) -> Distribution:
+        """What the curvature makes of the point, with the other sites of its block."""
+        return self._at(site, state, noise)
 
     def _marginal(self, site: GuideSite) -> Distribution:
         return self._at(site, self._state(site), None)
@@ -238,25 +234,6 @@ class AutoLaplace(SiteGuide):
         if block is None:
             return dist.Delta(loc, event_dim=loc.dim())
         return block.distribution(site.name, loc, noise)
-
-    def random_sites(self) -> list[str]:
-        """Return the names of the sites that are not points."""
-        return [name for name in self._sites if self._block(name) is not None]
-
-    @one_at_a_time
-    def mean(self) -> Weights:
-        """Return the point."""
-        with torch.no_grad():
-            return {site.name: site.image(self._state(site).loc.clone()) for site in self._known()}
-
-    def _joint_root(self, rows: Mapping[str, Tensor]) -> Tensor:
-        """Return the root of the blocks that the rows belong to."""
-        found = []
-        for block in self.curvature:
-            own = {name: value for name, value in rows.items() if name in block.shapes}
-            if own:
-                found.append(block.covariance_root(own))
-        return torch.cat(found, -1)
 
     def layer_covariance(self, features: Tensor, sites: Sequence[str]) -> Tensor:
         """Return Cov[W φ + b] of a layer at N points, (N, outputs, outputs), from φ alone."""

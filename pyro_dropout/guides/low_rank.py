@@ -3,7 +3,7 @@
 With V = σA the covariance is diag σ² + V Vᵀ; A is what is trained.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Literal, Self, Unpack, cast
 
@@ -26,15 +26,16 @@ from pyro_dropout.registry import guide
 class SharedFactor(SharedNoise):
     """What the sites of a network-wide low-rank Gaussian share in one draw: η, each other's ε, and one log det."""
 
-    def __init__(self, directions: list[Tensor]) -> None:
-        super().__init__(directions[0].shape[-1] if directions else 0)
-        self._directions = directions
-        self.noise: dict[int, Tensor] = {}
+    def __init__(self, directions: dict[str, Tensor]) -> None:
+        super().__init__(next(iter(directions.values())).shape[-1])
+        self.directions = directions
+        self.noise: dict[str, Tensor] = {}
 
     @cached_property
     def log_det(self) -> Tensor:
         """The joint log det(I + AAᵀ) for each number of a site, computed on first use."""
-        return joint_log_det(self._directions) / sum(len(a) for a in self._directions)
+        blocks = list(self.directions.values())
+        return joint_log_det(blocks) / sum(map(len, blocks))
 
     def draw(self, shape: Sequence[int], like: Tensor) -> Tensor:
         """Return η for ``shape`` draws, (*shape, R); with a new one, what sites have noted of the last is forgotten."""
@@ -44,10 +45,11 @@ class SharedFactor(SharedNoise):
 
     def surplus(self) -> Tensor:
         """Return (ε + Aη)ᵀ(I + AAᵀ)⁻¹(ε + Aη), with the ε and A of all sites, less its expectation: their number."""
-        if self.drawn is None or len(self.noise) != len(self._directions):
+        if self.drawn is None or len(self.noise) != len(self.directions):
             raise PyroDropoutError("the joint density of a network-wide low-rank guide needs a draw of all its sites.")
-        noise = torch.cat([self.noise[index] for index in range(len(self.noise))], -1)
-        return mahalanobis(noise, factorised(torch.cat(self._directions)), self.drawn).squeeze(-1) - noise.shape[-1]
+        noise = torch.cat([self.noise[name] for name in self.directions], -1)
+        factor = factorised(torch.cat([*self.directions.values()]))
+        return mahalanobis(noise, factor, self.drawn).squeeze(-1) - noise.shape[-1]
 
 
 class NetBlock(LowRankNormal):
@@ -55,7 +57,6 @@ class NetBlock(LowRankNormal):
 
     joint = True
     shared: SharedFactor
-    index: int
 
     def sample_coefficients(self, shape: Sequence[int]) -> Tensor:
         """Return the η that all sites of this draw share."""
@@ -64,7 +65,7 @@ class NetBlock(LowRankNormal):
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Draw this site's block of the weights."""
         value = super().rsample(sample_shape)
-        self.shared.noise[self.index] = self._draw.noise
+        self.shared.noise[self.site] = self._draw.noise
         return value
 
     def low_rank_log_det(self) -> Tensor:
@@ -83,7 +84,7 @@ class NetBlock(LowRankNormal):
         log_det = 2 * self.log_scale().sum() + self.low_rank_log_det().squeeze()
         # Every share expects as many as it has numbers: beside a site whose KL is in closed form it must not be moved.
         form: Tensor = self._draw.noise.new_full(self._draw.noise.shape[:-2], self.rest)
-        if self.index == 0:
+        if self.site == next(iter(self.shared.directions)):
             form = form + self.shared.surplus()
         return -0.5 * (form + log_det + self.rest * LOG_2PI)
 
@@ -153,27 +154,16 @@ class AutoLowRank(SiteGuide):
                 value.data = _laid_out(value.data)
         return cast(Self, moved)
 
-    def _joint(self, site: GuideSite) -> bool:
-        """Whether a site has a block of the shared A; the elements of a subsampled plate are never seen together."""
-        return self.per == "net" and not site.shown_in_part(self._subsampled)
+    def block_of(self, site: GuideSite) -> str | None:
+        """Return the block of the network; None for sites in subsampled plates, whose elements are never together."""
+        return "net" if self.per == "net" and not site.shown_in_part(self._subsampled) else None
 
-    def _made(self, site: GuideSite, state: State) -> Distribution:
-        if not self._joint(site):
-            return super()._made(site, state)
+    def shared_noise(self, sites: list[GuideSite]) -> SharedNoise:
+        """Return η, and what else the sites of the network share."""
+        return SharedFactor({site.name: self._state(site).factor for site in sites})
+
+    def joint_distribution(self, site: GuideSite, state: State, noise: SharedNoise) -> Distribution:
+        """One Gaussian with the other sites."""
         q = NetBlock(state.loc, state.log_scale.exp(), state.factor)
-        q.shared, q.index = self._noise["net"], self._together().index(site.name)
+        q.shared, q.site = cast(SharedFactor, noise), site.name
         return q
-
-    def _together(self) -> list[str]:
-        return [name for name, site in self._sites.items() if self._joint(site)]
-
-    def _before_sampling(self) -> None:
-        if self.per == "net":
-            self._noise = {"net": SharedFactor([self._state(self._sites[name]).factor for name in self._together()])}
-
-    def _joint_root(self, rows: Mapping[str, Tensor]) -> Tensor:
-        """Return the root of all sites: σ of each, and the directions Σ σA that they share."""
-        states = {name: self._state(self._sites[name]) for name in rows}
-        scaled = {name: (value * states[name].log_scale.exp()).flatten(1) for name, value in rows.items()}
-        shared = torch.stack([scaled[name] @ states[name].factor for name in rows]).sum(0)
-        return torch.cat([*scaled.values(), shared], -1)

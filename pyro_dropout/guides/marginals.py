@@ -15,15 +15,15 @@ import pyro.distributions as dist
 import torch
 from pyro.infer.autoguide import AutoGuide
 from torch import Tensor
-from torch.distributions import MultivariateNormal, TransformedDistribution
+from torch.distributions import TransformedDistribution
+from torch.nn.functional import pad
 
 from pyro_dropout.errors import PyroDropoutError, ShapeError
 from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.guides.sites import GuideSite
 from pyro_dropout.mathematics.checks import check_count, check_level
-from pyro_dropout.mathematics.mixtures import marginal_quantile
-from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
+from pyro_dropout.mathematics.full_rank_normal import SharedNoise
 from pyro_dropout.mathematics.shapes import base_distribution
 from pyro_dropout.protocols import Distribution, Trace
 
@@ -47,12 +47,11 @@ class Marginals(AutoGuide):
     @abstractmethod
     def _joint(self, site: GuideSite) -> bool: ...
 
-    def _joint_root(self, rows: Mapping[str, Tensor]) -> Tensor:
-        """Return the root of the sites that share noise, (B, K); a guide with such sites defines it."""
-        raise PyroDropoutError(f"{type(self).__name__} has sites that share noise, and no _joint_root. {_MONTE_CARLO}")
+    @abstractmethod
+    def _before_sampling(self) -> None: ...
 
-    def _before_sampling(self) -> None:
-        """Prepare what the sites of one draw share; nothing, for most guides."""
+    @abstractmethod
+    def _noise_of(self, site: GuideSite) -> SharedNoise: ...
 
     def _marginal(self, site: GuideSite) -> Distribution:
         """Return q of one site by itself."""
@@ -108,13 +107,20 @@ class Marginals(AutoGuide):
                 why = "in a plate" if sites[name].plates else "constrained"
                 raise PyroDropoutError(f"the covariance of site {name!r} is not known: it is {why}. {_MONTE_CARLO}")
         with torch.no_grad():
-            joint = {name: value for name, value in rows.items() if self._joint(sites[name])}
-            found = [self._joint_root(joint)] if joint else []
-            alone = {name: self._marginal(sites[name]) for name in rows if name not in joint}
-            random = {name: q for name, q in alone.items() if not isinstance(q, dist.Delta)}
-            found += [_site_root(sites[name], q, rows[name]) for name, q in random.items()]
-            first = next(iter(rows.values()))
-            return torch.cat(found, -1) if found else first.new_zeros(len(first), 0)
+            self._before_sampling()
+            own: list[Tensor] = []
+            shared: dict[SharedNoise, Tensor] = {}
+            for site, value in ((sites[name], value) for name, value in rows.items()):
+                q = self._distribution(site) if self._joint(site) else self._marginal(site)
+                root = _site_root(site, q, value)
+                if self._joint(site):  # the last columns belong to the noise that sites share, or to the first of it
+                    noise = self._noise_of(site)
+                    alone = max(0, root.shape[-1] - noise.size)
+                    root, among = root[:, :alone], root[:, alone:]
+                    among = pad(among, (0, noise.size - among.shape[-1]))
+                    shared[noise] = among + shared[noise] if noise in shared else among
+                own.append(root)
+            return torch.cat([*own, *shared.values()], -1)
 
     def layer_covariance(self, features: Tensor, sites: Sequence[str]) -> Tensor:
         """Return Cov[W φ + b] of a layer at N points, (N, outputs, outputs), in float64.
@@ -195,8 +201,6 @@ def _quantiles(fn: Distribution, levels: list[float]) -> list[Tensor]:
     """Return quantiles of every element of a distribution."""
     if isinstance(fn, dist.Delta):
         return [fn.v for _ in levels]
-    if isinstance(fn, RowMixture):
-        return [marginal_quantile(fn, level) for level in levels]
     base = base_distribution(fn)
     like: Tensor = base.sample()
     try:
@@ -209,37 +213,19 @@ def _quantiles(fn: Distribution, levels: list[float]) -> list[Tensor]:
 
 def _site_root(site: GuideSite, q: Distribution, rows: Tensor) -> Tensor:
     """Return root, (B, K), with root rootᵀ = rows Cov[w] rowsᵀ for the weights of one site with the distribution q."""
-    if isinstance(q, RowMixture):
-        return torch.cat(_mixture_roots(q, rows), -1)
+    if isinstance(q, dist.Delta):
+        return rows.new_zeros(len(rows), 0)
+    if hasattr(q, "covariance_root"):
+        found: Tensor = q.covariance_root(rows)
+        return found
     base = base_distribution(q)
-    flat = rows.flatten(1)
-    if isinstance(base, MultivariateNormal) and q.event_shape == base.event_shape and not q.batch_shape:
-        return flat @ base.scale_tril.to(rows)
     try:
         width: Tensor | None = None if base.event_shape else q.stddev.to(rows)
     except (NotImplementedError, AttributeError):
         width = None
     if width is None or not bool(torch.isfinite(width).all()):
         raise PyroDropoutError(
-            f"the covariance of site {site.name!r} is not known: it has the distribution {type(base).__name__}, no"
-            f" RowMixture, MultivariateNormal or independent numbers with a finite variance. {_MONTE_CARLO}"
+            f"the covariance of site {site.name!r} is not known: it has the distribution {type(base).__name__}, with no"
+            f" covariance_root(rows), and not independent numbers with a finite variance. {_MONTE_CARLO}"
         )
-    return flat * width.flatten()
-
-
-def _mixture_roots(q: RowMixture, rows: Tensor) -> list[Tensor]:
-    """Return the parts of a root of Cov[w_r] = Σ_l π_rl (diag σ_l² + V_l V_lᵀ + (m_l - m)(m_l - m)ᵀ), for rows r."""
-    by_row, probs = q.to_rows(rows), q.probs.mT  # (B, R, rest) and (L, R)
-    found = []
-    if not q.noiseless:
-        variance = (q.per_row(probs) * q.scale.square()).sum(0)
-        found.append((rows * variance.sqrt()).flatten(1))
-    if q.cov_factor is not None:
-        # One V that all components share needs its columns once: the probabilities sum to 1.
-        shared = len(q.cov_factor) == 1
-        factor = q.cov_factor if shared else q.cov_factor * probs.sqrt()[..., None, None]
-        found.append(torch.einsum("brk,lrkq->brlq", by_row, factor).flatten(1))
-    if q.components > 1:
-        apart = q.to_rows(q.locs - q.mean) * probs.sqrt().unsqueeze(-1)
-        found.append(torch.einsum("brk,lrk->brl", by_row, apart).flatten(1))
-    return found or [rows.new_zeros(len(rows), 0)]
+    return rows.flatten(1) * width.flatten()

@@ -85,6 +85,10 @@ class FullRankNormal(WeightDistribution):
         """Var[w] of each number, (*batch_shape, *shape)."""
         return self.root.square().sum(-1).reshape(self.loc.shape).expand(self._extended_shape())
 
+    def covariance_root(self, rows: Float[Tensor, "B *shape"]) -> Float[Tensor, "B columns"]:
+        """Return root with root rootᵀ = rows Cov[w] rowsᵀ; of tensors drawn together, their roots add up to that."""
+        return rows.flatten(1) @ self.root
+
     def icdf(self, value: Tensor) -> Tensor:
         """Return quantiles of each number by itself."""
         found: Tensor = Normal(self.mean, self.variance.sqrt(), validate_args=False).icdf(value)
@@ -201,6 +205,11 @@ class KroneckerNormal(FullRankNormal):
         """Var[w] of each number, (*batch_shape, *shape)."""
         squares = self.layer.left.square() @ self.layer.widths.square() @ self._rows.square().mT
         return squares.reshape(self.loc.shape).expand(self._extended_shape())
+
+    def covariance_root(self, rows: Float[Tensor, "B *shape"]) -> Float[Tensor, "B columns"]:
+        """Return R(U ⊗ T) diag s of rows R."""
+        by_output = rows.reshape(len(rows), -1, len(self._rows))
+        return (self.layer.left.mT @ by_output @ self._rows * self.layer.widths).flatten(1)
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Draw m + U (s ∘ ε) Tᵀ of these columns, (*sample_shape, *batch_shape, *shape)."""

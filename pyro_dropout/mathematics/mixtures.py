@@ -13,7 +13,6 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 
 from pyro_dropout.errors import PyroDropoutError, SingularError
-from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
 from pyro_dropout.protocols import Distribution
 
 
@@ -148,9 +147,3 @@ def _root(at: Callable[[Tensor], tuple[Tensor, Tensor]], z: Tensor, low: Tensor,
         if bool(done.all()):
             break
     return z
-
-
-def marginal_quantile(q: RowMixture, level: float) -> Tensor:
-    """Return the ``level`` quantile of each weight separately, in the event's shape."""
-    scale = q.component_variance().sqrt().expand(q.locs.shape)
-    return mixture_quantile(q.locs, scale, level, q.per_row(q.probs.mT)).to(q.like)

@@ -16,6 +16,7 @@ from torch.distributions import constraints
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError, SingularError
 from pyro_dropout.mathematics.checks import check_finite, check_non_negative, describe
 from pyro_dropout.mathematics.gaussian_rows import Factor, low_rank_factor, mahalanobis, standardise
+from pyro_dropout.mathematics.mixtures import mixture_quantile
 from pyro_dropout.mathematics.shapes import Float, Int, RowDim, RowLayout, broadcast_shape
 from pyro_dropout.mathematics.stand_ins import Draw, is_placeholder, no_density
 
@@ -342,6 +343,29 @@ class RowMixture(WeightDistribution):
         """Var[w] of each weight, (*batch_shape, *shape)."""
         spread = self.component_variance() + (self.locs - self._center()).square()
         return (self.per_row(self.probs.mT) * spread).sum(0).expand(self._extended_shape())
+
+    def icdf(self, value: Tensor) -> Tensor:
+        """Return a quantile of each weight by itself, at one level."""
+        scale = self.component_variance().sqrt().expand(self.locs.shape)
+        found = mixture_quantile(self.locs, scale, float(value), self.per_row(self.probs.mT))
+        return found.to(self.like).expand(self._extended_shape())
+
+    def covariance_root(self, rows: Float[Tensor, "B *shape"]) -> Float[Tensor, "B columns"]:
+        """Return root with root rootᵀ = rows Cov[w] rowsᵀ; Cov[w_r] = Σ_l π_l (diag σ_l² + Δ_l Δ_lᵀ + V_l V_lᵀ)."""
+        by_row, probs = self.to_rows(rows), self.probs.mT  # (B, R, rest) and (L, R)
+        found = []
+        if not self.noiseless:
+            variance = (self.per_row(probs) * self.scale.square()).sum(0)
+            found.append((rows * variance.sqrt()).flatten(1))
+        if self.components > 1:
+            apart = self.to_rows(self.locs - self._center()) * probs.sqrt().unsqueeze(-1)
+            found.append(torch.einsum("brk,lrk->brl", by_row, apart).flatten(1))
+        if self.cov_factor is not None:
+            # One V that all components share needs its columns once: the probabilities sum to 1.
+            shared = len(self.cov_factor) == 1
+            factor = self.cov_factor if shared else self.cov_factor * probs.sqrt()[..., None, None]
+            found.append(torch.einsum("brk,lrkq->brlq", by_row, factor).flatten(1))
+        return torch.cat(found, -1) if found else rows.new_zeros(len(rows), 0)
 
     def __repr__(self) -> str:
         rank = "" if self.cov_factor is None else f", rank={self.cov_factor.shape[-1]}"
