@@ -20,23 +20,12 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from pyro_dropout.errors import RangeError, ShapeError
-from pyro_dropout.mathematics.checks import check_count, check_finite, check_positive
+from pyro_dropout.mathematics.checks import check_count, check_positive
 from pyro_dropout.mathematics.shapes import Float
 from pyro_dropout.protocols import Context
 
 Number = float | int | Tensor
 Method = TypeVar("Method", bound=Callable[..., object])
-
-
-def check_values(check: Callable[[str, object], None], **values: object) -> None:
-    """Check values, except where reading them is impossible: in compiled, captured and vmapped code."""
-    for name, value in values.items():
-        captured = isinstance(value, Tensor) and value.is_cuda and torch.cuda.is_current_stream_capturing()
-        if not captured and not torch.compiler.is_compiling():
-            try:
-                check(name, value)
-            except RuntimeError:  # vmap cannot be detected beforehand; our own errors are ValueErrors
-                continue
 
 
 def check_shape(fits: bool, name: str, allowed: str, value: Tensor) -> None:
@@ -85,7 +74,6 @@ class Covariance(Kernel):
             setattr(self, name, PyroParam(value, constraints.positive))
 
     def _inputs(self, name: str, X: Tensor) -> Float[Tensor, "n q"]:
-        check_values(check_finite, **{name: X})
         if X.dim() == 1 and self.input_dim == 1:
             return X.unsqueeze(1)
         columns = max(self.active_dims) + 1

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from scipy import integrate, stats
+from scipy import stats
 
 from pyro_dropout.mathematics.finite_rank import (
     FiniteRank,
@@ -13,7 +13,7 @@ from pyro_dropout.mathematics.finite_rank import (
     finite_rank_features,
     finite_rank_log_marginal,
 )
-from tests.oracles.covariances import NUMPY, POINTS, array, double, linear_gram, normal_pdf, quadrature_gram
+from tests.oracles.covariances import NUMPY, POINTS, array, double, linear_gram, quadrature_gram
 
 # --- finite rank ------------------------------------------------------------------------------------------------------
 
@@ -77,17 +77,14 @@ def test_the_second_layer_is_its_definition_term_by_term(name, terms, dtype):
 
 
 @pytest.mark.parametrize("name", ["tanh", "erf", "cos"])
-def test_the_exact_second_layer_is_the_integral_over_its_bias(name):
-    x, scale = torch.randn(3, 2, dtype=torch.float64), 0.75
-
-    def integral(u, v):
-        def integrand(b):
-            return NUMPY[name](u + b) * NUMPY[name](v + b) * normal_pdf(b * scale) * scale
-
-        return integrate.quad(integrand, -20, 20, epsabs=1e-12, epsrel=1e-12, limit=400)[0]
-
-    expected = [[np.mean([integral(u, v) for u, v in zip(a, b, strict=True)]) for b in array(x)] for a in array(x)]
-    assert np.abs(array(SecondLayer(name, 2, double(scale)).exact(x)) - expected).max() < 1e-9
+def test_the_second_layer_tends_to_the_integral_over_its_bias(name):
+    """At 6 standard errors of numbers below 1: wrong for one of 1e8 seeds."""
+    x, scale, terms = torch.randn(3, 2, dtype=torch.float64), 0.75, 100_000
+    z = np.linspace(-9, 9, 401)  # analytic and decaying: the trapezium rule is exact to rounding
+    units = NUMPY[name](array(x)[:, :, None] + z / scale)
+    expected = np.einsum("ikb,jkb,b->ij", units, units, stats.norm.pdf(z) * (z[1] - z[0])) / 2
+    found = array(SecondLayer(name, 2, double(scale), terms, seed=0)(x))
+    assert np.abs(found - expected).max() < 6 / terms**0.5
 
 
 # --- eq. 9 ------------------------------------------------------------------------------------------------------------
