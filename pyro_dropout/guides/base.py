@@ -160,13 +160,9 @@ class SiteGuide(Summarised, Marginals):
     def weight_distribution(self, site: GuideSite, state: State) -> SiteDistribution:
         """Return q(w) of a weight site, made from its tensors: a distribution of Pyro or of this package."""
 
-    def bias_parameters(self, site: GuideSite) -> dict[str, Tensor]:
-        """Return the tensors of a bias site's distribution."""
-        return self._simple_parameters(site, "map" if self.bias == "map" else "gaussian")
-
-    def bias_distribution(self, site: GuideSite, state: State) -> SiteDistribution:
-        """Return q(b) of a bias site: a point, or a Gaussian with a separate width for each number."""
-        return self._simple_distribution(site, state)
+    def family_of(self, site: GuideSite) -> str:
+        """Return what a site's q is: "own", as these two make it; "gaussian", independent Gaussians; "map", a point."""
+        return {"weight": "own", "bias": self.bias, "other": self.other}[site.kind]
 
     def log_width(self, site: GuideSite) -> Tensor:
         """Return the starting value of a learned log standard deviation."""
@@ -225,24 +221,11 @@ class SiteGuide(Summarised, Marginals):
     def _marginal(self, site: GuideSite) -> Distribution:
         return self.weight_distribution(site, self._state(site)) if self._joint(site) else self._distribution(site)
 
-    def _simple_parameters(self, site: GuideSite, how: str) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {"loc": trained(site.start)}
-        return found if how == "map" else {**found, "log_scale": trained(self.log_width(site))}
-
-    def _simple_distribution(self, site: GuideSite, state: State) -> SiteDistribution:
-        """Return a point, or independent Gaussians; in a plate, with one batch element for each of its elements."""
-        if not hasattr(state, "log_scale"):
-            return dist.Delta(state.loc, event_dim=state.loc.dim() if site.plain else site.free_dim)
-        if site.plain:
-            return gaussian(state.loc, state.log_scale)
-        q = Normal(state.loc, state.log_scale.exp(), validate_args=False)
-        made: SiteDistribution = q.to_event(site.free_dim)  # type: ignore[no-untyped-call]
-        return made
-
     def _tensors_of(self, site: GuideSite) -> dict[str, Tensor]:
-        if site.kind == "weight" or self._joint(site):
+        if self.family_of(site) == "own" or self._joint(site):
             return self.parameters_of(site)
-        return self.bias_parameters(site) if site.kind == "bias" else self._simple_parameters(site, self.other)
+        width = {} if self.family_of(site) == "map" else {"log_scale": trained(self.log_width(site))}
+        return {"loc": trained(site.start), **width}
 
     def _distribution(self, site: GuideSite) -> Distribution:
         """Return q of a site, from its tensors; in a plate, of the elements that the plate shows now."""
@@ -256,9 +239,14 @@ class SiteGuide(Summarised, Marginals):
     def _made(self, site: GuideSite, state: State) -> Distribution:
         if self._joint(site):
             return self.joint_distribution(site, state, self._noise_of(site))
-        if site.kind == "weight":
+        family = self.family_of(site)
+        if family == "own":
             return self.weight_distribution(site, state)
-        return self.bias_distribution(site, state) if site.kind == "bias" else self._simple_distribution(site, state)
+        if family == "map":
+            return dist.Delta(state.loc, event_dim=state.loc.dim() if site.plain else site.free_dim)
+        if site.plain:
+            return gaussian(state.loc, state.log_scale)
+        return Normal(state.loc, state.log_scale.exp(), validate_args=False).to_event(site.free_dim)  # type: ignore[no-untyped-call]
 
     @one_at_a_time
     def _setup_prototype(self, *args: object, **kwargs: object) -> None:

@@ -11,7 +11,6 @@ from pyro_dropout.guides.base import SiteGuide, State, gaussian, matching, train
 from pyro_dropout.guides.sites import Bias, Common, GuideSite, check_unless_by_site, per_row
 from pyro_dropout.mathematics.checks import check_keep, check_non_negative
 from pyro_dropout.mathematics.distributions import BernoulliMixture
-from pyro_dropout.mathematics.shapes import RowDim
 from pyro_dropout.protocols import PyroModel, SiteDistribution
 from pyro_dropout.registry import guide
 
@@ -79,24 +78,20 @@ class AutoDropout(SiteGuide):
 
     def weight_distribution(self, site: GuideSite, state: State) -> SiteDistribution:
         """A Bernoulli mixture over rows; a point or a Gaussian where nothing is ever dropped."""
-        scale = getattr(state, "scale", 0.0)
-        if is_number(self.setting("keep", self.keep, site, KEEP), 1):
+        scale, rows = getattr(state, "scale", 0.0), site.row_dim
+        if site.kind == "bias":  # the row of a constant input unit, or as many rows as it has weights
+            rows = "all" if self.bias == "dropout" else None
+        elif is_number(self.setting("keep", self.keep, site, KEEP), 1):
             if isinstance(scale, float):
                 return dist.Delta(state.loc, event_dim=state.loc.dim())
             return gaussian(state.loc, scale.log().expand(state.loc.shape))
-        return BernoulliMixture(state.loc, state.keep, scale, site.row_dim, validate_args=False)
+        return BernoulliMixture(state.loc, state.keep, scale, rows, validate_args=False)
 
-    def bias_parameters(self, site: GuideSite) -> dict[str, Tensor]:
-        """As in every guide; a dropped bias has the tensors of a weight."""
-        dropped = self.bias.startswith("dropout") and site.plain  # else it is not a row of a weight layer
-        return self.parameters_of(site) if dropped else super().bias_parameters(site)
-
-    def bias_distribution(self, site: GuideSite, state: State) -> SiteDistribution:
-        """As in every guide; a dropped bias is one row, or as many rows as it has weights."""
-        if not hasattr(state, "keep"):
-            return super().bias_distribution(site, state)
-        rows: RowDim = "all" if self.bias == "dropout" else None
-        return BernoulliMixture(state.loc, state.keep, getattr(state, "scale", 0.0), rows, validate_args=False)
+    def family_of(self, site: GuideSite) -> str:
+        """As in every guide; a dropped bias is made as a weight."""
+        if site.kind == "bias" and self.bias.startswith("dropout"):
+            return "own" if site.plain else "gaussian"  # else it is not a row of a weight layer
+        return super().family_of(site)
 
 
 def is_number(value: float | Tensor, number: float) -> bool:

@@ -85,8 +85,7 @@ class AutoFullRank(SiteGuide):
 
     def block_of(self, site: GuideSite) -> str | None:
         """Return the name of the block of a site; None for points, and for sites in subsampled plates."""
-        point = {"weight": "", "bias": self.bias, "other": self.other}[site.kind] == "map"
-        if point or site.shown_in_part(self._subsampled):
+        if self.family_of(site) == "map" or site.shown_in_part(self._subsampled):
             return None
         return "" if self.per == "net" else site.name.rpartition(".")[0]
 

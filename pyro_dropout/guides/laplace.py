@@ -216,6 +216,10 @@ class AutoLaplace(SiteGuide):
 
     # --- distributions ------------------------------------------------------------------------------------------------
 
+    def family_of(self, site: GuideSite) -> str:
+        """Every site's q is made by the curvature."""
+        return "own"
+
     def block_of(self, site: GuideSite) -> str | None:
         """Return the name of the block of a site whose numbers share noise."""
         block = self._block(site.name)
@@ -224,9 +228,6 @@ class AutoLaplace(SiteGuide):
     def joint_distribution(self, site: GuideSite, state: State, noise: SharedNoise) -> Distribution:
         """What the curvature makes of the point, with the other sites of its block."""
         return self._at(site, state, noise)
-
-    def _marginal(self, site: GuideSite) -> Distribution:
-        return self._at(site, self._state(site), None)
 
     def _at(self, site: GuideSite, state: State, noise: SharedNoise | None) -> Distribution:
         """Return the distribution of a site: drawn with the others of its block, or by itself."""

@@ -88,3 +88,11 @@ def test_a_bias_is_dropped_by_one_coin_or_by_one_for_each_weight(bias: Any, coin
     q, m = guide.posterior("bias"), 2 * layer.bias.detach()  # means are those of the module divided by keep
     expected = 0.25 * m.square().sum() - coins * math.log(2)  # ½ p l² ‖m‖² - H(z)
     assert torch.allclose(pd.paper.kl(q, torch.distributions.Normal(0.0, 1.0)), expected)
+
+
+@pytest.mark.filterwarnings("ignore:the point of this Laplace")
+def test_a_laplace_approximation_without_correlations_is_drawn_from_as_a_pyro_program() -> None:
+    x = torch.randn(10, 2, dtype=F64)
+    model = pd.BayesianNet(nn.Linear(2, 1).to(F64), pd.Prior())
+    guide = pd.laplace(model, pd.AutoDropout(model, keep=1.0), x, x[:, :1], "diagonal")
+    assert not torch.equal(guide(x)["weight"], guide.mean()["weight"])
