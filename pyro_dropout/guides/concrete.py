@@ -51,8 +51,7 @@ class AutoConcreteDropout(SiteGuide):
         model: any Pyro model with continuous sites.
         keep: where the probability of keeping a row starts, in (0, 1); a number, a dict by site, or a function.
         temperature: the temperature of the relaxation; smaller is closer to coin flips, with noisier gradients.
-        options: ``bias``, ``other``, ``row_dim``, ``init``, ``init_scale``, ``init_loc_fn`` and ``create_plates``, as
-            in every guide; ``pyro_dropout.guides.base.SiteGuide`` explains them.
+        options: ``other``, ``row_dim``, ``init``, ``create_plates`` and more: ``pyro_dropout.guides.base.SiteGuide``.
 
     Example:
         >>> import torch, pyro_dropout as pdrop

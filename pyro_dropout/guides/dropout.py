@@ -36,8 +36,7 @@ class AutoDropout(SiteGuide):
         init: where the means start: "module", "paper" (U(±√(3/fan_in))), a function of name and shape, or a fitted
             guide or a dict of weights. Means of kept rows start at 1/keep times the module's or the given weights, so
             that these are E[w].
-        options: ``bias``, ``other``, ``row_dim``, ``init``, ``init_scale``, ``init_loc_fn`` and ``create_plates``, as
-            in every guide; ``pyro_dropout.guides.base.SiteGuide`` explains them.
+        options: ``other``, ``row_dim``, ``init``, ``create_plates`` and more: ``pyro_dropout.guides.base.SiteGuide``.
 
     Example:
         >>> import torch, pyro_dropout as pdrop

@@ -35,8 +35,7 @@ class AutoFullRank(SiteGuide):
         init_scale: the standard deviation that every number starts with, without correlations; "auto" as in
             ``AutoMeanField``.
         bias: "gaussian", as weights; or "map", a point.
-        options: ``bias``, ``other``, ``row_dim``, ``init``, ``init_scale``, ``init_loc_fn`` and ``create_plates``, as
-            in every guide; ``pyro_dropout.guides.base.SiteGuide`` explains them.
+        options: ``other``, ``row_dim``, ``init``, ``create_plates`` and more: ``pyro_dropout.guides.base.SiteGuide``.
 
     Example:
         >>> import torch, pyro_dropout as pdrop

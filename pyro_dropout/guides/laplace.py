@@ -236,11 +236,11 @@ class AutoLaplace(SiteGuide):
             return dist.Delta(loc, event_dim=loc.dim())
         return block.distribution(site.name, loc, noise)
 
-    def layer_covariance(self, features: Tensor, sites: Sequence[str]) -> Tensor:
-        """Return Cov[W φ + b] of a layer at N points, (N, outputs, outputs), from φ alone."""
+    def layer_covariance(self, features: Tensor, sites: Sequence[str]) -> Tensor | None:
+        """Return Cov[W φ + b] of a layer at N points, (N, outputs, outputs), from φ alone, if it is a block."""
         block = self._block(sites[0])
         if block is None or not block.sites_share or set(block.shapes) != set(sites):
-            return super().layer_covariance(features, sites)
+            return None
         return block.layer_covariance(features)
 
 

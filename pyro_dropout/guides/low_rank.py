@@ -106,8 +106,7 @@ class AutoLowRank(SiteGuide):
         init_scale: the standard deviation that every number starts with, "auto" as in ``AutoMeanField``; a hundredth of
             its square comes from A, and with ``per="net"`` about half, as in Pyro's AutoLowRankMultivariateNormal.
         bias: with ``per="layer"``: "gaussian" or "map".
-        options: ``bias``, ``other``, ``row_dim``, ``init``, ``init_scale``, ``init_loc_fn`` and ``create_plates``, as
-            in every guide; ``pyro_dropout.guides.base.SiteGuide`` explains them.
+        options: ``other``, ``row_dim``, ``init``, ``create_plates`` and more: ``pyro_dropout.guides.base.SiteGuide``.
 
     Example:
         >>> import torch, pyro_dropout as pdrop

@@ -27,7 +27,6 @@ from pyro_dropout.mathematics.full_rank_normal import SharedNoise
 from pyro_dropout.mathematics.shapes import base_distribution
 from pyro_dropout.protocols import Distribution, Trace
 
-_ROWS = 2**24  # numbers of a Jacobian that are held at once
 _MONTE_CARLO = "Linearised predictions need covariances of real-valued weights outside all plates; use method='mc'."
 _DRAWS = 10_000  # for quantiles of a distribution that has no ``icdf``
 
@@ -121,29 +120,6 @@ class Marginals(AutoGuide):
                     shared[noise] = among + shared[noise] if noise in shared else among
                 own.append(root)
             return torch.cat([*own, *shared.values()], -1)
-
-    def layer_covariance(self, features: Tensor, sites: Sequence[str]) -> Tensor:
-        """Return Cov[W φ + b] of a layer at N points, (N, outputs, outputs), in float64.
-
-        Args:
-            features: φ, (N, inputs).
-            sites: the layer's weight W, (outputs, inputs), its bias b, (outputs,), or both.
-        """
-        shapes = {name: self._sites[name].start.shape for name in sites}
-        outputs = next(iter(shapes.values()))[0]
-        eye = torch.eye(outputs, dtype=features.dtype, device=features.device)
-        found = []
-        for phi in features.split(max(1, _ROWS // (outputs * sum(shape.numel() for shape in shapes.values())))):
-            # ∂f_d/∂W = e_d φᵀ and ∂f_d/∂b = e_d
-            rows = {
-                name: eye.repeat(len(phi), 1)
-                if len(shape) == 1
-                else torch.einsum("de,ni->ndei", eye, phi).flatten(0, 1)
-                for name, shape in shapes.items()
-            }
-            root = self.covariance_root(rows).unflatten(0, (len(phi), outputs)).double()
-            found.append(root @ root.mT)
-        return torch.cat(found)
 
     @one_at_a_time
     def sample_weights(self, n: int) -> dict[str, Tensor]:

@@ -21,8 +21,7 @@ class AutoMeanField(SiteGuide):
         init_scale: the standard deviation that every number starts with; "auto" is s/√fan_in for weights, so that the
             noise of a layer does not grow with its width, and s for all else; s is 0.1, or 0.2 and 0.3 with two and
             three hidden layers.
-        options: ``bias``, ``other``, ``row_dim``, ``init``, ``init_scale``, ``init_loc_fn`` and ``create_plates``, as
-            in every guide; ``pyro_dropout.guides.base.SiteGuide`` explains them.
+        options: ``other``, ``row_dim``, ``init``, ``create_plates`` and more: ``pyro_dropout.guides.base.SiteGuide``.
 
     Example:
         >>> import torch, pyro_dropout as pdrop

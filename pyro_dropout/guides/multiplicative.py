@@ -29,8 +29,7 @@ class AutoMultiplicative(SiteGuide):
         per: "row" or "weight".
         learn_alpha: whether α is trained, one for each site.
         scale: standard deviation of added noise, given like ``alpha``; gives rows a density.
-        options: ``bias``, ``other``, ``row_dim``, ``init``, ``init_scale``, ``init_loc_fn`` and ``create_plates``, as
-            in every guide; ``pyro_dropout.guides.base.SiteGuide`` explains them.
+        options: ``other``, ``row_dim``, ``init``, ``create_plates`` and more: ``pyro_dropout.guides.base.SiteGuide``.
 
     Example:
         >>> import torch, pyro_dropout as pdrop

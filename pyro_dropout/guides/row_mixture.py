@@ -27,8 +27,7 @@ class AutoRowMixture(SiteGuide):
         probs: component probabilities; equal by default.
         scale: a fixed σ for all weights; by default the widths are learned, one for each weight and component.
         spread: how far apart the means start, in units of the weights' own standard deviation.
-        options: ``bias``, ``other``, ``row_dim``, ``init``, ``init_scale``, ``init_loc_fn`` and ``create_plates``, as
-            in every guide; ``pyro_dropout.guides.base.SiteGuide`` explains them.
+        options: ``other``, ``row_dim``, ``init``, ``create_plates`` and more: ``pyro_dropout.guides.base.SiteGuide``.
 
     Example:
         >>> import torch, pyro_dropout as pdrop

@@ -48,20 +48,12 @@ def given_weights(init: object) -> object:
             "init must be one guide: the mean of an Ensemble is no network that was trained. Give a dict of weights."
         )
     weights = init.mean() if isinstance(init, HasMean) else init
-    if isinstance(weights, nn.Module):
-        raise PyroDropoutError(
-            f"init must be a guide or a dict of weights; got a network, {type(init).__name__}. The model's own network"
-            " is init='module'; of another one give dict(net.named_parameters())."
-        )
-    if callable(weights):
+    if callable(weights) and not isinstance(weights, nn.Module):
         return init
     if not isinstance(weights, Mapping):
-        check_choice("init", init, ("module", "paper"), "a function of name and shape, a guide or a dict")
+        check_choice("init", init, ("module", "paper"), "a function of name and shape, a guide or a dict of weights")
         return init
-    wrong = next((name for name, value in weights.items() if not isinstance(value, Tensor)), None)
-    if wrong is not None:
-        raise PyroDropoutError(f"init must hold a tensor for each site; got {describe(weights[wrong])} for {wrong!r}.")
-    return {name: value.detach().clone() for name, value in weights.items()}
+    return {name: value.detach().clone() if isinstance(value, Tensor) else value for name, value in weights.items()}
 
 
 Init = Literal["module", "paper"] | Callable[[str, Size], Tensor] | Mapping[str, Tensor] | HasMean

@@ -50,8 +50,8 @@ class Curvature(nn.Module):
 
     def squared_length(self, by_site: Mapping[str, Tensor]) -> Tensor:
         """Return gᵀ Λ⁻¹ g of a vector g, given by site, with gradients in g."""
-        rows = {name: value.unsqueeze(0) for name, value in by_site.items()}
-        return torch.stack([block.covariance_root(rows).square().sum() for block in self]).sum()
+        own = ({name: by_site[name] for name in block.shapes if name in by_site} for block in self)
+        return torch.stack([block.squared_length(each) for block, each in zip(self, own, strict=True) if each]).sum()
 
 
 def log_evidence(curvature: Curvature, point: Mapping[str, Tensor], logs: Mapping[str, Tensor] | None = None) -> Tensor:

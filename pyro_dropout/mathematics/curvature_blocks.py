@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Size, Tensor, nn
+from torch.nn.functional import pad
 
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.mathematics.full_rank_normal import FullRankNormal, KroneckerNormal, Rotated, SharedNoise
@@ -27,8 +28,7 @@ class Block(nn.Module):
     """The curvature of some sites, zero at first, and the prior's precisions of their numbers.
 
     A structure says how its curvature grows, what it is in the units of the prior (``spectrum``), and what follows for
-    draws (``distribution``) and covariances (``covariance_root``). Unless all numbers are independent, ``sites_share``
-    noise.
+    draws (``distribution``). Unless all numbers are independent, ``sites_share`` noise.
     """
 
     factors: ClassVar[tuple[str, ...]]
@@ -106,14 +106,13 @@ class Block(nn.Module):
     def distribution(self, name: str, loc: Tensor, noise: SharedNoise | None) -> Distribution:
         """Return the posterior of a site around a point: by itself, or drawn with the others by their ``noise``."""
 
-    def covariance_root(self, rows: Mapping[str, Tensor]) -> Tensor:
-        """Return R L, (B, K), of rows R for some of the sites, in their type; all others have rows of zero."""
-        like = next(iter(rows.values()))
-        whole = {name: rows.get(name, like.new_zeros(len(like), *shape)) for name, shape in self.shapes.items()}
-        return self._times_root(self.flat(whole).to(like))
-
-    @abstractmethod
-    def _times_root(self, rows: Tensor) -> Tensor: ...
+    def squared_length(self, by_site: Mapping[str, Tensor]) -> Tensor:
+        """Return gᵀ Λ⁻¹ g of a vector g, given by site, with gradients in g."""
+        noise, roots = SharedNoise(self.size()), []
+        for name, value in by_site.items():
+            root = self.distribution(name, value, noise).covariance_root(value.unsqueeze(0))
+            roots.append(pad(root, (0, noise.size - root.shape[-1])))
+        return (torch.cat(roots).sum(0) if self.sites_share else torch.cat(roots)).square().sum()
 
     def layer_covariance(self, features: Tensor) -> Tensor:
         """Return Cov[W φ + b] at N points, (N, outputs, outputs), of a layer whose numbers share noise."""
@@ -144,10 +143,6 @@ class Diagonal(Block):
         """Return independent Gaussians."""
         scale = self.divided(self.root(loc))[name]
         return RowMixture(loc.unsqueeze(0), scale, loc.new_ones(1), row_dim=None, validate_args=False)
-
-    def _times_root(self, rows: Tensor) -> Tensor:
-        found: Tensor = rows * self.root(rows)
-        return found
 
 
 class Dense(Block):
@@ -200,10 +195,6 @@ class Dense(Block):
         start = sum(self.shapes[before].numel() for before in names[: names.index(name)])
         end = start + loc.numel()
         return FullRankNormal(loc, root[start:end, :end], noise)
-
-    def _times_root(self, rows: Tensor) -> Tensor:
-        found: Tensor = rows @ self.root(rows)
-        return found
 
     def layer_covariance(self, features: Tensor) -> Tensor:
         """Return the covariance from L, with its rows sorted by outputs."""
@@ -283,11 +274,6 @@ class Kronecker(Block):
     def distribution(self, name: str, loc: Tensor, noise: SharedNoise | None) -> Distribution:
         """Return the weight or the bias."""
         return KroneckerNormal(loc, self.root(loc), list(self.shapes).index(name) > 0, noise)
-
-    def _times_root(self, rows: Tensor) -> Tensor:
-        root = self.root(rows)
-        found: Tensor = root.root(rows.unflatten(-1, (len(self.outputs), len(self.inputs))))
-        return found
 
     def layer_covariance(self, features: Tensor) -> Tensor:
         """Return U diag_k(Σ_j (Tᵀφ)_j² s_kj²) Uᵀ; the last row of T is that of the bias, if there is one."""

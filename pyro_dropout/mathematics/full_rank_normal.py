@@ -165,10 +165,6 @@ class Rotated:
     widths: Tensor
     half_log_det: Tensor
 
-    def root(self, rows: Tensor) -> Tensor:
-        """Return R(U ⊗ T) diag s of rows R, (B, outputs, inputs and bias): (B, outputs · K)."""
-        return (self.left.mT @ rows @ self.right * self.widths).flatten(1)
-
 
 class KroneckerNormal(FullRankNormal):
     """The weight of a layer, (outputs, ...), or its bias, the last column of (W, b).

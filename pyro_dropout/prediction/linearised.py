@@ -156,7 +156,9 @@ def _last_layer(
             found = last_layer(net, weights, x if outer is None else outer.standard_x(cast(Tensor, x)))
         if found.features is None or not set(free) <= set(found.sites):
             return None
-        covariance: Tensor = guide.layer_covariance(found.features, free)
+        covariance: Tensor | None = guide.layer_covariance(found.features, free)
+        if covariance is None:
+            return None
         if outer is None or not scaled:
             return found.outputs, covariance
         zero = torch.zeros_like(found.outputs[:1], dtype=F64)

@@ -57,7 +57,7 @@ def test_a_start_that_is_none_is_refused() -> None:
         ({"1.weight": torch.ones(1)}, "init names '1.weight', which is not a site; the sites are 0.weight"),
         ({"0.bias": torch.ones(3)}, r"init has shape \(3,\) for '0.bias'; it needs \(8,\)"),
         ({"0.bias": torch.full((8,), float("nan"))}, "init of '0.bias'"),
-        ({"0.bias": 3.0}, "must hold a tensor for each site"),
+        ({"0.bias": 3.0}, "init of .0.bias. must be a tensor"),
         (pd.AutoMeanField(other), "init has shape"),
         (pd.Ensemble(model, members=2), "mean of an Ensemble"),
         ("MAP", "init must be"),
