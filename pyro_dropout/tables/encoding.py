@@ -21,7 +21,7 @@ from pyro_dropout.errors import PyroDropoutError, RangeError
 from pyro_dropout.protocols import Record
 from pyro_dropout.tables.notation import MARKS, NUMBER, Notation, without_blanks
 from pyro_dropout.tables.plain_data import built
-from pyro_dropout.tables.table import Bools, Floats, Ints, Series, Table, brief, number_text
+from pyro_dropout.tables.table import Bools, Floats, Ints, Table, brief, number_text
 
 Cycle = Literal["day", "week", "year"]
 CYCLES: dict[Cycle, float] = {"day": 1.0, "week": 7.0, "year": 365.2425}  # in days
@@ -91,42 +91,39 @@ class Column:
         start = pandas.Timestamp(0) + pandas.Timedelta(days=self.centre)
         return str(start.isoformat(" ")).removesuffix(" 00:00:00") + (" UTC" if self.notation.zoned else "")
 
-    def usable(self, cells: Series) -> Series:
-        """Return cells in which words for missing values are missing; among categories, they may be names."""
-        named = self.categories is not None and self.notation.kind != "truth"
-        return cells if named else without_blanks(cells)
+    def coded(self, table: Table) -> tuple[Ints, list[str]]:
+        """Return for each row the place of its label among the different ones, -1 for gaps, and these."""
+
+        def compute() -> tuple[Ints, list[str]]:
+            rows, cells = table.different(self.name)
+            # Words for missing values may be names.
+            usable = without_blanks(cells) if self.notation.kind == "truth" else cells
+            labels = pandas.Series(self.notation.labels(cells), dtype="str").where(usable.notna().to_numpy(bool))
+            places, different = labels.factorize()
+            return np.append(places, -1)[rows], list(different)
+
+        found: tuple[Ints, list[str]] = table.once((self.name, "labels", self.notation.kind), compute)
+        return found
 
     def places(self, table: Table) -> Ints:
-        """Return the place of each cell among the categories; that after the last for others, and -1 for gaps."""
-
-        def compute() -> Ints:
-            rows, cells = table.different(self.name)
-            known = {label: place for place, label in enumerate(self.categories or ())}
-            found = [known.get(label, len(known)) for label in self.notation.labels(cells)]
-            return np.append(np.where(self.usable(cells).isna(), -1, np.array(found, np.int64)), -1)[rows]
-
-        places: Ints = table.once(self, compute)
-        return places
-
-    def strangers(self, table: Table) -> Bools:
-        """Return which cells are categories that have no feature of their own."""
+        """Return the place of each cell among the categories and then the rare ones; -1 for gaps, -2 for numbers."""
         if self.categories is None:
-            return np.zeros(len(table), np.bool_)
-        return np.equal(self.places(table), len(self.categories))
-
-    def unseen(self, table: Table) -> Bools:
-        """Return which cells are categories that no training row had."""
-        strange = self.strangers(table)
-        if strange.any():
-            rows, cells = table.different(self.name)
-            rare = set(self.rare)
-            new = np.array([label not in rare for label in self.notation.labels(cells)])
-            strange[strange] = new[rows[strange]]
-        return strange
+            return np.where(np.isnan(self.numbers(table)), -1, -2)
+        known = {label: place for place, label in enumerate((*self.categories, *self.rare))}
+        codes, labels = self.coded(table)
+        return np.array([*(known.get(label, len(known)) for label in labels), -1], np.int64)[codes]
 
     def gaps_in(self, table: Table) -> Bools:
         """Return which cells are missing, or words that mean it."""
-        return np.isnan(self.numbers(table)) if self.categories is None else self.places(table) < 0
+        return np.equal(self.places(table), -1)
+
+    def strangers(self, table: Table) -> Bools:
+        """Return which cells are categories that have no feature of their own."""
+        return np.greater_equal(self.places(table), len(self.categories or ()))
+
+    def unseen(self, table: Table) -> Bools:
+        """Return which cells are categories that no training row had."""
+        return np.greater_equal(self.places(table), len(self.categories or ()) + len(self.rare))
 
     def numbers(self, table: Table) -> Floats:
         """Return the column's numbers before centring; NaN for missing values."""
@@ -160,7 +157,8 @@ class Column:
         if self.categories is None:
             features = self.waves(self.numbers(table)).T
         else:
-            features = np.eye(1 + len(self.fill))[np.where(missing, -1, self.places(table))][:, :-1]
+            places = np.minimum(self.places(table), len(self.categories))
+            features = np.eye(1 + len(self.fill))[np.where(missing, -1, places)][:, :-1]
         if self.categories is None or not self.gaps:  # gaps among categories are one of their own
             features[missing] = self.fill
         return np.column_stack([features, missing]) if self.gaps else features

@@ -12,10 +12,10 @@ import pandas
 import torch
 
 from pyro_dropout.errors import RangeError, ShapeError
-from pyro_dropout.tables.column_selection import Chosen, quoted
+from pyro_dropout.tables.column_selection import quoted
 from pyro_dropout.tables.encoding import CYCLES, Column, Cycle, Encoding
-from pyro_dropout.tables.notation import NUMBER, Notation
-from pyro_dropout.tables.settings import Task
+from pyro_dropout.tables.notation import NUMBER
+from pyro_dropout.tables.settings import Reading, Task
 from pyro_dropout.tables.table import Floats, Ints, Table, brief
 
 _MOST = 50  # categories of a column; with more, it probably identifies rows
@@ -25,38 +25,36 @@ _FINE = 1e-4  # of a standard deviation: errors of rounding that are not worth c
 _FEW = 0.01  # of the values may become equal to another by rounding
 
 
-def learn(chosen: Chosen, table: Table, train: Ints, task: Task) -> tuple[Encoding, dict[str, str]]:
-    """Return the encoding of chosen columns, and why some of them are left out after all."""
-    outcome = _outcome(table, chosen.target, task, chosen.found[chosen.target])
+def learn(
+    table: Table, columns: dict[str, Column], target: str, train: Ints, left: dict[str, str], how: Reading
+) -> tuple[Encoding, dict[str, str]]:
+    """Return the encoding of chosen columns, and why others are left out; ``left`` are those that already are."""
+    outcome = _outcome(table, columns[target], how.task)
     least = min(_RARE, math.ceil(_SHARE * len(train)))
-    left: dict[str, str] = {}
     inputs: list[Column] = []
-    for name in chosen.names:
-        notation = chosen.found[name]
-        if notation is None or notation.kind == "truth":
-            column, why = _categories(table, train, Column(name, (), notation or NUMBER), least)
-        else:
-            column, why = _numbers(table, train, _centred(table, name, notation), least)
-        if why and name in chosen.asked:
+    for name in (name for name in columns if name != target):
+        kind = _numbers if columns[name].categories is None else _categories
+        column, why = kind(table, train, columns[name], least)
+        if why and name in (*how.categorical, *how.keep):
             raise RangeError(f"{table.file}, column {name!r}: {why}; leave the column out (--drop {quoted(name)}).")
         if why:
-            left[name] = why
+            left = left | {name: why}
         else:
             inputs.append(column)
     if not inputs:
-        why = "".join(f"; {name!r} is left out ({why})" for name, why in (chosen.left_out | left).items())
-        raise ShapeError(f"{table.file}: no column is left to predict {chosen.target!r} from{why}.")
-    return Encoding(tuple(inputs), outcome.name, outcome.categories or (), (), outcome.notation, outcome.centre), left
+        why = "".join(f"; {name!r} is left out ({why})" for name, why in left.items())
+        raise ShapeError(f"{table.file}: no column is left to predict {target!r} from{why}.")
+    out = (*how.drop, *left)
+    classes = outcome.categories or ()
+    return Encoding(tuple(inputs), target, classes, (), outcome.notation, outcome.centre, out), left
 
 
 def _categories(table: Table, train: Ints, column: Column, least: int) -> tuple[Column, str]:
     """Return a column with a feature for each category that is not rare, and one for the rest if they are many."""
-    rows, cells = table.different(column.name)
-    known = np.append(column.usable(cells).notna(), False)
-    numbers = np.bincount(rows[train][known[rows[train]]], minlength=len(cells))
-    counts = pandas.Series(numbers).groupby(np.array(column.notation.labels(cells), object)).sum()
-    counts = counts[counts > 0]
-    common, rare = (counts[which].sort_index() for which in (counts >= least, counts < least))
+    codes, labels = column.coded(table)
+    numbers = np.bincount(codes[train][codes[train] >= 0], minlength=len(labels))
+    counts = pandas.Series(numbers, pandas.Index(labels, dtype=object)).sort_index()
+    common, rare = counts[counts >= least], counts[(counts > 0) & (counts < least)]
     others = int(rare.sum())
     other = others >= least
     gaps = len(train) - int(counts.sum()) + (0 if other else others)
@@ -73,6 +71,7 @@ def _categories(table: Table, train: Ints, column: Column, least: int) -> tuple[
 
 def _numbers(table: Table, train: Ints, column: Column, least: int) -> tuple[Column, str]:
     """Return a column of numbers or dates with the means that fill its gaps; gaps that are not rare are marked."""
+    column = _centred(table, column)
     values = column.numbers(table)[train]
     known = values[~np.isnan(values)]
     if not len(known):
@@ -90,29 +89,29 @@ def _cycles(found: Floats) -> tuple[Cycle, ...]:
     return tuple(cycle for cycle, each in whole.items() if len(np.unique((days % each).round(4))) > 1)
 
 
-def _outcome(table: Table, name: str, task: Task, notation: Notation | None) -> Column:
+def _outcome(table: Table, column: Column, task: Task) -> Column:
     """Return the column to predict, as a number or as classes; raise if there is nothing to predict."""
-    place, kind = f"{table.file}, column {name!r}", None if notation is None else notation.kind
-    if kind == "date":
+    name, notation, known = column.name, column.notation, table.column(column.name).dropna()
+    place = f"{table.file}, column {name!r}"
+    if notation.kind == "date":
         raise RangeError(
             f"{place}: a date cannot be the target; predict a number, such as the days until it, or classes"
             " (--task classification)."
         )
-    notation, known = notation or NUMBER, table.column(name).dropna()
-    numbers = table.numbers(name) if kind == "number" and notation == NUMBER else None
+    number = column.categories is None
+    numbers = table.numbers(name) if number and notation == NUMBER else None
     binary = numbers is not None and bool(np.isin(numbers[~np.isnan(numbers)], (0, 1)).all())
-    labels: tuple[str, ...] | None = None
-    if task == "regression" or (kind == "number" and not binary):
-        column = _centred(table, name, notation if kind == "number" else NUMBER)
+    if task == "regression" or (number and not binary):
+        column = _centred(table, Column(name, None, notation if number else NUMBER))
         different = len(np.unique(column.numbers(table)[known.index]))
     else:
-        labels = tuple(sorted(set(notation.labels(table.different(name)[1])), key=_in_order))
-        column, different = Column(name, labels, notation), len(labels)
+        column = Column(name, tuple(sorted(column.coded(table)[1], key=_in_order)), notation)
+        different = len(column.categories or ())
     if different < 2:
         only = f"only one value, {brief(known.iloc[0])}" if len(known) else "no value"
         raise RangeError(f"{place}: the target has {only}; there is nothing to predict.")
     most = max(2, min(_MOST, len(known) // 2))
-    if labels and different > most:
+    if column.categories and different > most:
         raise RangeError(
             f"{place}: {different} different values in {len(known)} rows are too many for classes (at most {most})."
         )
@@ -128,11 +127,10 @@ def _in_order(label: str) -> tuple[float, str]:
 # --- single precision -------------------------------------------------------------------------------------------------
 
 
-def _centred(table: Table, name: str, notation: Notation) -> Column:
+def _centred(table: Table, column: Column) -> Column:
     """Return a column of numbers or dates, centred if single precision needs it."""
-    column = Column(name, None, notation)
     values = column.numbers(table)
-    return replace(column, centre=centre_of(values[~np.isnan(values)], f"{table.file}, column {name!r}"))
+    return replace(column, centre=centre_of(values[~np.isnan(values)], f"{table.file}, column {column.name!r}"))
 
 
 def centre_of(values: Floats, where: str = "the column") -> float:

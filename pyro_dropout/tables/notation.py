@@ -7,7 +7,7 @@ Where two readings are possible, the table is refused.
 import functools
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -303,8 +303,8 @@ def _texts(different: Series) -> Written:
 
 def settled(
     found: dict[str, Written], every: dict[str, Written], decimal: Decimal | None, semicolons: bool
-) -> tuple[dict[str, Notation | None], str | None]:
-    """Return what 1,200 and 1.200 mean, and the first column of which that is not clear.
+) -> tuple[dict[str, Written], str | None]:
+    """Return columns with what 1,200 and 1.200 mean in them, and the first one of which that is not clear.
 
     Where 1,200 may be large or small, the marks of other columns decide. 1.200 has a decimal point, as in every CSV
     file, unless another column has decimal commas, or nothing in a file with semicolons, which programs write where
@@ -317,17 +317,15 @@ def settled(
         semicolons: whether they separate the columns.
     """
     sure = [each.notation for each in every.values() if each.notation is not None and each.comma is None]
-    points, commas = (
-        any(each.points for each in every.values()),
-        any(s.decimal == "," or s.thousands == "." for s in sure),
-    )
-    notations = {name: each.notation for name, each in found.items()}
+    points = any(each.points for each in every.values())
+    commas = any(each.decimal == "," or each.thousands == "." for each in sure)
+    clear = dict(found)
     for name, each in found.items():
         if each.comma is None or each.notation is None:
             continue
         large = bool(each.notation.thousands)  # 1,200; else 1.200
         if decimal is None and (points == commas if large else commas or (semicolons and not points)):
-            return notations, name
+            return clear, name
         if decimal == "comma" or (decimal is None and large and commas):
-            notations[name] = each.comma
-    return notations, None
+            clear[name] = replace(each, notation=each.comma)
+    return clear, None

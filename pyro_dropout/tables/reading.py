@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
-from pyro_dropout.tables.column_selection import Chosen, choose_columns
+from pyro_dropout.tables.column_selection import choose_columns
 from pyro_dropout.tables.encoding import Column, Dataset, Encoding, Remarks, told
 from pyro_dropout.tables.files import read_file
 from pyro_dropout.tables.learning import learn
@@ -34,14 +34,12 @@ def read(path: str | Path | Table, how: Reading) -> Dataset:
             " pipes."
         )
     target = list(table.columns)[-1] if how.target is None else how.target
-    chosen = choose_columns(table, target, how)
-    table, said = _complete(chosen, how.missing)
+    columns, left = choose_columns(table, target, how)
+    table, said = _complete(table, columns, target, how.missing)
     if len(table) < _FEWEST:
         raise ShapeError(f"{table.file} has {len(table)} rows{said}; at least {_FEWEST} are needed.")
     test, train = _split(table, how.held_back, how.seed)
-    learned, left = learn(chosen, table, train.numpy(), how.task)
-    left = chosen.left_out | left
-    learned = replace(learned, left_out=(*how.drop, *left))
+    learned, left = learn(table, columns, target, train.numpy(), left, how)
     (x, remarks), y = learned.inputs_of(table), learned.targets_of(table)
     known = x.index_select(0, train)
     learned = learned.seen(known)
@@ -165,10 +163,9 @@ def _is_empty(column: Column, table: Table) -> bool:
     return len(table) >= (_FEWEST if column.gaps else 1) and bool(column.gaps_in(table).all())
 
 
-def _complete(chosen: Chosen, missing: Missing) -> tuple[Table, str]:
+def _complete(table: Table, columns: dict[str, Column], target: str, missing: Missing) -> tuple[Table, str]:
     """Return the table without the rows that ``missing`` leaves out, and what was done in words."""
-    table, target = chosen.table, chosen.target
-    gaps = {name: chosen.gaps(name) for name in chosen.found}
+    gaps = {name: column.gaps_in(table) for name, column in columns.items()}
     first = {name: int(gap.argmax()) for name, gap in gaps.items() if gap.any()}
     if missing == "refuse" and first:
         name = min(first, key=lambda name: first[name])  # of one row, the first column

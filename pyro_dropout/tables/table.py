@@ -3,13 +3,13 @@
 A data frame has the cells that its CSV file would have, so that it is read as its file is.
 """
 
+import copy
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import date, datetime
 from decimal import Decimal
-from itertools import product
 from numbers import Integral, Real
 from typing import Any
 
@@ -26,7 +26,6 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 MISSING = frozenset({"", "na", "n/a", "n.a.", "#n/a", "nan", "<na>", "null", "none", "?"})
-_GAPS = [*{"".join(case) for word in MISSING for case in product(*zip(word, word.upper(), strict=True))}]
 EXACT = 2**53  # from here on, float64 skips whole numbers
 _WHOLE = {kind.lower(): pandas.array([], kind).dtype for n in (8, 16, 32, 64) for kind in (f"Int{n}", f"UInt{n}")}
 _FEW = 20  # texts that are looked at before all of them
@@ -44,7 +43,6 @@ class Table:
         notes: what was noticed about the file, in words.
         separator: between the columns of a CSV file.
         unread: {name: type} of the columns whose types cannot be read; they are taken out of ``columns``.
-        kept: what was computed from columns, so that it is computed once; None until they are converted.
 
     Example:
         >>> import pyro_dropout as pdrop
@@ -59,12 +57,10 @@ class Table:
     notes: tuple[str, ...] = ()
     separator: str = ","
     unread: dict[str, str] = field(default_factory=dict)
-    kept: dict[object, Any] | None = field(default=None, repr=False)
+    _kept: dict[object, Any] = field(default_factory=dict, init=False, repr=False)  # what was computed from columns
 
     def __post_init__(self) -> None:
         self.rows = np.asarray(self.rows, np.int64)
-        if self.kept is not None:
-            return
         columns: dict[str, Series] = {}
         for name, each in self.columns.items():
             try:
@@ -73,7 +69,7 @@ class Table:
                 self.unread[name] = str(cause)
             except UnicodeEncodeError:
                 raise RangeError(f"{self.file}, column {brief(name)}: a text holds half of a character.") from None
-        self.columns, self.kept = columns, {}
+        self.columns = columns
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -96,10 +92,9 @@ class Table:
 
     def once(self, key: object, compute: Callable[[], Any]) -> Any:
         """Return what a function computes from the columns, and keep it."""
-        assert self.kept is not None
-        if key not in self.kept:
-            self.kept[key] = compute()
-        return self.kept[key]
+        if key not in self._kept:
+            self._kept[key] = compute()
+        return self._kept[key]
 
     def numbers(self, name: str) -> Floats | None:
         """Return the numbers of a column, NaN where missing; None unless all its texts are plain numbers."""
@@ -113,9 +108,10 @@ class Table:
 
     def only(self, kept: Sequence[int] | Ints) -> "Table":
         """Return the table with only these rows, counted from 0."""
-        places = np.asarray(kept, np.int64)
-        columns = {name: cells.iloc[places].reset_index(drop=True) for name, cells in self.columns.items()}
-        return replace(self, columns=columns, rows=self.rows[places], kept={})
+        found, places = copy.copy(self), np.asarray(kept, np.int64)
+        found.columns = {name: cells.iloc[places].reset_index(drop=True) for name, cells in self.columns.items()}
+        found.rows, found._kept = self.rows[places], {}
+        return found
 
 
 def named(file: str, names: Iterable[object]) -> list[str]:
@@ -181,7 +177,7 @@ def texts_of(texts: Any) -> Series:
     if cast(series) is not None:  # numbers, and no spaces around them
         return series
     series = series.str.strip()
-    return series.mask(series.isin(_GAPS))
+    return series.mask(series.str.lower().isin(MISSING))
 
 
 def cast(texts: Series) -> Floats | None:
