@@ -39,7 +39,7 @@ HELP = (
 
 @options.with_settings("guide")
 def compare(
-    data: Annotated[str, typer.Argument(metavar="DATA", help="co2, sunspots or a file; - for standard input.")] = "co2",
+    data: Annotated[str, typer.Argument(metavar="DATA", help="co2, sunspots or a file.")] = "co2",
     *,
     settings: dict[str, Any],
     guides: Annotated[
@@ -140,7 +140,7 @@ def _table(name: str, reading: "Reading") -> "Dataset":
 
     if not reading.held_back:
         raise options.refusal("--held-back", "compare needs some held-back rows for the scores.")
-    if name != "-" and not Path(name).exists() and (name in options.GUIDE_NAMES or not Path(name).suffix):
+    if not Path(name).exists() and (name in options.GUIDE_NAMES or not Path(name).suffix):
         known = ", ".join(BUNDLED)
         hint = " Separate guides with commas: --guides a,b." if name in options.GUIDE_NAMES else ""
         raise typer.BadParameter(f"{name!r} is neither a file nor a bundled data set ({known}).{hint}")

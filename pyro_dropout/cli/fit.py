@@ -2,8 +2,7 @@
 
 import contextlib
 import os
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -40,7 +39,7 @@ RESUME_HELP = (
 
 @options.with_settings()
 def fit(
-    data: Annotated[str, typer.Argument(metavar="DATA", help=options.FILES)],
+    data: Annotated[str, typer.Argument(metavar="DATA", help="A CSV, Parquet or Excel file.")],
     out: Annotated[Path, options.output_option(metavar="FOLDER", help="New or empty folder for the run.")],
     settings: dict[str, Any],
     device: options.Device = None,
@@ -54,20 +53,19 @@ def fit(
     reading, wanted, training = settings_of(settings)
     where = options.place(device)
     from pyro_dropout.datasets.bundled import BUNDLED
-    from pyro_dropout.tables.files import arrived
     from pyro_dropout.tables.reading import read
     from pyro_dropout.tabular.fit_table import plan_table
     from pyro_dropout.tabular.run_folder import sha256_of
 
     if data in BUNDLED and not Path(data).exists():
         raise options.refusal("DATA", f"{data!r} is for compare only; fit takes a CSV, Parquet or Excel file.")
-    path = arrived(data)
+    path = Path(data)
     with _claimed(out, make=True):
         _check_new(out)
         table = read(path, reading)
-        with plain_warnings(), _choosing(out) as before:
+        with plain_warnings():
             facts = table, str(path.resolve()), sha256_of(path), reading, training, wanted
-            run, said, _ = plan_table(*facts, device=where, progress=not quiet, checkpoint=before)
+            run, said, _ = plan_table(*facts, device=where, progress=not quiet)
         run.write(out)
         _train(run, table, out, where, checkpoint_every, as_json, quiet, said)
 
@@ -117,7 +115,7 @@ def _train(
     advice = f"to continue: {PROGRAM} resume {folder}"
     how: Any = {"device": device, "progress": not quiet}
     how["checkpoint"] = Checkpoint(folder / CHECKPOINTS, every=every, run=run.identity)
-    with plain_warnings(), _advised(lambda: advice):
+    with plain_warnings(), _advised(advice):
         fitted, history = train_run(run, data, said, **how)
     scores, loss = fitted.scores, float(history.losses[-1])
     record = {"steps": history.steps, "last_loss": loss, "scores": scores}
@@ -160,36 +158,15 @@ def _told(scores: dict[str, float], rows: int) -> list[str]:
 
 
 @contextlib.contextmanager
-def _advised(advice: Callable[[], str]) -> Iterator[None]:
+def _advised(advice: str) -> Iterator[None]:
     """Say how to continue if a signal ends a training."""
     try:
         yield
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"; {advice()}") from None
+        raise KeyboardInterrupt(f"; {advice}") from None
     except SystemExit as stop:
-        complain(f"stopped; {advice()}")
+        complain(f"stopped; {advice}")
         raise SystemExit(stop.code) from None
-
-
-@contextlib.contextmanager
-def _choosing(folder: Path) -> Iterator[Path]:
-    """Yield where the trainings are kept that choose what to train; only an interruption leaves them there."""
-    from pyro_dropout.tabular.run_folder import CHOOSING
-
-    where, kept = folder / CHOOSING, False
-
-    def advice() -> str:
-        nonlocal kept
-        kept = any(where.rglob("step-*.safetensors"))
-        told = f"the trainings that choose what to train are kept in {where}. To continue, give the same command again."
-        return told if kept else "nothing was written. The same command starts again."
-
-    try:
-        with _advised(advice):
-            yield where
-    finally:
-        if not kept:
-            shutil.rmtree(where, ignore_errors=True)
 
 
 # --- where things go --------------------------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 GUIDE_NAMES = tuple(entry.name for entry in listed_guides())
 DEFAULT_GUIDES = tuple(entry.name for entry in listed_guides() if entry.compared)
 HAS_MEMBERS = {entry.name for entry in listed_guides() if "members" in entry.options}
-FILES = "A CSV, Parquet or Excel file; - for standard input."
 TABLES = (
     "Separators, decimal commas, percent and currency signs, and dates are recognised from whole columns and named in"
     " the output; a column that may be read in two ways is refused with the flag to add. Missing values are filled in,"

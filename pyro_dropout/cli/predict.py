@@ -44,7 +44,7 @@ _PICTURED = 2000  # rows that the picture is about, and the chart of what predic
 def predict(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder created by fit.")],
     data: Annotated[
-        str, typer.Argument(metavar="DATA", help=f"{options.FILES[:-1]}, with the columns of the training table.")
+        str, typer.Argument(metavar="DATA", help="A CSV, Parquet or Excel file with the columns of the training table.")
     ],
     out: Annotated[Path, output_option(metavar="FILE", help="Where to write the predictions.")] = Path(
         "predictions.csv"
@@ -79,13 +79,12 @@ def predict(
 ) -> None:
     """Predict the rows of a table with a fitted run."""
     where = options.place(device)
-    from pyro_dropout.tables.files import arrived
     from pyro_dropout.tables.reading import read_inputs
     from pyro_dropout.tabular.fitted import FittedTable
     from pyro_dropout.tabular.run_folder import Run, sha256_of
 
     run = Run.read(folder)
-    path = arrived(data)
+    path = Path(data)
     limits, levels = options.numbers("--threshold", threshold), options.numbers("--quantiles", quantiles)
     _check_files({"--out": out, "--plot": plot, "--explain": explain}, path, folder)
     with plain_warnings():

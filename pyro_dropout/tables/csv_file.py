@@ -10,20 +10,19 @@ import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pandas
 
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.tables.notation import are_dates, is_number
+from pyro_dropout.tables.settings import Separator
 from pyro_dropout.tables.table import Table, named
 
-SEPARATORS: dict[str, str] = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
-
+SEPARATORS = dict(zip(get_args(Separator), ",;\t|", strict=True))
 _BOMS = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32"}
 _BOMS |= {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}  # after UTF-32, which begins in the same way
-_LOOK = 200  # lines that are looked at to tell separators apart
 _SHOWN = 60  # characters of a line in a message
 
 
@@ -33,7 +32,7 @@ def read_csv(path: Path, encoding: str | None, separator: str | None) -> Table:
         raise RangeError(f"separator must be one of {', '.join(SEPARATORS)}; got {separator!r}.")
     text = _text(path, encoding)
     mark = SEPARATORS[separator] if separator else _separator(path, text)
-    records = _records(path, _lines(text), mark)
+    records = _records(path, text, mark)
     line, header = next(records, (0, [""]))
     if header == [""] or header[0].startswith("#"):
         raise ShapeError(
@@ -42,17 +41,16 @@ def read_csv(path: Path, encoding: str | None, separator: str | None) -> Table:
         )
     names, notes = names_of(path, header, mark)
     notes += tuple(f"separated by {name}s" for name, each in SEPARATORS.items() if each == mark != ",")
-    begins = sum(map(len, itertools.islice(_lines(text), line)))
-    columns = _simple(text[begins:], len(names), mark)
+    columns = _simple(text[sum(map(len, itertools.islice(_lines(text), line))) :], len(names), mark)
     if columns is not None:
-        numbers = line + 1 + np.arange(len(columns[0]))
-        return Table(path.name, dict(zip(names, columns, strict=True)), numbers, notes, mark)
-    rows = list(records)
-    for number, row in rows:
-        if len(row) != len(names):
-            raise ShapeError(f"{path.name}, row {number}: {len(row)} values for {len(names)} columns.")
-    cells = {name: [row[k] for _, row in rows] for k, name in enumerate(names)}
-    return Table(path.name, cells, [number for number, _ in rows], notes, mark)
+        numbers: Any = line + 1 + np.arange(len(columns[0]))
+    else:
+        rows = list(records)
+        for number, row in rows:
+            if len(row) != len(names):
+                raise ShapeError(f"{path.name}, row {number}: {len(row)} values for {len(names)} columns.")
+        numbers, columns = [number for number, _ in rows], [[row[k] for _, row in rows] for k in range(len(names))]
+    return Table(path.name, dict(zip(names, columns, strict=True)), numbers, notes, mark)
 
 
 def names_of(path: Path, header: list[str], separator: str) -> tuple[list[str], tuple[str, ...]]:
@@ -94,21 +92,19 @@ def _text(path: Path, encoding: str | None) -> str:
 
 
 def _separator(path: Path, text: str) -> str:
-    """Return the only separator that splits the header; if there are several, the only one that also fits the rows."""
-    head = list(itertools.islice(_lines(text), _LOOK))
-    found: dict[str, list[list[str]]] = {mark: [] for mark in SEPARATORS.values()}
-    for mark, records in found.items():
-        with contextlib.suppress(csv.Error):  # up to the first that csv cannot read
-            records.extend(record for record in csv.reader(head, delimiter=mark, strict=True) if record)
-    splitting = [mark for mark, records in found.items() if records and len(records[0]) > 1]
-    even = [mark for mark in splitting if len(set(map(len, found[mark]))) == 1]
-    if len(splitting) < 2 or len(even) == 1:
-        return ([*splitting, ","] if len(splitting) < 2 else even)[0]
-    names = [name for name, mark in SEPARATORS.items() if mark in splitting]
-    raise ShapeError(
-        f"{path.name}: the columns of the header {text.strip()[:_SHOWN]!r} may be separated by"
-        f" {' or '.join(f'{name}s' for name in names)}. Say which: --separator {names[0]}, or {names[-1]}."
-    )
+    """Return the only separator that splits the header; raise if there are several."""
+    splitting = []
+    for name, mark in SEPARATORS.items():
+        with contextlib.suppress(csv.Error):  # the header cannot be read with it
+            header = next((row for row in csv.reader(_lines(text), delimiter=mark, strict=True) if row), [])
+            splitting += [name] if len(header) > 1 else []
+    if len(splitting) > 1:
+        raise ShapeError(
+            f"{path.name}: the columns of the header {text.strip()[:_SHOWN]!r} may be separated by"
+            f" {' or '.join(f'{name}s' for name in splitting)}. Say which: --separator {splitting[0]}, or"
+            f" {splitting[-1]}."
+        )
+    return SEPARATORS[splitting[0]] if splitting else ","
 
 
 def _simple(text: str, width: int, separator: str) -> list[Any] | None:
@@ -121,13 +117,12 @@ def _simple(text: str, width: int, separator: str) -> list[Any] | None:
         from pyarrow import csv as arrow
 
         names = [str(place) for place in range(width)]
+        kinds: dict[str, Any] = dict.fromkeys(names, "large_string")
         table = arrow.read_csv(
             BufferReader(raw),
             arrow.ReadOptions(column_names=names, use_threads=False),
             arrow.ParseOptions(delimiter=separator),
-            arrow.ConvertOptions(
-                column_types=dict.fromkeys(names, "large_string"), null_values=[""], strings_can_be_null=True
-            ),
+            arrow.ConvertOptions(column_types=kinds, null_values=[""], strings_can_be_null=True),
         )
     except (ImportError, ValueError):  # a row with too many or too few cells
         return None
@@ -140,9 +135,9 @@ def _lines(text: str) -> Iterator[str]:
     return (found[0] for found in re.finditer(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+", text))
 
 
-def _records(path: Path, lines: Iterator[str], separator: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the rows in lines that are not empty, each with the line on which it ends."""
-    reader = csv.reader(lines, delimiter=separator, strict=True)
+def _records(path: Path, text: str, separator: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the rows that are not empty, each with the line on which it ends."""
+    reader = csv.reader(_lines(text), delimiter=separator, strict=True)
     try:
         yield from ((reader.line_num, row) for row in reader if row)
     except csv.Error as cause:

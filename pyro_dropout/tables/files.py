@@ -1,9 +1,6 @@
-"""Read CSV, Parquet and Excel files, and standard input, as tables; errors name the file, row and column."""
+"""Read CSV, Parquet and Excel files as tables; errors name the file, row and column."""
 
-import atexit
-import shutil
-import sys
-import tempfile
+import importlib
 import warnings
 from pathlib import Path
 from typing import Any
@@ -20,14 +17,12 @@ from pyro_dropout.training.checkpoints.safe_files import check_regular
 def read_file(path: str | Path, *, encoding: str | None = None, separator: str | None = None) -> Table:
     """Return the table in a CSV file with a header, in a Parquet file, or in the first sheet of an Excel file.
 
-    The path "-" is standard input.
-
     Args:
         path: the file.
         encoding: of a CSV file; by default UTF-8, or UTF-16 or UTF-32 if the file begins with their mark.
         separator: of a CSV file, "comma", "semicolon", "tab" or "pipe"; by default the one that splits the header.
     """
-    path = arrived(path)
+    path = Path(path)
     check_regular(path, "give a CSV, Parquet or Excel file.")
     with path.open("rb") as file:
         begins = file.read(4)
@@ -39,39 +34,24 @@ def read_file(path: str | Path, *, encoding: str | None = None, separator: str |
             f"{path.name} is in a format that is not read; save it as CSV, Parquet or .xlsx, or give what pandas reads"
             " from it to fit_table."
         )
-    if begins == b"PAR1" or ending in (".parquet", ".pq"):
-        return _read_parquet(path)
-    if begins == b"PK\x03\x04" or ending in (".xlsx", ".xlsm"):
-        return _read_excel(path)
+    try:
+        if begins == b"PAR1" or ending in (".parquet", ".pq"):
+            return _read_parquet(path)
+        if begins == b"PK\x03\x04" or ending in (".xlsx", ".xlsm"):
+            return _read_excel(path)
+    except ImportError as absent:
+        extra = "excel" if absent.name == "openpyxl" else "parquet"
+        raise PyroDropoutError(f'{path.name}: {absent}; pip install "pyro-dropout[{extra}]".') from None
     table = read_csv(path, encoding, separator)
     if not len(table):
         raise ShapeError(f"{path.name} has a header and no rows.")
     return table
 
 
-def arrived(path: str | Path) -> Path:
-    """Return the path of a file; for "-", that of a copy of standard input, which exists until the program ends.
-
-    Standard input can be read once, so a program that needs its table again keeps this path.
-    """
-    if str(path) != "-":
-        return Path(path)
-    if sys.stdin is None or sys.stdin.isatty():
-        raise PyroDropoutError("standard input is a terminal; send a table through it, or give a file.")
-    folder = tempfile.mkdtemp()
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    copied = Path(folder, "standard input")
-    with copied.open("wb") as copy:
-        shutil.copyfileobj(sys.stdin.buffer, copy)
-    return copied
-
-
 def _read_parquet(path: Path) -> Table:
-    try:
-        import pyarrow
-        from pyarrow.parquet import ParquetFile
-    except ModuleNotFoundError:
-        raise _absent(path, "Parquet", "pyarrow") from None
+    import pyarrow
+    from pyarrow.parquet import ParquetFile
+
     try:
         with ParquetFile(path) as file:  # not as a data set, which would also read columns from the path
             frame = from_arrow(file.read())
@@ -82,13 +62,13 @@ def _read_parquet(path: Path) -> Table:
 
 def _read_excel(path: Path) -> Table:
     """Return the first sheet, as pandas reads it; its first row that is not empty is the header."""
+    importlib.import_module("openpyxl")  # pandas reads Excel with it, and does not say which package is absent
+
     try:
         with warnings.catch_warnings(action="ignore", category=UserWarning):  # about styles
             how: dict[str, Any] = {"header": None, "dtype": object, "keep_default_na": False, "na_values": [""]}
             sheet = pandas.read_excel(path, engine="openpyxl", **how)
-    except ImportError:
-        raise _absent(path, "Excel", "openpyxl") from None
-    except (MemoryError, KeyboardInterrupt):
+    except MemoryError:
         raise
     except Exception as cause:  # of zipfile, zlib, the parser of XML, and openpyxl
         raise PyroDropoutError(f"{path.name} is not a valid Excel file (.xlsx): {cause}.") from None
@@ -98,10 +78,3 @@ def _read_excel(path: Path) -> Table:
     names, notes = names_of(path, ["" if pandas.isna(name) else str(name) for name in sheet.iloc[0]], ",")
     cells = sheet.iloc[1:].infer_objects().set_axis(names, axis=1)  # dates without times stay so
     return table_of(cells, path.name, cells.index + 1, notes)
-
-
-def _absent(path: Path, kind: str, package: str) -> PyroDropoutError:
-    extra = "excel" if kind == "Excel" else "parquet"
-    return PyroDropoutError(
-        f'{path.name}: reading {kind} files needs the package {package}; pip install "pyro-dropout[{extra}]".'
-    )

@@ -54,13 +54,12 @@ def test_separators_are_recognised_and_told(tmp_path: Path, mark: str, name: str
     assert "separated" not in plain.note
 
 
-@pytest.mark.parametrize("text", ["a,b;c\n1,2;3\n", "a,b;c\n1,2\n3;4\n"])
-def test_a_separator_that_is_not_clear_is_asked_for(tmp_path: Path, text: str) -> None:
-    path = written(tmp_path, text)
+def test_a_separator_that_is_not_clear_is_asked_for(tmp_path: Path) -> None:
+    path = written(tmp_path, "a,b;c\n1,2;3\n")
     with pytest.raises(pd.errors.ShapeError, match=r"table.csv.*header.*commas or semicolons.*--separator"):
         read_file(path)
-    assert list(read_file(written(tmp_path, "a,b;c\n1,2;3\n"), separator="comma").columns) == ["a", "b;c"]
-    assert list(read_file(written(tmp_path, "a,b;c\n1,2;3\n"), separator="semicolon").columns) == ["a,b", "c"]
+    assert list(read_file(path, separator="comma").columns) == ["a", "b;c"]
+    assert list(read_file(path, separator="semicolon").columns) == ["a,b", "c"]
     with pytest.raises(pd.errors.RangeError, match="separator must be one of comma, semicolon, tab, pipe; got 'dot'"):
         read_file(path, separator="dot")
 

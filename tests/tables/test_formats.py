@@ -12,16 +12,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 import pyro_dropout as pd
-from pyro_dropout.cli.main import app
 from pyro_dropout.tables.files import read_file
 from pyro_dropout.tables.notation import NUMBER, is_number
 from pyro_dropout.tables.reading import read_inputs, read_table
 from pyro_dropout.tables.table import Table, cells_of, table_of
-from tests.cli.command import FEW, cells_in, run, written
-from tests.cli.command import table_of as predictions_in
+from tests.cli.command import cells_in, written
 
 ROWS = 60
 
@@ -201,25 +198,6 @@ def test_without_pyarrow_a_csv_file_has_the_same_cells(tmp_path: Path, monkeypat
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pandas.option_context("mode.string_storage", "python"):
         assert cells_in(read_file(path)) == {"a": ["1.5", None, "-3e2"], "b": ["oak", None, "elm"]}
-
-
-# --- standard input ---------------------------------------------------------------------------------------------------
-
-
-def test_the_commands_read_standard_input(tmp_path: Path) -> None:
-    text = houses().to_csv(index=False)
-    options = ["--target", "price", "--guide", "dropout", *FEW]
-    done = CliRunner().invoke(app, ["fit", "-", "--out", str(tmp_path / "run"), *options], input=text)
-    assert done.exit_code == 0, done.stderr
-    assert "standard input: 48 training rows and 12 test rows" in done.stdout
-    asked = ["predict", str(tmp_path / "run"), "-", "--out", str(tmp_path / "p.csv"), "--samples", "5"]
-    assert CliRunner().invoke(app, asked, input=text).exit_code == 0
-    assert len(predictions_in(tmp_path / "p.csv")) == ROWS
-    data = written(tmp_path, text, "kept.csv")
-    assert run("resume", tmp_path / "run", "--data", data, "--quiet").exit_code == 0
-    done = CliRunner().invoke(app, ["fit", "-", "--out", str(tmp_path / "none"), *options], input="")
-    assert done.exit_code == 2
-    assert "standard input is empty" in done.stderr
 
 
 DECIMALS = st.from_regex(r"\A[-+]?[0-9]{0,21}\.?[0-9]{0,23}([eE][-+]?[0-9]{1,3})?\Z")
