@@ -23,9 +23,9 @@ Scale = Literal["plain", "log", "logit", "count"]
 LARGEST, SEEDS = 10**9, 2**32  # of counts; seeds are below
 
 
-def option(help: str = "", **more: object) -> dict[str, Any]:
-    """Return what a field of settings is, in words, its ``metavar``, and as ``limits`` the least and the most."""
-    return {"help": help, **more}
+def setting(default: Any, help: str = "", **more: object) -> Any:
+    """Return a field of settings: its default, what it is in words, its ``metavar``, and as ``limits`` its range."""
+    return field(default=default, metadata={"help": help, **more})
 
 
 def choices(kind: object) -> tuple[object, ...]:
@@ -62,34 +62,22 @@ class Reading(Settings):
     a feature that says where. Rows without a target are left out, or refused.
     """
 
-    target: str | None = field(
-        default=None, metadata=option("Column to predict; by default the last.", metavar="COLUMN")
+    target: str | None = setting(None, "Column to predict; by default the last.", metavar="COLUMN")
+    task: Task = setting("auto", "Type of the target; auto infers it from the values.")
+    missing: Missing = setting(
+        "auto", "On missing values: fill in means and mark them, refuse the table, or drop their rows."
     )
-    task: Task = field(default="auto", metadata=option("Type of the target; auto infers it from the values."))
-    missing: Missing = field(
-        default="auto",
-        metadata=option("On missing values: fill in means and mark them, refuse the table, or drop their rows."),
+    categorical: tuple[str, ...] = setting((), "Columns of numbers that are categories: a,b,c.", **_COLUMNS)
+    drop: tuple[str, ...] = setting((), "Columns to ignore: a,b,c.", **_COLUMNS)
+    held_back: float = setting(0.2, "Fraction of the rows held back for testing.", metavar="SHARE")
+    seed: int = setting(0, "Seed of all random numbers.", metavar="N", limits=(0, SEEDS - 1))
+    decimal: Decimal | None = setting(
+        None, "Decimal mark of columns that may be read in two ways: is 1,200 large or small?"
     )
-    categorical: tuple[str, ...] = field(
-        default=(), metadata=option("Columns of numbers that are categories: a,b,c.", **_COLUMNS)
-    )
-    drop: tuple[str, ...] = field(default=(), metadata=option("Columns to ignore: a,b,c.", **_COLUMNS))
-    held_back: float = field(
-        default=0.2, metadata=option("Fraction of the rows held back for testing.", metavar="SHARE")
-    )
-    seed: int = field(default=0, metadata=option("Seed of all random numbers.", metavar="N", limits=(0, SEEDS - 1)))
-    decimal: Decimal | None = field(
-        default=None, metadata=option("Decimal mark of columns that may be read in two ways: is 1,200 large or small?")
-    )
-    encoding: str | None = field(
-        default=None, metadata=option("Encoding of a CSV file that is not Unicode, such as latin-1.", metavar="NAME")
-    )
-    separator: Separator | None = field(
-        default=None, metadata=option("Separator of a CSV file; by default what splits its header.")
-    )
-    keep: tuple[str, ...] = field(
-        default=(),
-        metadata=option("Columns to use although they look like identifiers or free text: a,b,c.", **_COLUMNS),
+    encoding: str | None = setting(None, "Encoding of a CSV file that is not Unicode, such as latin-1.", metavar="NAME")
+    separator: Separator | None = setting(None, "Separator of a CSV file; by default what splits its header.")
+    keep: tuple[str, ...] = setting(
+        (), "Columns to use although they look like identifiers or free text: a,b,c.", **_COLUMNS
     )
 
     def __post_init__(self) -> None:
@@ -102,26 +90,16 @@ class Reading(Settings):
 class Wanted(Settings):
     """What is to be trained on a table; "auto" is chosen on held-back rows, None is the default of the guide."""
 
-    guide: str = field(
-        default="auto", metadata=option("One of {guides}; auto chooses on the held-back rows.", metavar="NAME")
+    guide: str = setting("auto", "One of {guides}; auto chooses on the held-back rows.", metavar="NAME")
+    scale: Literal["auto"] | Scale = setting(
+        "auto", "Scale of a numeric target: log for positive numbers, logit for proportions, count for whole numbers."
     )
-    scale: Literal["auto"] | Scale = field(
-        default="auto",
-        metadata=option(
-            "Scale of a numeric target: log for positive numbers, logit for proportions, count for whole numbers."
-        ),
+    noise: Literal["auto"] | Noise = setting(
+        "auto", "Noise of a numeric target: the same for all rows, or learned from the inputs."
     )
-    noise: Literal["auto"] | Noise = field(
-        default="auto", metadata=option("Noise of a numeric target: the same for all rows, or learned from the inputs.")
-    )
-    width: int | None = field(
-        default=None, metadata=option("Hidden units; by default 50, and fewer for more than 500 inputs.", **_COUNT)
-    )
-    members: int | None = field(
-        default=None,
-        metadata=option(
-            "Members of an ensemble; by default 8 with --guide auto, 32 for ensemble, 16 for others.", **_COUNT
-        ),
+    width: int | None = setting(None, "Hidden units; by default 50, and fewer for more than 500 inputs.", **_COUNT)
+    members: int | None = setting(
+        None, "Members of an ensemble; by default 8 with --guide auto, 32 for ensemble, 16 for others.", **_COUNT
     )
 
     def check(self, classes: bool) -> None:
@@ -139,22 +117,17 @@ class Wanted(Settings):
 class Training(Settings):
     """How long and how a guide is trained; ``conformal`` says whether held-back rows calibrate intervals."""
 
-    steps: int = field(
-        default=1200, metadata=option("Training steps; by default 1200, and 2000 for a given guide.", **_COUNT)
+    steps: int = setting(1200, "Training steps; by default 1200, and 2000 for a given guide.", **_COUNT)
+    lr: float = setting(
+        0.05,
+        "Learning rate; by default 0.05, falling to zero, and 0.01 for a given guide.",
+        metavar="RATE",
+        limits=(math.ulp(0.0), 1e300),
     )
-    lr: float = field(
-        default=0.05,
-        metadata=option(
-            "Learning rate; by default 0.05, falling to zero, and 0.01 for a given guide.",
-            metavar="RATE",
-            limits=(math.ulp(0.0), 1e300),
-        ),
+    batch_size: int | None = setting(
+        None, "Rows in a mini-batch; by default all, up to 2,048, and otherwise 1,024.", **_COUNT
     )
-    batch_size: int | None = field(
-        default=None,
-        metadata=option("Rows in a mini-batch; by default all, up to 2,048, and otherwise 1,024.", **_COUNT),
-    )
-    seed: int = field(default=0, metadata=option(limits=(0, SEEDS - 1)))
+    seed: int = setting(0, limits=(0, SEEDS - 1))
     compile: bool | Literal["auto"] = "auto"
     conformal: bool = True
 

@@ -3,7 +3,7 @@
 A recipe is made of JSON values; it is the section "model" of a run's record. ``build`` makes the model and its guide.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -21,7 +21,7 @@ from pyro_dropout.generative.likelihoods import (
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.priors import Prior
 from pyro_dropout.generative.standardised import Standardised
-from pyro_dropout.tables.settings import LARGEST, Noise, Scale, Settings, option
+from pyro_dropout.tables.settings import LARGEST, Noise, Scale, Settings, setting
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.loss.temperature import warm_up
 from pyro_dropout.training.optimisers import cosine_decay
@@ -54,13 +54,13 @@ class Recipe(Settings):
     """
 
     guide: str
-    width: int = field(default=50, metadata=option(limits=(1, LARGEST)))
-    members: int | None = field(default=None, metadata=option(limits=(1, LARGEST)))
+    width: int = setting(50, limits=(1, LARGEST))
+    members: int | None = setting(None, limits=(1, LARGEST))
     noise: Noise = "constant"
     scale: Scale = "plain"
     activation: Activation = "relu"
     prior: Widths = "fixed"
-    temperature: float = field(default=1.0, metadata=option(limits=(0.0, 1e300)))
+    temperature: float = setting(1.0, limits=(0.0, 1e300))
     decay: bool = False
 
     def build(self, train: Data, classes: tuple[str, ...] = ()) -> tuple[Standardised, nn.Module]:
