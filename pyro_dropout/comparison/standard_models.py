@@ -20,7 +20,6 @@ from pyro_dropout.registry import guides, resolve_guide
 Data = tuple[Tensor, Tensor]
 
 _SLOW, _FAST = 2.0, 40.0  # standard deviations of a wave's frequency, in radians per standard deviation of the input
-_DROP = 0.1
 
 
 class Waves(nn.Linear):
@@ -97,9 +96,9 @@ class WaveProcess:
         return self._model.raw(self._posterior.sample_functions(self._model.standard_x(x), n))
 
 
-def kept(model: Model, learned: bool = False) -> Callable[[str], float]:
+def kept(model: Model, learned: bool = False, keep: float = 0.9) -> Callable[[str], float]:
     """Return the probability of keeping a row, by site: a layer's only input is not dropped, unless that is learned."""
-    return lambda name: 1.0 if model.sites[name].fan_in == 1 and not learned else 1 - _DROP
+    return lambda name: 1.0 if model.sites[name].fan_in == 1 and not learned else keep
 
 
 def standard_guide(name: str, **options: int) -> Callable[[Model], PyroModel]:

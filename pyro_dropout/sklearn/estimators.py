@@ -21,7 +21,6 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from torch import Tensor
 
 from pyro_dropout.errors import IgnoredInputsWarning, PyroDropoutError
-from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.judging.conformal import conformal
 from pyro_dropout.mathematics.argument_names import also
 from pyro_dropout.mathematics.checks import check_count, check_device, check_level
@@ -31,7 +30,6 @@ from pyro_dropout.sklearn.inputs import (
     check_whole_numbers,
     dense_tensor,
     held_back,
-    kept_rows,
     layer_widths,
 )
 from pyro_dropout.sklearn.network import (
@@ -57,8 +55,6 @@ _SETTINGS = {"max_iter": "max_steps", "n_estimators": "members", "n_samples": "s
 
 Array = NDArray[Any]  # of numbers or of classes
 Floats = NDArray[np.float64]
-Seed = int | RandomState | None
-Read = Callable[[Prediction], tuple[Tensor, ...]]
 
 
 @dataclass(eq=False, repr=False)  # its constructor stores every setting as given, which is what scikit-learn asks for
@@ -69,7 +65,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]
     _: KW_ONLY
     activation: str = "relu"
     guide: str = "auto"
-    keep: float | Sequence[float] | Floats = 0.9
+    keep: float = 0.9
     members: int | None = None
     length_scale: float = 1.0
     max_steps: int | None = None
@@ -78,7 +74,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]
     samples: int = 200
     validation_fraction: float = 0.2
     refit: bool = True
-    random_state: Seed = None
+    random_state: int | RandomState | None = None
     device: torch.device | str | int | None = None
     compile: bool | Literal["auto"] = "auto"
     verbose: bool = False
@@ -128,8 +124,8 @@ class _Network(BaseEstimator):  # type: ignore[misc]
         self, x: Tensor, y: Tensor, outputs: int, classes: tuple[str, ...], seeds: list[int], how: Any
     ) -> tuple[Plan, Pair, History]:
         """Train a guide that is named; if its noise is to be found, on held-back rows, and then on all."""
-        hidden, keep = layer_widths(self.hidden_layer_sizes), kept_rows(self.keep)
-        plan = Architecture(hidden, self.activation, float(self.length_scale), self.guide, keep, self.members)
+        shape = layer_widths(self.hidden_layer_sizes), self.activation, float(self.length_scale)
+        plan = Architecture(*shape, self.guide, float(self.keep), self.members)
         how |= {"steps": self.max_steps or _STEPS, "batch_size": self.batch_size, "lr": float(self.learning_rate)}
         searching = not classes and self.tau == "auto"
         tau = None if classes or searching else torch.full((outputs,), float(self.tau), dtype=torch.float64)
@@ -165,31 +161,14 @@ class _Network(BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         return self.learned_.pair()
 
-    def _answers(self, X: object, samples: int, seed: int, read: Read, functions: bool = False) -> list[Array]:
+    def _answers(self, X: object, read: Callable[[Prediction], tuple[Tensor, ...]]) -> list[Array]:
         """Return what ``read`` finds in the prediction at X, as arrays."""
         check_is_fitted(self)
+        check_count("samples", self.samples)
         x = dense_tensor(validate_data(self, X, reset=False, dtype=np.float64, accept_sparse="csr"))
         x = x.to(check_device("device", "cpu" if self.device is None else self.device))
         check_whole_numbers("X", X)
-        found = answers(self.learned_, x, read, samples=samples, seed=seed, functions=functions)
-        return [part.cpu().numpy() for part in found]
-
-    def _collected(self, X: object, read: Read) -> list[Array]:
-        check_is_fitted(self)
-        check_count("samples", self.samples)
-        return self._answers(X, self.samples, self.seed_, read)
-
-    def _drawn(self, X: object, n_samples: int, random_state: Seed) -> Array:
-        """Return new targets of ``n_samples`` functions at X, (N, n_samples, ...), noise included."""
-        check_count("n_samples", n_samples)
-        function, noise = (int(seed) for seed in check_random_state(random_state).randint(_SEEDS, size=2))
-        thrown = torch.Generator().manual_seed(noise)  # seeds each piece's noise, so that no two pieces share it
-
-        def draw(answer: Prediction) -> tuple[Tensor, ...]:
-            with seeded(int(torch.randint(_SEEDS, (), generator=thrown, device="cpu")), answer.samples.device):
-                return (answer.likelihood.distribution(answer.samples).sample().transpose(0, 1),)
-
-        return self._answers(X, n_samples, function, draw, functions=True)[0]
+        return [part.cpu().numpy() for part in answers(self.learned_, x, read, samples=self.samples, seed=self.seed_)]
 
 
 @also(**_SETTINGS)
@@ -207,8 +186,7 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
             intervals are calibrated on them, as ``pyro-dropout fit`` does, usually in at most the steps of three
             trainings; the settings that this decides must be left at their defaults. Or a guide by its name, as
             ``pyro-dropout fit --help`` lists them: "dropout-ensemble", "dropout", "mean-field", ….
-        keep: probability that an input or hidden unit is kept, for guides with dropout; a number, or one for each
-            weight layer, the inputs first. Given a number, an only input is always kept.
+        keep: probability that an input or hidden unit is kept, for guides with dropout. An only input always is.
         members: of an ensemble; by default 8 with guide="auto", and else those of the guide.
         length_scale: l of the prior N(0, l⁻²) of the first layer's weights, on standardised inputs.
         tau: precision of the noise, 1/variance in the units of y; "auto" chooses it on held-back data.
@@ -245,8 +223,6 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
         >>> lower, upper = regressor.predict_interval([[0.0]], level=0.9)
         >>> regressor.predict_quantiles([[0.0]], [0.1, 0.5, 0.9]).shape
         (1, 3)
-        >>> regressor.sample_y([[0.0], [4.0]], n_samples=5, random_state=0).shape
-        (2, 5)
     """
 
     tau: float | Literal["auto"] = field(default="auto", kw_only=True)
@@ -278,7 +254,7 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
 
     def predict(self, X: object, return_std: bool = False) -> Floats | tuple[Floats, Floats]:
         """Return the expected targets at X; with ``return_std`` also their standard deviations, noise included."""
-        mean, std = (self._shaped(part) for part in self._collected(X, lambda answer: (answer.mean, answer.std)))
+        mean, std = (self._shaped(part) for part in self._answers(X, lambda answer: (answer.mean, answer.std)))
         return (mean, std) if return_std else mean
 
     def predict_interval(self, X: object, level: float = 0.95) -> tuple[Floats, Floats]:
@@ -289,7 +265,7 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
         check_level("level", level)
         check_is_fitted(self)
         own = self.calibration_
-        lower, upper = self._collected(X, lambda answer: own.interval(answer, level) or answer.interval(level))
+        lower, upper = self._answers(X, lambda answer: own.interval(answer, level) or answer.interval(level))
         return self._shaped(lower), self._shaped(upper)
 
     def predict_quantiles(self, X: object, quantiles: Sequence[float] = (0.05, 0.5, 0.95)) -> Floats:
@@ -301,20 +277,13 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
             check_level("quantiles", level)
         check_is_fitted(self)
         own = self.calibration_
-        found = self._collected(X, lambda answer: tuple(own.quantile(answer, level) for level in quantiles))
+        found = self._answers(X, lambda answer: tuple(own.quantile(answer, level) for level in quantiles))
         return self._shaped(np.stack(found, -1))
 
     def interval(self, X: object, level: float = 0.95) -> tuple[Floats, Floats]:
         """Return what ``predict_interval`` does, which is its name now."""
         warnings.warn("interval is called predict_interval now; this name will go.", DeprecationWarning, stacklevel=2)
         return self.predict_interval(X, level)
-
-    def sample_y(self, X: object, n_samples: int = 1, random_state: Seed = None) -> Floats:
-        """Draw targets at X: each sample is one function at all points, and noise; (N, n_samples) or (N, D, n_samples).
-
-        With ``random_state=None`` every call makes new draws.
-        """
-        return self._shaped(np.moveaxis(self._drawn(X, n_samples, random_state), 1, -1))
 
     def _shaped(self, values: Floats) -> Floats:
         return values[:, 0] if self._one_column else values
@@ -365,17 +334,9 @@ class DropoutClassifier(ClassifierMixin, _Network):  # type: ignore[misc]
 
     def predict_proba(self, X: object) -> Floats:
         """Return the probabilities of the classes at X, (N, C), in the order of ``classes_``."""
-        return self._collected(X, lambda answer: (answer.probs,))[0]
+        return self._answers(X, lambda answer: (answer.probs,))[0]
 
     def predict(self, X: object) -> Array:
         """Return the most probable class at each row of X."""
         best: Array = self.predict_proba(X).argmax(1)
         return self.classes_[best]
-
-    def sample_y(self, X: object, n_samples: int = 1, random_state: Seed = None) -> Array:
-        """Draw classes at X: each sample is one function at all points, and a class drawn at each; (N, n_samples).
-
-        With ``random_state=None`` every call makes new draws.
-        """
-        drawn: Array = self._drawn(X, n_samples, random_state)
-        return self.classes_[drawn]

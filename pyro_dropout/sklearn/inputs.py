@@ -69,50 +69,32 @@ def layer_widths(value: object) -> tuple[int, ...]:
     return tuple(int(width) for width in widths)
 
 
-def kept_rows(value: object) -> float | tuple[float, ...]:
-    """Return the probability of keeping a row: a number, or several, one for each of the weight layers."""
-    if not isinstance(value, Sequence | np.ndarray) or isinstance(value, str):
-        check_keep("keep", value)
-        return float(value)  # type: ignore[arg-type]
-    for number, each in enumerate(value):
-        check_keep(f"keep[{number}]", each)
-    return tuple(float(each) for each in value)
-
-
 def check_settings(estimator: Any) -> None:
     """Raise an error for the first invalid setting of an estimator, and for those that guide="auto" decides."""
     # A grid of parameters may hold numpy's True and False.
     given = {k: bool(v) if isinstance(v, np.bool_) else v for k, v in estimator.get_params().items()}
+    auto, widths = given["guide"] == "auto", layer_widths(given["hidden_layer_sizes"])
+    own = {"max_steps": None, "members": None, "tau": "auto"}
+    chosen = {name for name, value in own.items() if given.get(name, value) == value}
     check_choice("guide", given["guide"], ("auto", *guide_names()))
     check_choice("activation", given["activation"], ACTIVATIONS)
-    for name in ("max_steps", "members", "batch_size", "samples"):
-        if given[name] is not None or name in ("batch_size", "samples"):
-            check_count(name, given[name])
-    for name in ("learning_rate", "length_scale"):
-        check_positive(name, given[name])
-    if not isinstance(tau := given.get("tau", "auto"), str):
-        check_positive("tau", tau)
-    else:
-        check_choice("tau", tau, ("auto",), "a positive number, 1/noise variance in the units of y")
+    check_choice("compile", given["compile"], ("auto", True, False))
+    check_keep("keep", given["keep"])
     check_flag("refit", given["refit"])
     check_level("validation_fraction", given["validation_fraction"])
-    check_choice("compile", given["compile"], ("auto", True, False))
+    for name in sorted({"max_steps", "members", "batch_size", "samples"} - chosen):
+        check_count(name, given[name])
+    for name in sorted({"learning_rate", "length_scale", "tau"} & given.keys() - chosen):
+        check_positive(name, given[name])
     plain = {field.name: field.default for field in fields(estimator)}
-    for name in _DECIDED if given["guide"] == "auto" else ():
-        if name in given and given[name] != plain[name]:
-            raise RangeError(
-                f"guide='auto' decides {name} itself; got {name}={given[name]!r}. Leave it out, or name a guide."
-            )
-    widths = layer_widths(given["hidden_layer_sizes"])
-    if given["guide"] == "auto" and len(widths) != 1:
+    for name in (name for name in _DECIDED if auto and name in given and given[name] != plain[name]):
+        raise RangeError(
+            f"guide='auto' decides {name} itself; got {name}={given[name]!r}. Leave it out, or name a guide."
+        )
+    if auto and len(widths) != 1:
         raise RangeError(
             f"guide='auto' has one hidden layer; got hidden_layer_sizes={widths!r}. Give one width,"
             " or name a guide, as in guide='dropout-ensemble'."
-        )
-    if isinstance(keep := kept_rows(given["keep"]), tuple) and len(keep) != len(widths) + 1:
-        raise RangeError(
-            f"keep must be a number, or one for each of the {len(widths) + 1} weight layers, that of the inputs first;"
-            f" got {len(keep)} numbers."
         )
 
 

@@ -15,6 +15,7 @@ import pyro
 import torch
 from torch import Tensor, nn
 
+from pyro_dropout.comparison.standard_models import kept
 from pyro_dropout.generative.likelihoods import Categorical, Gaussian, Likelihood
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.priors import Prior
@@ -46,7 +47,7 @@ class Architecture:
     activation: str
     length_scale: float
     guide: str
-    keep: float | tuple[float, ...]
+    keep: float
     members: int | None = None
 
     def build(self, train: Points, classes: tuple[str, ...] = (), tau: Tensor | None = None) -> Pair:
@@ -65,17 +66,7 @@ class Architecture:
             set_noise(whole, tau)
         entry = resolve_guide(self.guide)
         options = {"members": self.members} if self.members and "members" in entry.options else {}
-        return whole, entry.make(model, self._kept(model), **options)
-
-    def _kept(self, model: BayesianNet) -> Callable[[str], float]:
-        weights = [name for name, site in model.sites.items() if site.kind == "weight"]
-        if isinstance(self.keep, tuple):
-            return dict(zip(weights, self.keep, strict=True)).__getitem__
-        keep = self.keep
-        # A layer without its only input carries no information; a guide that learns what to keep learns to keep it.
-        learned = resolve_guide(self.guide).learns_keep
-        single = {name for name in weights if model.sites[name].fan_in == 1 and not learned}
-        return lambda name: 1.0 if name in single else keep
+        return whole, entry.make(model, kept(whole, entry.learns_keep, self.keep), **options)
 
 
 def set_noise(model: Standardised, tau: Tensor | None) -> None:
@@ -123,10 +114,11 @@ class Learned:
         likelihood = self.pair()[0].likelihood
         return likelihood.tau.detach().expand(self.outputs) if isinstance(likelihood, Gaussian) else None
 
-    @property
-    def method(self) -> Any:
-        """How ``predict`` is to use the guide."""
-        return resolve_guide(self.plan.guide).method
+    def predict(self, model: Standardised, guide: nn.Module, x: Tensor, **how: Any) -> Prediction:
+        """Return the prediction of its pair, all points from the same draws; a linearised network has none."""
+        method: Any = resolve_guide(self.plan.guide).method
+        found: Prediction = predict(model, guide, x, shared=method == "mc", method=method, keep_samples=True, **how)
+        return found
 
 
 def train(pair: Pair, x: Tensor, y: Tensor, **options: Any) -> History:
@@ -146,10 +138,10 @@ def best_noise(learned: Learned, x: Tensor, y: Tensor, *, samples: int, seed: in
     which they are too large.
     """
     model, guide = learned.pair()
-    likelihood, how = model.likelihood, learned.method
+    likelihood = model.likelihood
     assert isinstance(likelihood, Gaussian)
     noise = likelihood.tau.sqrt()
-    answer = predict(model, guide, x, samples=samples, shared=how == "mc", method=how, seed=seed, keep_samples=True)
+    answer = learned.predict(model, guide, x, samples=samples, seed=seed)
     in_noise = reweighted(answer, Gaussian(1.0), answer.samples * noise)
     return torch.as_tensor(noise.square() * refit_tau(in_noise, y * noise))
 
@@ -161,18 +153,11 @@ def answers(
     *,
     samples: int,
     seed: int,
-    functions: bool,
 ) -> list[Tensor]:
-    """Return what ``read`` extracts from the predictions at x, (N, Q), all from the same ``samples`` functions.
-
-    A linearised network has no draws of weights: its functions are drawn at all points together, or not at all.
-    """
-    how = learned.method
-    shared, size = (True, _POINTS) if how == "mc" else (functions, len(x) if functions else _POINTS)
+    """Return what ``read`` extracts from the predictions at x, (N, Q), all from the same ``samples`` draws."""
     with alone(seed, x.device):
-        model, guide = learned.pair(x.device)
-        ask = partial(predict, model, guide, samples=samples, shared=shared, method=how, seed=seed, keep_samples=True)
-        pieces = [read(ask(part, chunk=_DRAWS * len(part))) for part in x.split(size)]
+        ask = partial(learned.predict, *learned.pair(x.device), samples=samples, seed=seed)
+        pieces = [read(ask(part, chunk=_DRAWS * len(part))) for part in x.split(_POINTS)]
     return [torch.cat(parts) for parts in zip(*pieces, strict=True)]
 
 

@@ -72,7 +72,6 @@ ROWS = [
     Row(RANGE, "max_steps", "got 0", lambda: regressor(max_steps=0)),
     Row(RANGE, "validation_fraction", "got 1.0", lambda: regressor(validation_fraction=1.0)),
     Row(OTHER, "device", "got 'abacus'", lambda: regressor(device="abacus")),
-    Row(RANGE, "keep", "got 1 numbers", lambda: regressor(keep=[0.9])),
     Row(OTHER, "y", "got one class, 0.0", lambda: classifier(np.zeros(12))),
     Row(OTHER, "no column 'cost'", "its columns are", lambda: pd.fit_table(frame(), "cost")),
     Row(RANGE, "held_back", "got 1.0", lambda: pd.fit_table(frame(), "price", held_back=1.0)),

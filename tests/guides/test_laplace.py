@@ -76,16 +76,10 @@ def test_an_estimator_has_the_curvature_of_its_refit() -> None:
     _, guide = regressor.model_and_guide()
     assert guide.finished
     assert guide.curvature.num_data == 40
-    mean, spread = regressor.predict(x, return_std=True)
+    _, spread = regressor.predict(x, return_std=True)
     assert (spread > regressor.tau_**-0.5).all()
     answer = pd.predict(*regressor.model_and_guide(), torch.as_tensor(x), method="linearised")
     np.testing.assert_allclose(spread, answer.std.squeeze(-1).numpy(), rtol=1e-6)
-    # Draws are functions: at two points that are next to each other they differ by the noise alone.
-    twice = np.concatenate([x[:1], x[:1] + 1e-6])
-    drawn = regressor.sample_y(twice, n_samples=4000, random_state=0)
-    noise = (drawn[0] - drawn[1]).var() / 2  # a standard error of 2 %
-    assert noise == pytest.approx(1 / regressor.tau_, rel=0.12)
-    assert np.abs(drawn.mean(-1) - mean[0]).max() < 5 * spread[0] / 4000**0.5
 
 
 def _finished() -> tuple[pd.BayesianNet, pd.guides.AutoLaplace, torch.Tensor, torch.Tensor]:

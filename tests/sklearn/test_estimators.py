@@ -97,23 +97,6 @@ def test_auto_tau_is_that_of_the_noise(fitted: Any) -> None:
     assert abs(np.log(fitted.tau_ * (30 * 0.5) ** 2)) < 0.45
 
 
-def test_samples_are_functions_and_noise(fitted: Any) -> None:
-    X = np.array([[0.5, 1.0], [0.5, 1.0], [3.0, -3.0]])
-    drawn = fitted.sample_y(X, n_samples=2000, random_state=1)
-    assert drawn.shape == (3, 2000)
-    # At the same point one function has one value: what differs is noise. √(2/2000) = 3.2 %, so 4 standard errors.
-    assert np.var(drawn[0] - drawn[1]) == pytest.approx(2 / fitted.tau_, rel=0.13)
-    mean, std = fitted.predict(X, return_std=True)
-    assert drawn.mean(1) == pytest.approx(mean, abs=5 * std.max() / np.sqrt(200))
-    assert drawn.std(1) == pytest.approx(std, rel=0.1)
-    lower, upper = fitted.predict_interval(X, level=0.8)
-    assert np.allclose(np.stack([lower, upper], -1), fitted.predict_quantiles(X, [0.1, 0.9]))
-    inside = (drawn > lower[:, None]) & (drawn < upper[:, None])
-    assert inside.mean(1) == pytest.approx(0.8, abs=0.05)
-    assert np.array_equal(drawn, fitted.sample_y(X, n_samples=2000, random_state=1))
-    assert not np.array_equal(fitted.sample_y(X), fitted.sample_y(X))
-
-
 def test_a_point_is_answered_alike_alone_and_among_many(fitted: Any) -> None:
     X, _ = plane(1100, seed=3)
     mean, std = fitted.predict(X, return_std=True)
@@ -145,7 +128,6 @@ def test_a_price_is_never_negative(chosen: Any) -> None:
     assert (lower > 0).all()
     assert (upper > lower).all()
     assert np.corrcoef(np.log(chosen.predict(X)), np.log(y))[0, 1] > 0.9
-    assert (chosen.sample_y(X, 3) > 0).all()
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(chosen)).predict(X), chosen.predict(X))
     assert chosen.tau_ is None  # it is that of log y, and not in units of y
 
@@ -232,7 +214,7 @@ def test_fitted_estimators_travel() -> None:
     classifier = DropoutClassifier(**{**QUICK, "guide": "low-rank"}).fit(X, y)
     for copied in (pickle.loads(pickle.dumps(classifier)), copy.deepcopy(classifier)):
         assert np.array_equal(copied.predict_proba(X), classifier.predict_proba(X))
-    for answer in ("predict", "predict_proba", "sample_y"):
+    for answer in ("predict", "predict_proba"):
         with pytest.raises(NotFittedError):
             getattr(clone(classifier), answer)(X)
 
@@ -248,9 +230,6 @@ def test_a_grid_search_over_guides_gives_the_same_beside_others(backend: str) ->
     with joblib.parallel_config(backend=backend, n_jobs=2):
         found = clone(search).fit(X, y).cv_results_["mean_test_score"]
     assert found == pytest.approx(expected, rel=1e-5)
-
-
-# --- mistakes ---------------------------------------------------------------------------------------------------------
 
 
 # --- large numbers ----------------------------------------------------------------------------------------------------
@@ -279,7 +258,6 @@ def test_nothing_leaks_into_the_process() -> None:
     states = torch.get_rng_state(), np.random.mtrand._rand.get_state()[1], random.getstate()
     regressor = DropoutRegressor(**QUICK).fit(X, y)
     regressor.predict(X)
-    regressor.sample_y(X, random_state=1)
     with pytest.raises(pd.errors.RangeError, match="level"):
         regressor.predict_interval(X, level=2)
     assert list(pyro.get_param_store()) == ["mine"]
@@ -296,6 +274,5 @@ def test_several_targets_have_a_noise_each() -> None:
     ).fit(X, both)
     mean, std = regressor.predict(X, return_std=True)
     assert mean.shape == std.shape == (400, 2)
-    assert regressor.sample_y(X, n_samples=3).shape == (400, 2, 3)
     # 160 held-back numbers for one factor, and 320 trained ones for each ratio: 4 standard errors of 0.14
     assert abs(np.log(regressor.tau_ * np.array([0.5, 100.0]) ** 2)).max() < 0.56
