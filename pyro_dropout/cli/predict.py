@@ -1,10 +1,7 @@
 """``pyro-dropout predict``: predictions of a fitted run for the rows of a table."""
 
-import itertools
 import math
 import os
-from collections import Counter
-from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +9,7 @@ import typer
 
 from pyro_dropout.cli import options
 from pyro_dropout.cli.options import output_option, refusal
-from pyro_dropout.cli.terminal import answer, figure, for_spreadsheet, percent, plain_warnings
+from pyro_dropout.cli.terminal import answer, figure, for_spreadsheet, percent
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.training.checkpoints.safe_files import whole_file
 
@@ -87,34 +84,32 @@ def predict(
     path = Path(data)
     limits, levels = options.numbers("--threshold", threshold), options.numbers("--quantiles", quantiles)
     _check_files({"--out": out, "--plot": plot, "--explain": explain}, path, folder)
-    with plain_warnings():
-        fitted = FittedTable.load(folder)
-        fitted.model.to(where), fitted.guide.to(where)
-        table, x = read_inputs(path, run.encoding, text_encoding=encoding, separator=separator)
-        frame = fitted.answers(table, x, level, levels, limits, samples, seed, progress=not quiet)
-        named = frame["beyond"][frame["beyond"] != ""]
-        beyond = Counter(itertools.chain.from_iterable(each.split("; ") for each in named))
-        record: dict[str, Any] = {"folder": str(folder), "target": run.encoding.target, "rows": len(frame)}
-        record |= {"file": str(out), "level": level, "samples": samples, "classes": list(run.encoding.classes)}
-        record |= {"calibrated": fitted.calibrates(level), "notes": list(table.notes)}
-        record |= {"unfamiliar": int(frame["unfamiliar"].sum()) if "unfamiliar" in frame else 0}
-        record |= {"beyond": {"rows": len(named), "inputs": dict(beyond)}}
-        record |= {"scores": scores} if (scores := _scores(fitted, frame, table)) else {}
-        said = [f"{len(frame)} predictions of {run.encoding.target!r}: {os.path.relpath(out)}"]
-        said += _told(fitted, frame, record, table.file, sha256_of(path) == run.sha256)
-        _write(out, frame, table if with_inputs else None, run.encoding.target_centre)
-        few = table.only(range(min(_PICTURED, len(table))))
-        some = "" if len(few) == len(table) else f" of the first {len(few):,} rows"
-        if plot is not None:
-            _save(fitted.plot(few, level, seed), plot)
-            record["plot"] = str(plot)
-            said.append(f"picture{some}: {os.path.relpath(plot)}")
-        if explain is not None:
-            importance = fitted.explain(few, seed=seed)
-            _save(importance.plot(), explain)
-            record["explained"] = importance.as_json()
-            best = ", ".join(importance.names[:3])
-            said.append(f"predictions{some} depend most on {best}: {os.path.relpath(explain)}")
+    fitted = FittedTable.load(folder)
+    fitted.model.to(where), fitted.guide.to(where)
+    table, x = read_inputs(path, run.encoding, text_encoding=encoding, separator=separator)
+    frame = fitted.answers(table, x, level, levels, limits, samples, seed, progress=not quiet)
+    beyond = frame["beyond"][frame["beyond"] != ""].str.split("; ")
+    record: dict[str, Any] = {"folder": str(folder), "target": run.encoding.target, "rows": len(frame)}
+    record |= {"file": str(out), "level": level, "samples": samples, "classes": list(run.encoding.classes)}
+    record |= {"calibrated": fitted.calibration.calibrates(level), "notes": list(table.notes)}
+    record |= {"unfamiliar": int(frame["unfamiliar"].sum()) if "unfamiliar" in frame else 0}
+    record |= {"beyond": {"rows": len(beyond), "inputs": beyond.explode().value_counts().to_dict()}}
+    record |= {"scores": scores} if (scores := _scores(fitted, frame, table)) else {}
+    said = [f"{len(frame)} predictions of {run.encoding.target!r}: {os.path.relpath(out)}"]
+    said += _told(fitted, frame, record, table.file, sha256_of(path) == run.sha256)
+    _write(out, frame, table if with_inputs else None, run.encoding.target_centre)
+    few = table.only(range(min(_PICTURED, len(table))))
+    some = "" if len(few) == len(table) else f" of the first {len(few):,} rows"
+    if plot is not None:
+        _save(fitted.plot(few, level, seed), plot)
+        record["plot"] = str(plot)
+        said.append(f"picture{some}: {os.path.relpath(plot)}")
+    if explain is not None:
+        importance = fitted.explain(few, seed=seed)
+        _save(importance.plot(), explain)
+        record["explained"] = importance.as_json()
+        best = ", ".join(importance.names[:3])
+        said.append(f"predictions{some} depend most on {best}: {os.path.relpath(explain)}")
     answer(record, as_json, said)
 
 
@@ -122,15 +117,12 @@ def predict(
 
 
 def _write(path: Path, frame: "pandas.DataFrame", table: "Table | None", centre: float) -> None:
-    """Write answers: the target's centre added, texts that are no formulas, and the inputs of a table."""
+    """Write answers, with texts that are no formulas and the inputs of a table; many digits of a centred target."""
     import pandas
 
     from pyro_dropout.tables.table import number_text
-    from pyro_dropout.tabular.fitted import is_shifted
 
     frame = frame.copy()
-    for name in filter(is_shifted, frame if centre else ()):  # seven digits of what single precision knows
-        frame[name] = [str(Decimal(str(centre)) + Decimal(f"{value:.7g}")) for value in frame[name]]
     if table is not None:
         for name in filter(frame.__contains__, table.columns):
             raise PyroDropoutError(
@@ -149,7 +141,9 @@ def _write(path: Path, frame: "pandas.DataFrame", table: "Table | None", centre:
             f"two columns of the predictions would be called {twice[0]!r}; rename a class or a column."
         )
     with whole_file(path) as beside:
-        frame.to_csv(beside, float_format="%.7g", na_rep="nan", index=False, lineterminator="\r\n")
+        frame.to_csv(
+            beside, float_format="%.15g" if centre else "%.7g", na_rep="nan", index=False, lineterminator="\r\n"
+        )
 
 
 def _save(figure: "Figure", path: Path) -> None:
@@ -194,7 +188,7 @@ def _scores(fitted: "FittedTable", frame: "pandas.DataFrame", table: "Table") ->
     kept, targets = fitted.encoding.known_targets(table)
     if not kept:
         return {}
-    rows, y = frame.iloc[kept], targets.flatten().numpy()
+    rows, y = frame.iloc[kept], targets.flatten().numpy()  # of a number, less the centre
     if classes := fitted.encoding.classes:
         actual = [classes[k] for k in y]
         found = {"rows": len(kept), "accuracy": float((rows["class"] == actual).mean())}
@@ -204,8 +198,9 @@ def _scores(fitted: "FittedTable", frame: "pandas.DataFrame", table: "Table") ->
             held = [f"; {name}; " in f"; {one}; " for name, one in zip(actual, rows["set"], strict=True)]
             found["coverage"] = sum(held) / len(kept)
         return found
-    inside, squares = (rows["lower"] <= y) & (y <= rows["upper"]), (rows["mean"] - y) ** 2
-    return {"rows": len(kept), "rmse": math.sqrt(squares.mean()), "coverage": float(inside.mean())}
+    y = y.astype(float) + fitted.encoding.target_centre
+    rmse, inside = math.sqrt(((rows["mean"] - y) ** 2).mean()), (rows["lower"] <= y) & (y <= rows["upper"])
+    return {"rows": len(kept), "rmse": rmse, "coverage": float(inside.mean())}
 
 
 def _told(
@@ -216,8 +211,8 @@ def _told(
     if record["unfamiliar"]:
         told.append(f"rows unlike the training rows (unfamiliar): {record['unfamiliar']}")
     if record["beyond"]["rows"]:
-        inputs = Counter(record["beyond"]["inputs"])
-        most = [f"{name} ({rows})" for name, rows in inputs.most_common(5)] + ["..."] * (len(inputs) > 5)
+        inputs = [f"{name} ({rows})" for name, rows in record["beyond"]["inputs"].items()]
+        most = inputs[:5] + ["..."] * (len(inputs) > 5)
         what = "rows outside the training range, or with a new category"
         told.append(f"{what}: {record['beyond']['rows']}; inputs concerned: {', '.join(most)}")
     if not record["classes"]:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from pyro_dropout.errors import RangeError
 from pyro_dropout.judging.conformal import Conformal, conformal
 from pyro_dropout.judging.scores.errors import accuracy, interval_score, rmse
 from pyro_dropout.judging.support import Support
+from pyro_dropout.mathematics.checks import check_level
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.prediction.tails import is_whole
 from pyro_dropout.protocols import Record
@@ -39,11 +39,14 @@ class Calibration:
     intervals: Conformal | None = None
     support: Support | None = None
 
+    def calibrates(self, level: float) -> bool:
+        """Return whether enough rows were held back for intervals or sets of this level."""
+        check_level("level", level)
+        return self.intervals is not None and level <= self.intervals.highest_level
+
     def interval(self, prediction: Prediction, level: float) -> Ends | None:
         """Return calibrated ends, each (N, D); None if too few rows were held back for this level."""
-        if self.intervals is None or not _supports(self.intervals, level):
-            return None
-        return self.intervals.interval(prediction, level)
+        return self.intervals.interval(prediction, level) if self.intervals and self.calibrates(level) else None
 
     def quantile(self, prediction: Prediction, level: float) -> Tensor:
         """Return the quantile of each row, (N, D): an end of the calibrated interval that has as much beyond it.
@@ -56,7 +59,7 @@ class Calibration:
             return own
         ends = self.interval(prediction, min(central, self.intervals.highest_level))
         assert ends is not None
-        if _supports(self.intervals, central):
+        if self.calibrates(central):
             return ends[level > 0.5]
         return torch.maximum(own, ends[1]) if level > 0.5 else torch.minimum(own, ends[0])
 
@@ -76,10 +79,7 @@ class Calibration:
 
     def sets(self, prediction: Prediction, level: float) -> Tensor | None:
         """Return which classes are in the calibrated set of each row, (N, C); None if there are too few rows."""
-        if self.intervals is None or not _supports(self.intervals, level):
-            return None
-        found: Tensor = self.intervals.sets(prediction, level)
-        return found
+        return self.intervals.sets(prediction, level) if self.intervals and self.calibrates(level) else None
 
     def as_json(self) -> Record:
         """Return the argument of ``from_json``: all but the support, which the rows themselves give."""
@@ -155,9 +155,3 @@ def _calibrated(log_tail: Tensor, scores: Tensor) -> Tensor:
         within = y[place - 1] + share * (y[place.clamp_max(len(x) - 1)] - y[place - 1])
         found[:, k] = torch.where(own > x[-1], y[-1] * torch.exp(x[-1] - own), within)
     return found
-
-
-def _supports(found: Conformal, level: float) -> bool:
-    if not 0 < level < 1:
-        raise RangeError(f"level must lie strictly between 0 and 1; got {level!r}.")
-    return level <= found.highest_level

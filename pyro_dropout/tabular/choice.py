@@ -36,7 +36,6 @@ _WIDEST, _NARROWEST, _WEIGHTS = 50, 10, 25_000  # hidden units, and weights of t
 _SAMPLES = 200
 _WORST = 1e6  # nats, instead of infinity
 MEAN_FIELD = Recipe("mean-field", activation="silu", prior="learned", decay=True)
-_GUIDE = {"default": "{}", "fixed": "{}", "learned": "{} with a learned prior"}
 _REMEDY = "the loss is not finite after the last step of a candidate. Lower the learning rate."
 _NOISE = {"constant": "constant noise", "by-input": "noise by input"}
 
@@ -182,42 +181,30 @@ class _Search:
             raise self.lost[0][1]
         if bool((self.best.log_prob <= -_WORST).all()):
             raise DivergedError(_REMEDY)
-        best = self.best
-        scores = {self._named(each.recipe): each.log_prob.mean().item() for each in self.tried}
+        best, mine = self.best, self._parts(self.best.recipe)
+        scores = {", ".join(self._parts(each.recipe)): each.log_prob.mean().item() for each in self.tried}
         share = len(best.log_prob) / (len(best.log_prob) + len(self.train[1]))
-        others = [self._against(each) for each in self.tried if each is not best]
-        others += [f"{self._different(recipe)} diverged" for recipe, _ in self.lost]
-        said = f"{self._named(best.recipe)}: chosen on {100 * share:.0f} % held back"
-        said += f"; {', '.join(others)}" if others else ""
+        others = [(each.recipe, self._against(each)) for each in self.tried if each is not best]
+        others += [(recipe, "diverged") for recipe, _ in self.lost]
+        told = [f"{' with '.join(p for p in self._parts(each) if p not in mine)} {how}" for each, how in others]
+        said = f"{', '.join(mine)}: chosen on {100 * share:.0f} % held back" + f"; {', '.join(told)}" * bool(told)
         return replace(self.longer or best, scores=scores, said=f"{said}.")
 
-    def _named(self, recipe: Recipe) -> str:
-        parts = [_GUIDE[recipe.prior].format(recipe.guide) + (" (cold)" if recipe.temperature < 1 else "")]
-        return ", ".join(parts if self.classes else [*parts, f"{recipe.scale} target", _NOISE[recipe.noise]])
+    def _parts(self, recipe: Recipe) -> list[str]:
+        """Return what a recipe is, in words."""
+        guide = recipe.guide + (" with a learned prior" if recipe.prior == "learned" else "")
+        guide += " (cold)" if recipe.temperature < 1 else ""
+        return [guide] if self.classes else [guide, f"{recipe.scale} target", _NOISE[recipe.noise]]
 
     def _against(self, other: Choice) -> str:
-        """Return what another candidate would have lost, named by what is different in it."""
+        """Return what another candidate would have lost."""
         loss, error = self.best.gain(other)
-        what = f"would lose {loss:.2g} nats"
-        if loss < 0:
-            noisier = other.recipe.noise == "by-input" != self.best.recipe.noise
-            how = "; --noise by-input takes it" if noisier else ""
-            few = f" nats (too few to count{how})"
-            chance = f" ± {error:.1g} nats (may be chance)" if -loss <= 2 * error else few
-            what = f"would gain {-loss:.2g}{chance}"
-        return f"{self._different(other.recipe)} {what}"
-
-    def _different(self, mine: Recipe) -> str:
-        best = self.best.recipe
-        cold = "a cold posterior" if mine.temperature < 1 else "one that is not cold"
-        same = mine.guide == best.guide
-        parts = {
-            mine.guide: not same,
-            cold: same and mine.temperature != best.temperature,
-            f"{mine.scale} target": mine.scale != best.scale,
-            _NOISE[mine.noise]: mine.noise != best.noise,
-        }
-        return " with ".join(what for what, differs in parts.items() if differs)
+        if loss >= 0:
+            return f"would lose {loss:.2g} nats"
+        if -loss <= 2 * error:
+            return f"would gain {-loss:.2g} ± {error:.1g} nats (may be chance)"
+        noisier = other.recipe.noise == "by-input" != self.best.recipe.noise
+        return f"would gain {-loss:.2g} nats (too few to count{'; --noise by-input takes it' if noisier else ''})"
 
 
 def first_recipe(inputs: int, y: Tensor, classes: bool, wanted: Wanted) -> Recipe:

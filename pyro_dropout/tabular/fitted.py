@@ -2,7 +2,7 @@
 
 import base64
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from pyro_dropout.tabular.pictures import picture
 from pyro_dropout.tabular.run_folder import Run
 
 _PIECE = 2**22  # outputs in memory at once, over rows and draws
+_ROWS = 2**14  # of which it is said at once whether they are like the training rows
 _TOGETHER = 128  # draws of the weights that are made at once
 _SAMPLES = 200  # weight draws of each shuffle of a column
 FEWEST = 10  # rows of which it can be said what rows like them are
@@ -141,7 +142,7 @@ class FittedTable:
         seed: int = 0,
         progress: bool = False,
     ) -> pandas.DataFrame:
-        """Return a column for all that is asked of the rows of a table; the target is centred, as in training."""
+        """Return a column for all that is asked of the encoded rows of a table."""
         check_level("level", level)
         check_count("samples", samples)
         for each in quantiles:
@@ -153,22 +154,18 @@ class FittedTable:
                 "quantiles and thresholds are for numbers; the target is a class, and every class has a probability."
             )
         pieces = x.split(max(1, _PIECE // (samples * max(1, len(self.encoding.classes)))))
-        unseen = iter(self.encoding.unseen(table))
         frames: list[pandas.DataFrame] = []
         with tqdm(total=len(x), disable=not progress, unit="row", unit_scale=True, leave=False, delay=1) as bar:
             for part in pieces:
                 found = self.prediction(part, samples, seed)
-                said = (
-                    self._classes(found, level)
-                    if self.encoding.classes
-                    else self._numbers(found, level, quantiles, above)
-                )
-                frames.append(pandas.DataFrame(said | self._familiar(part.cpu(), unseen)))
+                classes = self.encoding.classes
+                said = self._classes(found, level) if classes else self._numbers(found, level, quantiles, above)
+                frames.append(pandas.DataFrame(said))
                 bar.update(len(part))
         frame = pandas.concat(frames, ignore_index=True)
         frame.insert(0, "row", table.rows)
-        frame["beyond"] = ["; ".join(names) for names in self.encoding.beyond(x.cpu(), table)]
-        return frame
+        beyond = ["; ".join(names) for names in self.encoding.beyond(x.cpu(), table)]
+        return frame.assign(**self._familiar(x.cpu(), table), beyond=beyond)
 
     def _classes(self, found: Prediction, level: float) -> Record:
         classes, best = self.encoding.classes, found.probs.max(-1)
@@ -180,32 +177,35 @@ class FittedTable:
         return said
 
     def _numbers(self, found: Prediction, level: float, quantiles: Sequence[float], above: Sequence[float]) -> Record:
-        known, ends = self.calibration, self._ends(found, level)
-        parts = {"mean": found.mean, "std": found.std, "epistemic_std": found.epistemic.sqrt()}
-        parts |= {"lower": ends[0], "upper": ends[1]}
-        parts |= {f"q={each:g}": known.quantile(found, each) for each in quantiles}
-        limits = {f"p>{each:.12g}": each - self.encoding.target_centre for each in above}
-        return _columns(parts | {name: known.probability_above(found, each) for name, each in limits.items()})
+        known, centre, ends = self.calibration, self.encoding.target_centre, self._ends(found, level)
+        mean, lower, upper = (part.double() + centre for part in (found.mean, *ends))
+        parts = {
+            "mean": mean,
+            "std": found.std,
+            "epistemic_std": found.epistemic.sqrt(),
+            "lower": lower,
+            "upper": upper,
+        }
+        parts |= {f"q={each:g}": known.quantile(found, each).double() + centre for each in quantiles}
+        return _columns(parts | {f"p>{each:.12g}": known.probability_above(found, each - centre) for each in above})
 
-    def _familiar(self, x: Tensor, unseen: Iterator[list[str]]) -> Record:
+    def _familiar(self, x: Tensor, table: Table) -> Record:
         """Return which rows are unlike the training rows, and the columns that set them apart.
 
-        ``unseen`` are the columns of the next rows with a category that training did not have: as a gap or as one of
-        the others such a row may look like many.
+        A category that training did not have is one: as a gap or as one of the others such a row may look like many.
         """
-        apart = list(itertools.islice(unseen, len(x)))
-        if self.calibration.support is None:
+        support = self.calibration.support
+        if support is None:
             return {}
-        flags = self.calibration.support.flag(x)
+        apart = self.encoding.unseen(table)
         names = [name for name, places in self.encoding.places.items() for _ in places]
-        for row, inputs in zip(flags.nonzero()[:, 0].tolist(), self.calibration.support.inputs(x[flags]), strict=True):
-            apart[row] = list(dict.fromkeys([*apart[row], *(names[k] for k in inputs)])) or ["all inputs together"]
+        for start in range(0, len(x), _ROWS):
+            part = x[start : start + _ROWS]
+            flags = support.flag(part)
+            for row, inputs in zip(flags.nonzero()[:, 0].tolist(), support.inputs(part[flags]), strict=True):
+                found = [*apart[start + row], *(names[k] for k in inputs)]
+                apart[start + row] = list(dict.fromkeys(found)) or ["all inputs together"]
         return {"unfamiliar": [int(bool(each)) for each in apart], "unfamiliar_in": ["; ".join(each) for each in apart]}
-
-    def calibrates(self, level: float) -> bool:
-        """Return whether intervals or sets of this level are calibrated on held-back rows."""
-        held = self.calibration.intervals
-        return held is not None and level <= held.highest_level
 
     def predict(
         self,
@@ -233,8 +233,6 @@ class FittedTable:
         """
         levels, limits = (tuple(each) if isinstance(each, Iterable) else (each,) for each in (quantiles, above))
         frame = self.answers(*self._read(data), level, levels, limits, samples, seed)
-        shifted = [name for name in frame if is_shifted(name)]
-        frame[shifted] += self.encoding.target_centre
         if "unfamiliar" in frame:
             frame["unfamiliar"] = frame["unfamiliar"].astype(bool)
         if isinstance(data, pandas.DataFrame):
@@ -282,11 +280,11 @@ class FittedTable:
         near = self._within(x[kept])
         x, y, left = x[kept][near], y[near], int((~near).sum())
         found = self.prediction(x, 500, seed)
-        calibrated = not classes and self.calibrates(level)
+        calibrated = not classes and self.calibration.calibrates(level)
         title = f"{target}: {len(x)} rows" + ("; intervals are calibrated on held-back rows" if calibrated else own)
         title += f"; {left} more left out: a number outside its training range" if left else ""
-        unseen = itertools.compress(self.encoding.unseen(table.only(kept)), near.tolist())
-        far = self._familiar(x, unseen).get("unfamiliar")
+        shown = table.only(list(itertools.compress(kept, near.tolist())))
+        far = self._familiar(x, shown).get("unfamiliar")
         return picture(
             found,
             y.to(found.mean.device),
@@ -325,8 +323,3 @@ def _unpacked(found: Record) -> Tensor:
     if not all(isinstance(size, int) and size >= 0 for size in found["shape"]):
         raise TypeError("a tensor")
     return torch.from_numpy(raw).view(_TYPES[found["type"]]).reshape(found["shape"])
-
-
-def is_shifted(name: str) -> bool:
-    """Return whether a column of answers is in the units of the target, from which its centre was subtracted."""
-    return name in ("mean", "lower", "upper") or name.startswith("q=")

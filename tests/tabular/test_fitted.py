@@ -108,7 +108,7 @@ def test_without_held_back_rows_nothing_is_chosen_or_calibrated() -> None:
     assert found.said == ""
     assert found.scores == {}
     assert (found.run.recipe.guide, found.run.recipe.scale) == ("mean-field", "log")
-    assert not found.calibrates(0.5)
+    assert not found.calibration.calibrates(0.5)
     assert found.predict(houses(5))["upper"].notna().all()
     with pytest.raises(pd.errors.PyroDropoutError, match="held-back rows are known after fit_table only"):
         found.plot()
