@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from pyro_dropout.cli import options
-from pyro_dropout.cli.terminal import PROGRAM, answer, complain, plain_warnings
+from pyro_dropout.cli.terminal import answer, complain
 
 if TYPE_CHECKING:
     import torch
@@ -82,7 +82,7 @@ def compare(
     from pyro_dropout.judging.diagnostics.arviz_export import arviz
     from pyro_dropout.tabular.compare_table import AUTOMATIC, compare_table
 
-    with plain_warnings(), claimed_folder(out) as killed:
+    with claimed_folder(out) as killed:
         if killed:
             complain(f"note: an earlier comparison into {out} was killed; all guides are trained again.")
         arviz()  # the results are written with it at the end: a broken installation fails before the work
@@ -97,8 +97,6 @@ def compare(
             for name in names:
                 members = settings["members"] if name in options.HAS_MEMBERS else None
                 plans[name] = settings_of(settings | {"guide": name, "members": members})[1:]
-            if not quiet:
-                complain(_outlook(len(plans), seeds))
             how |= {"reference": "nuts" if reference == "nuts" else None, "labels": _labels(found), "device": where}
             result = compare_table(found, plans, **how)
         result.train, result.test = found.train, found.test  # figures are drawn on the CPU
@@ -107,20 +105,10 @@ def compare(
         complain(complaint)
     record: Record = {"data": found.name, "about": found.note, "scores": scores_of(result), "ranking": result.ranking}
     record |= {"seconds": round(result.seconds, 2), "folder": str(out), "files": files}
-    answer(record, as_json, _lines(found, result, out, files, data not in BUNDLED))
+    answer(record, as_json, _lines(found, result, out, files))
     if not any(row.scores for row in result.rows):
         complain("no guide could be trained; the notes in the table say why.")
         raise typer.Exit(1)
-
-
-def _outlook(rows: int, seeds: int) -> str:
-    """Return what is about to be done, and what becomes of it if it is stopped."""
-    several = f" from {seeds} seeds each" if seeds > 1 else ""
-    shorter = "; --seeds 1 is shorter" if seeds > 1 else ""
-    return (
-        f"training {rows} rows{several}, which takes minutes; the bar says how many are left once the first row is"
-        f" done. If it is stopped, nothing is kept, and the same command starts again{shorter}."
-    )
 
 
 def _series(name: str, settings: "Record") -> "Dataset":
@@ -191,50 +179,16 @@ def _labels(data: "Dataset") -> dict[str, str]:
     return {"title": title, "x": data.x_name, "y": data.y_name, "note": data.note, "command": command}
 
 
-def _scores(result: "Comparison") -> list[str]:
-    """Return a table with one line per score, because screens are narrow; those of the paper come in a second one."""
-    from pyro_dropout.comparison.findings import PAPER
-
-    both = {"": [key for key in result.columns if key not in PAPER], "for readers of the paper": PAPER}
-    lines: list[str] = []
-    for title, keys in both.items():
-        rows = [
-            [result.columns[key].heading, *(result.cell(row, key) for row in result.rows)]
-            for key in keys
-            if key in result.columns
-        ]
-        whole = [[title, *(row.name for row in result.rows)], *rows]
-        widths = [max(map(len, column)) for column in zip(*whole, strict=True)]
-        for name, *cells in whole if rows else ():
-            shown = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
-            lines.append("  ".join([name.ljust(widths[0]), *shown]))
-        lines += [""] * bool(rows)
-    return lines
-
-
-def _best(result: "Comparison") -> list[str]:
-    """Return what scored best, and how to fit it."""
-    from pyro_dropout.tabular.compare_table import AUTOMATIC
-
-    scored = [row.name for row in result.rows if "log_lik" in row.scores]
-    best = scored[0] if len(scored) == 1 else result.best("log_lik")
-    if best not in (AUTOMATIC, *options.GUIDE_NAMES):
-        return []
-    near = result.leaders("log_lik")[1:]
-    said = f"{best} scored best on the held-back rows" + (f"; within error of it: {', '.join(near)}." if near else ".")
-    how = "" if best == AUTOMATIC else f" --guide {best}"
-    return [said, f"To predict with it: {PROGRAM} fit{how}, with the options that were given here."]
-
-
-def _lines(data: "Dataset", result: "Comparison", out: Path, files: list[str], is_table: bool) -> list[str]:
+def _lines(data: "Dataset", result: "Comparison", out: Path, files: list[str]) -> list[str]:
+    """Return what is printed: the scores, the data, and what follows from both."""
     from pyro_dropout.comparison.report.page import plain_findings
 
     shown = os.path.relpath(out)
     return [
-        *_scores(result),
+        *str(result).splitlines(),
+        "",
         data.note,
         *(f"- {sentence}" for sentence in plain_findings(result)),
-        *(_best(result) if is_table else []),
         f"{result.seconds:.0f} s in total. Report: {os.path.join(shown, 'report.html')}",
         f"{len(files) - 1} more files next to it: scores in table.csv, figures/, and posteriors/ for ArviZ.",
     ]

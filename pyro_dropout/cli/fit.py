@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pyro_dropout.cli import options
-from pyro_dropout.cli.terminal import PROGRAM, answer, complain, figure, percent, plain_warnings
+from pyro_dropout.cli.terminal import PROGRAM, answer, complain, figure, percent
 
 if TYPE_CHECKING:
     import torch
@@ -63,9 +63,8 @@ def fit(
     with _claimed(out, make=True):
         _check_new(out)
         table = read(path, reading)
-        with plain_warnings():
-            facts = table, str(path.resolve()), sha256_of(path), reading, training, wanted
-            run, said, _ = plan_table(*facts, device=where, progress=not quiet)
+        facts = table, str(path.resolve()), sha256_of(path), reading, training, wanted
+        run, said, _ = plan_table(*facts, device=where, progress=not quiet)
         run.write(out)
         _train(run, table, out, where, checkpoint_every, as_json, quiet, said)
 
@@ -86,8 +85,7 @@ def resume(
         Run.read(folder)  # says so
     with _claimed(folder):
         run = Run.read(folder)
-        with plain_warnings():
-            run.check_checkpoints(folder)
+        run.check_checkpoints(folder)
         table = run.data(data)
         if data is not None:  # before training, so that the next resume knows it
             run = replace(run, file=str(data.resolve()))
@@ -115,7 +113,7 @@ def _train(
     advice = f"to continue: {PROGRAM} resume {folder}"
     how: Any = {"device": device, "progress": not quiet}
     how["checkpoint"] = Checkpoint(folder / CHECKPOINTS, every=every, run=run.identity)
-    with plain_warnings(), _advised(advice):
+    with _advised(advice):
         fitted, history = train_run(run, data, said, **how)
     scores, loss = fitted.scores, float(history.losses[-1])
     record = {"steps": history.steps, "last_loss": loss, "scores": scores}
@@ -180,9 +178,7 @@ def _claimed(folder: Path, make: bool = False) -> Iterator[None]:
 
     if os.environ.get("WORLD_SIZE", "1") not in ("", "1"):
         raise options.refusal("fit", "a table is fitted by one process: start the command without torchrun.")
-    with contextlib.ExitStack() as held:
-        with plain_warnings():
-            held.enter_context(claimed(folder, make=make))
+    with claimed(folder, make=make):
         clear_unfinished(folder, RECORD)
         clear_unfinished(folder, POSTERIOR)
         yield

@@ -19,7 +19,7 @@ from pyro_dropout.cli import fit as cli_runs
 from pyro_dropout.cli import options as cli_options
 from pyro_dropout.cli import predict as cli_predict
 from pyro_dropout.cli import repository as cli_data
-from pyro_dropout.cli.terminal import PROGRAM, Terminated, complain, terminable
+from pyro_dropout.cli.terminal import PROGRAM, Terminated, complain, plain_warnings, terminable
 from pyro_dropout.training.checkpoints.safe_files import FULL, MAKE_ROOM
 
 HELP = (
@@ -38,7 +38,8 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> object:
         """Run a command."""
         try:
-            return super().invoke(ctx)
+            with plain_warnings():
+                return super().invoke(ctx)
         except KeyboardInterrupt as stop:
             complain(f"interrupted{stop.args[0] if stop.args else '; nothing was written.'}")
             raise typer.Exit(130) from None

@@ -5,7 +5,6 @@ import math
 import os
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ import pyro_dropout as pd
 from pyro_dropout.comparison import folder as comparison_folder
 from pyro_dropout.tabular import choice
 from pyro_dropout.training.checkpoints.safe_files import claimed
-from pyro_dropout.training.unfinished import StillFalling
 from tests.cli.command import FEW, contents, houses, run, table_of, trees, written
 
 
@@ -203,28 +201,3 @@ def test_the_same_seed_gives_the_same_table_in_two_processes(tmp_path: Path) -> 
         for name in ("one", "two")
     )
     assert one == two != []
-
-
-def test_before_a_comparison_starts_it_says_what_a_stop_would_cost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stop(*args: Any, **options: Any) -> None:
-        unfinished = StillFalling(0.5, 300, at_least=False)
-        warnings.warn(unfinished.sentence(200), pd.errors.UnfinishedTrainingWarning, stacklevel=1)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(choice, "fit", stop)
-    asked = ["compare", written(tmp_path, houses()), "--guides", "dropout", "--out", tmp_path / "out"]
-    for more, said in (
-        ([], "training 2 rows from 3 seeds each, which takes minutes;"),
-        (["--seeds", 1], "training 2 rows, which takes minutes;"),
-        (["--quiet"], ""),
-    ):
-        done = run(*asked, *more)
-        told = " ".join(done.stderr.split())
-        assert done.exit_code == 130
-        assert ("nothing is kept, and the same command starts again" in told) == bool(said)
-        assert said in told
-        assert "note: the loss was still falling after 200 steps" in told
-        assert "Raise --steps or --lr." in told
-        assert "validation" not in told
