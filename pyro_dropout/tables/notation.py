@@ -14,7 +14,7 @@ import numpy as np
 import pandas
 
 from pyro_dropout.tables.settings import Decimal
-from pyro_dropout.tables.table import EXACT, Floats, Series, Table, brief, number_text, plain_numbers
+from pyro_dropout.tables.table import EXACT, Bools, Floats, Series, Table, brief, number_text, plain_numbers
 
 Kind = Literal["number", "date", "truth"]
 
@@ -226,30 +226,43 @@ def recognise(table: Table, name: str, mixed: bool = True) -> Written:
             return _plain(different, numbers)
     if different.str.lower().isin(["true", "false", "0", "1", "0.0", "1.0"]).all():
         return Written(Notation("truth"))
-    dates, numeric = are_dates(different), different.map(is_number).astype(bool)
-    others = counts[~(dates | numeric).to_numpy()].sum()
+    dates, numeric = are_dates(different).to_numpy(bool), different.map(is_number).to_numpy(bool)
+    others = counts[~(dates | numeric)].sum()
     if others == counts.sum():
         return _texts(different)
     if mixed and others > _TEXTS * counts.sum():
         return Written()
-    if not dates.any():
-        _check_all(counts, numeric, "a number")
-        return _marked(counts, different)
-    _check_all(counts, dates, f"a date such as {Notation('date').example}")
-    zoned = _zoned(different)
-    if zoned.any():
-        _check_all(counts, zoned, "a date with a time zone")
-    return Written(Notation("date", zoned=bool(zoned.any())))
+    return _dates(different, counts, dates) if dates.any() else _marked(different, counts)
 
 
-def _check_all(counts: Series, good: Series, what: str) -> None:
-    """Raise for the first value that does not fit."""
-    right = good.to_numpy(bool)
-    if not right.all():
-        cell = counts.index[int(np.argmin(right))]
-        raise MisfitError(
-            cell, f"{brief(cell)} is not {what}, and {counts[right].sum()} other values of the column are"
-        )
+def _dates(different: Series, counts: Series, dates: Bools) -> Written:
+    """Return whether dates have a time zone."""
+    zoned = _zoned(different).to_numpy(bool)
+    return Written(_best({Notation("date", zoned=each): dates & (zoned == each) for each in (True, False)}, counts)[0])
+
+
+def _marked(different: Series, counts: Series) -> Written:
+    """Return the unit and the marks of numbers."""
+    units, digits = zip(*map(_split, different), strict=True)
+    unit = counts.groupby(np.array(units), sort=False).sum().idxmax()
+    same = np.array(units) == unit
+    fits = {Notation("number", *each, unit): same & [_fits(text, *each) for text in digits] for each in MARKS}
+    possible = _best(fits, counts)
+    point, comma = (next((each for each in possible if each.decimal == mark), possible[0]) for mark in ".,")
+    apart = (text for text in (different if point != comma else ()) if point.value(text) != comma.value(text))
+    if (cell := next(apart, None)) is not None:
+        return Written(point, comma, cell=cell)
+    return Written(point, points=point.decimal == "." and (bool(point.thousands) or "." in "".join(digits)))
+
+
+def _best(fits: dict[Notation, Bools], counts: Series) -> list[Notation]:
+    """Return the notations that all different cells fit; raise for the first that does not fit the commonest."""
+    best = max(fits, key=lambda each: counts[fits[each]].sum())
+    if not fits[best].all():
+        cell, others = counts.index[int(np.argmin(fits[best]))], counts[fits[best]].sum()
+        what = f"a {best.kind} such as {best.example}"
+        raise MisfitError(cell, f"{brief(cell)} is not {what}, and {others} other values of the column are")
+    return [each for each, right in fits.items() if right.all()]
 
 
 def _plain(texts: Series, numbers: Floats) -> Written:
@@ -268,24 +281,6 @@ def _plain(texts: Series, numbers: Floats) -> Written:
     if not points or not all(_fits(text, ",", ".") for text in texts):  # ends with the first that does not
         return Written(NUMBER, points=points)
     return Written(NUMBER, Notation(decimal=",", thousands="."), cell=next(text for text in texts if "." in text))
-
-
-def _marked(counts: Series, different: Series) -> Written:
-    """Return the unit and the marks of numbers."""
-    units, digits = zip(*map(_split, different), strict=True)
-    unit = counts.groupby(np.array(units), sort=False).sum().idxmax()
-    _check_all(counts, pandas.Series(units) == unit, f"in {unit}" if unit else "a number without a unit")
-    fits = {marks: pandas.Series([_fits(each, *marks) for each in digits]) for marks in MARKS}
-    possible = [Notation("number", *marks, unit) for marks, each in fits.items() if each.all()]
-    if not possible:
-        best = max(fits, key=lambda marks: counts[fits[marks].to_numpy()].sum())
-        like = Notation("number", *best, unit).example
-        _check_all(counts, fits[best], f"a number such as {like}")
-    point, comma = (next((each for each in possible if each.decimal == mark), possible[0]) for mark in ".,")
-    apart = next((text for text in different if point.value(text) != comma.value(text)), None)
-    if apart is not None:
-        return Written(point, comma, cell=apart)
-    return Written(point, points=point.decimal == "." and (bool(point.thousands) or "." in "".join(digits)))
 
 
 def _texts(different: Series) -> Written:

@@ -166,15 +166,15 @@ def test_the_answer_travels_with_the_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("cells", "row", "message"),
     [
-        (["12%", "13%", "14"], 4, "'14' is not in %"),
-        (["$3", "$4", "€5"], 4, "'€5' is not in \\$"),
-        (["3", "4", "5 €"], 4, "'5 €' is not a number without a unit"),
+        (["12%", "13%", "14"], 4, "'14' is not a number such as 1234.5%"),
+        (["$3", "$4", "€5"], 4, "'€5' is not a number such as \\$1234.5"),
+        (["3", "4", "5 €"], 4, "'5 €' is not a number such as 1234.5"),
         (["1,5", "2,5", "3.5"], 4, "'3.5' is not a number such as 1234,5"),
-        (["1,5", "2,5", "unknown"], 4, "'unknown' is not a number, and 16 other"),
+        (["1,5", "2,5", "unknown"], 4, "'unknown' is not a number such as 1234,5, and 16 other"),
         (["12%", "13%", "-"], 4, "'-' is not a number"),
         (["2024-01-01", "2024-02-30", "2024-01-02"], 3, "'2024-02-30' is not a date such as 2024-01-31"),
         (["2024-01-01", "soon"], 3, "'soon' is not a date"),
-        (["2024-01-01T00:00Z", "2024-01-01T00:00"], 3, "'2024-01-01T00:00' is not a date with a time zone"),
+        (["2024-01-01T00:00Z", "2024-01-01T00:00"], 3, "'2024-01-01T00:00' is not a date such as 2024-01-31T12:00Z"),
         (["true", "false", "2"], 2, "'true' is not a number"),
     ],
 )
