@@ -218,12 +218,53 @@ def draw_sbc(quick: bool) -> tuple[Figure, str]:
     return figure, "\n".join(lines)
 
 
+# --- the package ------------------------------------------------------------------------------------------------------
+
+ROOMS = {  # a row each, from the first that a newcomer reads to where people meet the library
+    "tensors in, tensors out": ["mathematics", "engines"],
+    "the paper": ["generative", "guides"],
+    "trained": ["training"],
+    "asked, judged": ["prediction", "judging", "references"],
+    "side by side; tables": ["comparison", "tables", "datasets", "tabular"],
+    "where people meet it": ["sklearn", "cli"],
+}
+
+
+def draw_layout(quick: bool) -> tuple[Figure, str]:
+    """Draw the subpackages, as wide as they have lines of Python, above what they import."""
+    del quick  # nothing is measured that takes time
+    figure = Figure(figsize=(9, 5.2), layout="constrained")
+    ax = figure.subplots()
+    sizes = {room: lines_of(room) for row in ROOMS.values() for room in row}
+    widest = max(sum(max(sizes[room], 900) + 150 for room in row) for row in ROOMS.values())
+    for level, (title, row) in enumerate(ROOMS.items()):
+        left = 0
+        for room in row:
+            width = max(sizes[room], 900)  # room for its name
+            ax.barh(level, width, left=left, height=0.72, color=BLUE, alpha=0.25 + 0.1 * level, edgecolor="white")
+            ax.text(left + width / 2, level, f"{room}\n{sizes[room]:,}", ha="center", va="center", fontsize=8)
+            left += width + 150
+        ax.text(-150, level, title, ha="right", va="center", fontsize=8)
+    ax.annotate("", (widest * 1.02, -0.4), (widest * 1.02, len(ROOMS) - 0.6), arrowprops={"arrowstyle": "->"})
+    ax.text(widest * 1.035, len(ROOMS) / 2 - 0.5, "imports", rotation=90, va="center", fontsize=8)
+    ax.set_xlim(-widest * 0.24, widest * 1.08)
+    ax.set_axis_off()
+    return figure, ""
+
+
+def lines_of(room: str) -> int:
+    """Return how many lines of Python a subpackage has."""
+    folder = Path(pdrop.__file__).parent / room
+    return sum(len(path.read_text("utf-8").splitlines()) for path in folder.rglob("*.py"))
+
+
 # --- all figures ------------------------------------------------------------------------------------------------------
 
 DRAWINGS: dict[str, Callable[[bool], tuple[Any, str]]] = {
     "kl_gap": lambda quick: (pdrop.comparison.plot_kl_gap(draws=20 if quick else 400), ""),
     "six_posteriors": draw_posteriors,
     "sbc": draw_sbc,
+    "layout": draw_layout,
 }
 
 
