@@ -74,6 +74,7 @@ class Step:
         guarded: whether a step with a ``move`` is left out if its loss or gradient is not finite.
         outside: where tensors are that it may read besides its inputs, to be read anew at every step; without them, the
             step holds what it reads as it is.
+        like: recorded programs that may equal its own.
         chain: how many steps may run before the host looks at one, as in a CUDA graph; 0 if none may be captured.
         buffers: how many of a row's first tensors a step may change, where it is captured alone.
         solo: the step of one network, if this is that of several.
@@ -90,6 +91,7 @@ class Step:
     move: Callable[[list[Tensor]], None] | None = None
     guarded: bool = False
     outside: Sequence[Found] | None = None
+    like: Sequence[Program] = ()
     chain: int = CHAIN
     buffers: int = 0
     solo: Solo | None = None
@@ -145,7 +147,7 @@ class Step:
         if self.whole is None:
             raise CannotError("the optimiser is torch's own, and runs beside the step")
         function = counting(self.whole) if writes else self.whole
-        how: Any = {"outside": self.outside, "compile": False, "writes": writes, "fake": fake}
+        how: Any = {"outside": self.outside, "like": self.like, "compile": False, "writes": writes, "fake": fake}
         return Program(function, *self.arguments, **how)
 
     def eagerly(self, row: Row, gradient: Gradient | None = None) -> Taken:

@@ -1,7 +1,7 @@
-"""Compiled stochastic variational inference: Pyro's ``SVI`` with a loss and gradients that run as fused code.
+"""Compiled stochastic variational inference: a drop-in for ``pyro.infer.SVI`` whose steps run as fused code.
 
-The first step with arguments of a new structure is traced through Pyro and compiled. What cannot be traced runs
-eagerly, with one warning that says why; nothing is approximated.
+The first step with arguments of a new structure is traced through Pyro and compiled, optimiser included. What cannot be
+traced runs eagerly, with one warning that says why; nothing is approximated.
 """
 
 import os
@@ -25,7 +25,7 @@ from pyro_dropout.generative.precision import Precision, check_precision, produc
 from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.mathematics.checks import check_choice, describe
 from pyro_dropout.protocols import PyroModel
-from pyro_dropout.training.compile.compiled_gradients import Arguments, CompiledGradients
+from pyro_dropout.training.compile.compiled_step import Arguments, CompiledStep
 from pyro_dropout.training.history import all_finite, is_divergence
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.preflight import check_gradients, warn_of_decay
@@ -38,12 +38,13 @@ class SVI(pyro.infer.SVI):
 
     Arguments of ``step`` are trees: dicts, lists and tuples of tensors and numbers. Tensors and floats may change from
     step to step; a new structure, shape or whole number is compiled again, and what holds other objects runs eagerly.
-    Pyro's optimiser takes the step, so compiled and eager ones can follow each other.
+    The optimiser's state stays where Pyro keeps it, so compiled and eager steps can follow each other.
 
     Args:
         model: the Pyro model.
         guide: the Pyro guide.
-        optim: a Pyro optimiser.
+        optim: a Pyro optimiser. Adam, AdamW and SGD run inside the compiled step, clipping included; any other runs
+            outside it, on compiled gradients.
         loss: ``pyro_dropout.ELBO`` by default, with a draw for each data point where the model allows it, and shared
             draws where it does not. Pyro's own losses read values while they run, so they run eagerly.
         compile: "auto", compile and fall back to eager steps with a warning; True, compile or raise; False, eager.
@@ -81,8 +82,7 @@ class SVI(pyro.infer.SVI):
         loss = ELBO(per_example="auto") if loss is None else loss
         super().__init__(model, guide, optim, loss, **kwargs)  # type: ignore[no-untyped-call]
         self._elbo, self._compile, self._precision = loss, compile, precision
-        self._eagerly, self.loss_and_grads = self.loss_and_grads, self._gradients
-        self._programs: dict[Hashable, list[CompiledGradients]] = {}
+        self._programs: dict[Hashable, list[CompiledStep]] = {}
         self._built, self._looked = 0, False
         self._told: set[str] = set()
 
@@ -91,10 +91,10 @@ class SVI(pyro.infer.SVI):
         """Take one gradient step and return the loss before it."""
         check_gradients()
         try:
-            with products_in(self._precision), torch.enable_grad():  # in no_grad(), Pyro's step would change nothing
+            with products_in(self._precision):
                 if not self._looked:
                     check_first_step(ModelCall(self.model, args, kwargs))
-                found = float(super().step(*args, **kwargs))  # type: ignore[no-untyped-call]
+                found = self._step(args, kwargs)
         except (RuntimeError, ValueError) as cause:
             if not self._looked or not is_divergence(cause, self.optim.optim_objs):
                 raise
@@ -109,56 +109,68 @@ class SVI(pyro.infer.SVI):
             warn_of_decay(self.optim, self._elbo)
         return found
 
+    def _step(self, args: tuple[object, ...], kwargs: dict[str, object]) -> float:
+        if self._compile is False:
+            return self._eagerly(*args, **kwargs)
+        given = Arguments(args, kwargs)
+        try:
+            program = self._program(given)
+        except _Eagerly as reason:
+            if self._compile is True:
+                raise (reason.__cause__ or PyroDropoutError(f"this step cannot be compiled: {reason}.")) from None
+            self._compile = False if reason.for_good else self._compile
+            if str(reason) not in self._told:
+                self._told.add(str(reason))
+                what = "this model or guide" if reason.for_good else "this step"
+                warn_uncompiled(reason.__cause__ or reason, what=what)
+            return self._eagerly(*args, **kwargs)
+        found = float(program.step(given))
+        program.loss.steps += 1
+        return found
+
+    def _eagerly(self, *args: object, **kwargs: object) -> float:
+        with torch.enable_grad():  # as a compiled step does: in no_grad(), Pyro's would change nothing
+            return float(super().step(*args, **kwargs))  # type: ignore[no-untyped-call]
+
     @one_at_a_time
     def evaluate_loss(self, *args: object, **kwargs: object) -> float:
         """Return the loss, without gradients."""
         with products_in(self._precision):
             return super().evaluate_loss(*args, **kwargs)  # type: ignore[no-untyped-call, no-any-return]
 
-    def _gradients(self, model: PyroModel, guide: PyroModel, *args: object, **kwargs: object) -> object:
-        """Return the loss, and give the parameters their gradients."""
-        if self._compile is not False:
-            given = Arguments(args, kwargs)
-            try:
-                return self._program(given)(given)
-            except _Eagerly as reason:
-                if self._compile is True:
-                    raise (reason.__cause__ or PyroDropoutError(f"this step cannot be compiled: {reason}.")) from None
-                self._compile = False if reason.for_good else self._compile
-                if str(reason) not in self._told:
-                    self._told.add(str(reason))
-                    what = "this model or guide" if reason.for_good else "this step"
-                    warn_uncompiled(reason.__cause__ or reason, what=what)
-        return self._eagerly(model, guide, *args, **kwargs)
-
-    def _program(self, given: Arguments) -> CompiledGradients:
-        """Return the compiled loss and gradients for these arguments; raise the reason if there are none."""
-        elbo, changed = self._elbo, ""
+    def _program(self, given: Arguments) -> CompiledStep:
+        """Return the compiled step for these arguments; raise the reason if there is none."""
+        elbo = self._elbo
         if not isinstance(elbo, ELBO):
             reads = "which reads values while it runs; pyro_dropout.ELBO can be compiled"
             raise _Eagerly(f"the loss is {type(elbo).__name__}, {reads}", for_good=True)
         if given.unknown:
             raise _Eagerly(given.unknown)
-        # What a program depends on besides its arguments and what the model reads.
+        # What a compiled step depends on besides its arguments and what the model reads.
         setting = (torch.get_float32_matmul_precision(), torch.get_default_dtype())
         known = self._programs.setdefault((given.key, setting), [])
         for program in known:
-            changed = program.changed()
-            if not changed:
+            if program.valid():
                 return program
         if self._built >= _MOST:
+            changed = next((program.changed for program in known if program.changed), "")
             what = f"{changed!r} keeps changing" if changed else "its arguments keep changing their structure or shapes"
             raise _Eagerly(f"{_MOST} programs were compiled for it already, and {what}")
         self._built += 1
+        parts = (self.model, self.guide, elbo, self.optim, given, known)
         try:
-            known.append(CompiledGradients(self.model, self.guide, elbo, given))
+            program = CompiledStep(*parts)
         except ShapeError:  # a mistake in the data, which an eager step would meet as well
             raise
         except Exception as cause:
             # A model that could never be traced will not be traceable for the next batch either.
             never = not any(self._programs.values())
             raise _Eagerly(f"{type(cause).__name__}: {_first_line(cause)}", for_good=never) from cause
-        return known[-1]
+        if program.replaces is not None:
+            known.remove(program.replaces)
+        self._built -= not program.counts
+        known.append(program)
+        return program
 
 
 class _Eagerly(Exception):
@@ -205,5 +217,5 @@ def warn_uncompiled(cause: BaseException, engine: str = "eager", what: str = "th
     warnings.warn(
         f"{what} cannot be compiled, and {how} from here on: {reason}.{cure} compile=False silences this;"
         " compile=True raises the error.",
-        stacklevel=6,
+        stacklevel=5,
     )

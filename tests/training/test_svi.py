@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import pyro_dropout as pd
 from pyro_dropout.engines import program as compiled
 from pyro_dropout.engines.c import library
-from pyro_dropout.training.compile import compiled_gradients
+from pyro_dropout.training.compile import compiled_step
 
 F64 = torch.float64
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -116,32 +116,6 @@ def test_randomness_that_a_tracer_would_freeze_is_noticed() -> None:
         svi.step(torch.ones(3, 2))
 
 
-OPTIMISERS: dict[str, Any] = {
-    "nesterov": lambda: pyro.optim.SGD({"lr": 0.01, "momentum": 0.9, "nesterov": True}),
-    "clipped": lambda: pyro.optim.Adam({"lr": 0.05}, {"clip_norm": 0.5}),
-    "by name": lambda: pyro.optim.Adam(lambda name: {"lr": 0.1 if "loc" in name else 0.01}),
-    "scheduled": lambda: pyro.optim.ExponentialLR({"optimizer": torch.optim.Adam, "optim_args": {}, "gamma": 0.9}),
-}
-
-
-@pytest.mark.thinned(2)
-@pytest.mark.usefixtures("traced")
-@pytest.mark.parametrize("name", OPTIMISERS)
-def test_pyros_optimiser_takes_every_step(name: str) -> None:
-    """Compiled and eager steps in turn leave parameters and the optimiser's state as eager ones do."""
-    found = []
-    for how in ([False] * 4, [True, False, True, True]):
-        pyro.clear_param_store()
-        pyro.set_rng_seed(0)
-        model, x, y = problem(F64)
-        guide, optim = pd.AutoDropout(model, keep=1.0), OPTIMISERS[name]()
-        for compile in how:
-            pd.SVI(model, guide, optim, compile=compile).step(x, y)
-        found.append((list(guide.parameters()), sorted(map(repr, optim.get_state().items()))))
-    torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-9, atol=1e-9)
-    assert found[0][1] == found[1][1]
-
-
 @pytest.mark.deep
 def test_a_shape_that_fails_later_keeps_the_optimisers_moments(monkeypatch: pytest.MonkeyPatch) -> None:
     """The eager step of an odd batch and the compiled ones are one training: as if all had been eager."""
@@ -156,7 +130,7 @@ def test_a_shape_that_fails_later_keeps_the_optimisers_moments(monkeypatch: pyte
         raise RuntimeError("no")
 
     with monkeypatch.context() as patch:
-        patch.setattr(compiled_gradients, "chosen", refuse)
+        patch.setattr(compiled_step, "chosen", refuse)
         with pytest.warns(UserWarning, match="this step cannot be compiled"):
             svi.step(x[:5], y[:5], 16)
     svi.step(x, y, 16)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import pyro_dropout as pd
+from pyro_dropout.training.compile.optimiser_state import from_group
 from pyro_dropout.training.optimisers import adam, clock, cosine_decay, sgd
 
 F64 = torch.float64
@@ -18,7 +19,7 @@ F64 = torch.float64
     ("update", "make"),
     [
         (adam(0.02, (0.8, 0.99), 1e-6, 0.1), lambda p: torch.optim.Adam(p, 0.02, (0.8, 0.99), 1e-6, 0.1)),
-        (adam(0.02, weight_decay=10.0, decoupled=True), lambda p: torch.optim.AdamW(p, 0.02, weight_decay=10.0)),
+        (adam(0.02, weight_decay=0.1, decoupled=True), lambda p: torch.optim.AdamW(p, 0.02, weight_decay=0.1)),
         (sgd(0.05, 0.9, 0.1, nesterov=True), lambda p: torch.optim.SGD(p, 0.05, 0.9, weight_decay=0.1, nesterov=True)),
         (sgd(0.05), lambda p: torch.optim.SGD(p, 0.05)),
     ],
@@ -64,6 +65,21 @@ def test_a_float32_noise_of_a_float64_network_trains_with_clipped_gradients(opti
     assert tau.item() != before
 
 
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_adam_decays_weights_as_it_is_told(decoupled: bool) -> None:
+    leaf = torch.ones(3, dtype=F64, requires_grad=True)
+    optimiser = torch.optim.Adam([leaf], 0.1, weight_decay=10.0, decoupled_weight_decay=decoupled)
+    update = from_group(type(optimiser), optimiser.param_groups[0])
+    assert update is not None
+    gradient = torch.tensor([0.5, -2.0, 1.0], dtype=F64)
+    values, state = [leaf.detach().clone()], update.start([leaf.detach()])
+    for taken in (1, 2, 3):
+        leaf.grad = gradient.clone()
+        optimiser.step()
+        values, state = update.step(values, [gradient], state, *clock(update.lr, values, taken))
+    torch.testing.assert_close(values[0], leaf.detach(), rtol=1e-12, atol=1e-12)
+
+
 def conjugate() -> tuple[Any, Any, torch.Tensor, torch.Tensor]:
     """A bias with a N(0, 1) prior and 50 targets around 20, of precision 4: its posterior has mean 4·1000/201."""
     net = torch.nn.Linear(1, 1).to(F64)
@@ -103,3 +119,14 @@ def test_svi_names_a_decay_once(settings: Any) -> None:
     with pytest.warns(UserWarning, match="changes the objective"):
         svi.step(x, y)
     svi.step(x, y)
+
+
+def test_what_a_compiled_step_of_svi_does_not_know_is_not_read() -> None:
+    w = [torch.zeros(2, requires_grad=True)]
+    for unknown in (
+        torch.optim.SGD(w, 0.2, dampening=0.1, momentum=0.5),
+        torch.optim.RMSprop(w, 0.2),
+        torch.optim.Adam(w, 0.1, amsgrad=True),
+        pyro.optim.clipped_adam.ClippedAdam(w, 0.3),  # it decays its own learning rate
+    ):
+        assert from_group(type(unknown), unknown.param_groups[0]) is None

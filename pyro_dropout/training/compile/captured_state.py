@@ -53,6 +53,7 @@ class CapturedState:
 
     def __init__(self, roots: Sequence[object], trained: Iterable[Tensor]) -> None:
         self._watched: list[tuple[Place, Callable[[Any], bool]]] = []  # with whether a value is still the same
+        self._named = {"cell_contents"}  # by all code that was seen
         self.tensors: list[tuple[Place, Tensor]] = []
         self.unwatched = ""
         known, met = set(map(id, trained)), dict[int, object]()
@@ -63,6 +64,8 @@ class CapturedState:
                 continue
             outermost = len(met) < len(roots)
             met[id(holder)] = holder
+            if isinstance(holder, types.FunctionType) and (outermost or not _is_library(holder)):
+                self._named |= set(_names(holder.__code__))
             if len(met) > _MOST:
                 self.unwatched = f"more than {_MOST:,} objects can be reached from it, so they cannot all be watched"
             for place in _places(holder, name, outermost):
@@ -99,6 +102,17 @@ class CapturedState:
     def changed(self) -> Place | None:
         """Return a place that has changed; None if none has."""
         return next((place for place, same in self._watched if not same(place.read())), None)
+
+    def may_forget(self, place: Place) -> bool:
+        """Whether no code that was seen names what is there: a counter that is compared with 100 matters at 100."""
+        key, holder = place.key, place.holder
+        seen = isinstance(holder, dict) or not _is_library(type(holder))
+        return seen and isinstance(key, str) and key not in self._named and not key.startswith("__")
+
+    def forget(self, places: Iterable[Place]) -> None:
+        """Stop watching these places: changes there have not changed the program."""
+        gone = {(id(place.holder), place.key) for place in places}
+        self._watched = [row for row in self._watched if (id(row[0].holder), row[0].key) not in gone]
 
 
 def _equal(before: Any, now: Any) -> bool:

@@ -185,6 +185,25 @@ def test_a_module_of_the_network_in_another_mode() -> None:
     assert svi._built == 2
 
 
+def test_a_counter_that_does_not_matter_costs_one_compilation() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = 0
+
+        def forward(self) -> None:
+            observe(w(), 1.0, torch.ones(1))
+
+    model = Model()
+
+    def change(k: int) -> None:
+        model.calls = k
+
+    one, other, svi = losses_of(model, change, steps=8)
+    assert one == pytest.approx(other, rel=1e-5)
+    assert svi._built == 1
+
+
 @pytest.mark.parametrize("steps", [8, 40])
 def test_a_counter_that_will_matter_is_watched_on(steps: int) -> None:
     """Its first values make no difference; where it keeps changing, steps run eagerly, and say so."""
