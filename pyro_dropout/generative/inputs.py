@@ -94,7 +94,7 @@ def inputs_of(x: object, name: str = "x", whole: bool = False) -> AnyInputs:
     if isinstance(x, Inputs | Tensor):
         return x
     if not isinstance(x, Mapping | tuple):
-        doors = " (only fit, predict, laplace and maximise_evidence take a DataLoader)."
+        doors = " (only fit, predict and laplace take a DataLoader)."
         raise ShapeError(
             f"{name} must be a tensor, (N, ...), or a dict or a tuple of tensors; got {type(x).__name__}."
             + (doors if isinstance(x, DataLoader) else " Write torch.as_tensor(x).")

@@ -14,7 +14,7 @@ from torch import Size, Tensor
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.guides.base import SiteGuide, State, trained
 from pyro_dropout.guides.sites import GuideSite, Init, InitLoc
-from pyro_dropout.mathematics.checks import check_choice, check_positive
+from pyro_dropout.mathematics.checks import check_choice
 from pyro_dropout.mathematics.curvature import OF_NOISE, Curvature, log_evidence
 from pyro_dropout.mathematics.curvature_blocks import Block, Dense, Diagonal, Kronecker
 from pyro_dropout.mathematics.full_rank_normal import SharedNoise
@@ -124,43 +124,22 @@ class AutoLaplace(SiteGuide):
             )
         return found
 
-    def log_evidence(
-        self, tau: float | Tensor | None = None, length_scales: Mapping[str, float | Tensor] | None = None
-    ) -> Tensor:
-        """Return log p(D) of the Laplace approximation, in float64: in closed form, with gradients.
+    def log_evidence(self) -> Tensor:
+        """Return log p(D) of the Laplace approximation, in float64.
 
-        The point and the curvature stay as they are. Where sites are points (structure="last"), it is the evidence
-        given their values. Inside ``Standardised`` it is that of the raw targets, and τ that of the inner model.
-
-        Args:
-            tau: another precision of Gaussian noise; of several, all must change by the same factor.
-            length_scales: other length-scales l of the prior N(0, l⁻²), by site.
+        Where sites are points (structure="last"), it is the evidence given their values. Inside ``Standardised`` it is
+        that of the raw targets. ``maximise_evidence`` finds the settings under which it is largest.
 
         Example:
             >>> import torch, pyro_dropout as pdrop
-            >>> x = torch.linspace(-1, 1, 20).unsqueeze(-1)
-            >>> model = pdrop.BayesianNet(torch.nn.Linear(1, 1), likelihood=pdrop.Gaussian(tau=100.0))
-            >>> guide = pdrop.laplace(model, {"weight": torch.tensor([[2.0]]), "bias": torch.zeros(1)}, x, 2 * x)
-            >>> tau = torch.tensor(100.0, requires_grad=True)
-            >>> guide.log_evidence(tau, {"weight": 0.5}).backward()
-            >>> bool(guide.log_evidence() < guide.log_evidence(length_scales={"weight": 0.5})), bool(tau.grad > 0)
-            (True, True)
+            >>> x, net = torch.linspace(-1, 1, 20).unsqueeze(-1), torch.nn.Linear(1, 1)
+            >>> model, wide = (pdrop.BayesianNet(net, pdrop.Prior(length_scale)) for length_scale in (1.0, 0.5))
+            >>> point = {"weight": torch.tensor([[2.0]]), "bias": torch.zeros(1)}
+            >>> first, second = (pdrop.laplace(each, point, x, 2 * x).log_evidence() for each in (model, wide))
+            >>> bool(first < second)  # a weight of 2 is more probable under a prior of width 2
+            True
         """
-        curvature = self.curvature
-        now = {name: value for block in curvature for name, value in block.by_site().items()}
-        logs = {name: 2 * _log(f"length_scales[{name!r}]", each) for name, each in (length_scales or {}).items()}
-        for name in logs:
-            if name not in now:
-                raise PyroDropoutError(f"length_scales names {name!r}; the Gaussian sites are {', '.join(now)}.")
-            logs[name] = logs[name].to(now[name].device) - now[name].log()
-        if tau is not None:
-            if curvature.tau is None:
-                raise PyroDropoutError("tau is for Gaussian noise, which this model does not have.")
-            change = _log("tau", tau).to(curvature.tau.device) - curvature.tau.log()
-            logs["tau"] = change.flatten()[0]
-            if not torch.allclose(change, logs["tau"]):
-                raise PyroDropoutError(f"tau must be a multiple of {curvature.tau.tolist()}; got {tau}.")
-        return log_evidence(curvature, {name: value for name, value in self.point().items() if name in now}, logs)
+        return log_evidence(self.curvature, self.point())
 
     def point(self) -> Weights:
         """Return the point itself, not a copy of it."""
@@ -242,11 +221,6 @@ class AutoLaplace(SiteGuide):
         if block is None or not block.sites_share or set(block.shapes) != set(sites):
             return None
         return block.layer_covariance(features)
-
-
-def _log(name: str, value: float | Tensor) -> Tensor:
-    check_positive(name, value)
-    return torch.as_tensor(value, dtype=torch.float64).log()
 
 
 def _names_in(tensors: Collection[str]) -> list[str]:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import pyro_dropout as pd
-from pyro_dropout import judging, paper, prediction, training
+from pyro_dropout import judging, paper, prediction
 from tests.test_public_names import API, found_at
 
 QUICK: dict[str, Any] = {"compile": False, "progress": False}
@@ -58,9 +58,6 @@ ACTS: dict[str, Callable[[int], Any]] = {
     "elbo_report": lambda seed: judging.elbo_report(*pair(), *DATA, samples=5, seed=seed),
     "khat": lambda seed: pd.khat(*pair(), *DATA, samples=50, seed=seed),
     "loo": lambda seed: pd.loo(*pair(), *DATA, samples=200, seed=seed),
-    "maximise_evidence": lambda seed: training.maximise_evidence(
-        pair()[0], *DATA, rounds=9, steps=5, tolerance=1e9, seed=seed, **QUICK
-    ),
     "nuts": lambda seed: pd.nuts(pair()[0], *DATA, samples=4, warmup=4, chains=2, seed=seed, **QUICK),
     "plot_kl_gap": lambda seed: pd.comparison.plot_kl_gap(draws=2, seed=seed),
     "predict": lambda seed: pd.predict(*pair(), X, samples=5, seed=seed),
@@ -74,7 +71,7 @@ ACTS: dict[str, Callable[[int], Any]] = {
 }  # fmt: skip
 
 
-SLOW = ("fit_table", "maximise_evidence")
+SLOW = ("fit_table",)
 
 
 def state() -> list[Any]:

@@ -243,7 +243,7 @@ def test_loaders_that_cannot_be_predicted_are_refused(data: tuple[Tensor, Tensor
         pd.predict(model, guide, DataLoader(TensorDataset(data[0]), shuffle=True))
     with pytest.raises(pd.errors.PyroDropoutError, match="if one of them is the target, name it"):
         pd.predict(model, guide, DataLoader(TensorDataset(*data)))
-    with pytest.raises(pd.errors.PyroDropoutError, match="only fit, predict, laplace and maximise_evidence take"):
+    with pytest.raises(pd.errors.PyroDropoutError, match="only fit, predict and laplace take"):
         pd.to_arviz(model, guide, DataLoader(TensorDataset(*data)), data[1])
 
 

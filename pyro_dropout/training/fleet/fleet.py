@@ -6,6 +6,7 @@ is one program, in which a layer of all replicas is one batched matrix product.
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from pyro_dropout.training.collapse import warn_of_replicas
 from pyro_dropout.training.compile.functional import Buffers, Loss, Parameters, loss_and_gradients, make_step
 from pyro_dropout.training.fleet.replicas import Replica, build_replicas, finite_rows, over_replicas, rows_of, stacked
 from pyro_dropout.training.history import History
-from pyro_dropout.training.laplace.laplace import curvature_after
+from pyro_dropout.training.laplace.laplace import as_points, finish_on
 from pyro_dropout.training.loop import loop
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.loss.learned_widths import set_best_widths, widths_kept
@@ -164,19 +165,24 @@ class Fleet:
         check_seed(seed, 0, LARGEST_SEED)
         check_how(None, options.get("device"))
         place = torch.device(options.get("device") or self.place())
-        with RUNNING, seeded(seed, place), curvature_after(self, x, y, options) as finished:
+        with RUNNING, seeded(seed, place), ExitStack() as points:
+            for pair in self:
+                points.enter_context(as_points(*pair, options.get("loss")))
             run = self.prepare(x, y, **options)
             facts = run.facts() | {"seed": seed}
             keeper = None if checkpoint is None else Keeper(checkpoint, run, *self[0], facts, None)
             history = loop(run, run.total, progress, keeper=keeper)
             history.losses[-1:, ~finite_rows(run.values).cpu()] = torch.nan  # what the last step breaks after its loss
-            history = finished(history)
-        for (_, guide), bad in zip(self, history.diverged.tolist(), strict=True):
-            if not bad:
+            rows = rows_of(inputs_of(x), options.get("indices"), len(self)).to(y.device)
+
+            def data_of(k: int) -> tuple[AnyInputs, Tensor]:
+                return inputs_of(x)[rows[k]], y[rows[k]]
+
+            good = [k for k, bad in enumerate(history.diverged.tolist()) if not bad]
+            for k, (model, guide) in ((k, self[k]) for k in good):
+                finish_on(guide, ModelCall(model, data_of(k)), batch_size=options.get("batch_size"))
                 note_training(guide, f"{history.summary}, in a fleet")
-        good = [k for k, bad in enumerate(history.diverged.tolist()) if not bad]
-        rows = rows_of(inputs_of(x), options.get("indices"), len(self)).to(y.device)
-        warn_of_replicas(list(self), good, lambda k: (inputs_of(x)[rows[k]], y[rows[k]]))
+        warn_of_replicas(list(self), good, data_of)
         lost = int(history.diverged.sum())
         if lost:
             warnings.warn(

@@ -12,31 +12,27 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_dropout.engines.choose import Compile
 from pyro_dropout.errors import PyroDropoutError
-from pyro_dropout.generative.inputs import inputs_of, takes_all
+from pyro_dropout.generative.inputs import check_inputs, inputs_of, takes_all
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.guides.laplace import MOST, AutoLaplace, Structure
-from pyro_dropout.guides.points import Points
-from pyro_dropout.mathematics.checks import check_count, check_positive, check_seed
+from pyro_dropout.mathematics.checks import check_count, check_positive
 from pyro_dropout.mathematics.curvature import NOISE, log_evidence, precisions_of
 from pyro_dropout.mathematics.curvature_blocks import F64
 from pyro_dropout.protocols import Weights
-from pyro_dropout.training.fit import fit
 from pyro_dropout.training.laplace.curvature import network_in
 from pyro_dropout.training.laplace.laplace import batches_of, measured, weights_at
-from pyro_dropout.training.laplace.most_probable import can_climb, most_probable
-from pyro_dropout.training.optimisers import cosine_decay
+from pyro_dropout.training.laplace.most_probable import most_probable
 
 Tuned = Literal["tau", "length_scales"]
 _PATIENCE = 4  # rounds in succession without a gain
@@ -64,38 +60,26 @@ class Evidence:
         (['bias', 'weight'], True)
     """
 
-    guide: AutoLaplace
+    guide: AutoLaplace = field(repr=False)
     log_evidence: float
     tau: float | Tensor | None
     length_scales: dict[str, float | Tensor]
-    trace: tuple[float, ...]
-
-    def __repr__(self) -> str:
-        lengths = ", ".join(f"{name}: {_short(value)}" for name, value in self.length_scales.items())
-        noise = "" if self.tau is None else f"tau {_short(self.tau)}, "
-        return (
-            f"Evidence(log p(D) = {self.log_evidence:.2f} after {len(self.trace)} rounds, {noise}length-scales"
-            f" {{{lengths}}})"
-        )
+    trace: tuple[float, ...] = field(repr=False)
 
 
 @one_at_a_time
 def maximise_evidence(
     model: BayesianNet | Standardised,
     x: object,
-    y: Tensor | None = None,
+    y: Tensor,
     structure: Structure | None = None,
     *,
     tune: Sequence[Tuned] | None = None,
     rounds: int = 30,
     steps: int = 200,
     first_steps: int = 1000,
-    batch_size: int | None = None,
-    lr: float = 0.01,
     tolerance: float = 0.5,
-    compile: Compile = False,
     progress: bool = True,
-    seed: int | None = None,
 ) -> Evidence:
     """Find the noise precision τ and the width of each site's prior under which the data are most probable.
 
@@ -110,22 +94,17 @@ def maximise_evidence(
     Args:
         model: a ``BayesianNet``, or one inside ``Standardised``. Its τ and widths are where the search starts; they are
             set whether or not they were meant to be learned.
-        x: the training inputs, (N, ...); or a ``DataLoader`` of batches (x, y).
+        x: the training inputs, (N, ...).
         y: the training targets.
         structure: of the curvature, as in ``AutoLaplace``; by default "full" up to 4,096 weights and "kron" above. The
             structure "last" would have other layers as points, which fit the noise and raise its evidence.
         tune: what to set: "tau", "length_scales", or both, which is the default; models without ``Gaussian`` noise have
             no τ. If it has one number for each output, all change by the same factor.
         rounds: the most rounds.
-        steps: the most steps of training in a round. All data at once are trained on by L-BFGS, which needs few;
-            mini-batches, and networks with ordinary parameters too, by Adam, with a learning rate that falls to zero.
+        steps: the most steps of L-BFGS in a round, each with all data.
         first_steps: the same in the first round.
-        batch_size: points in a mini-batch; by default all of them.
-        lr: Adam's learning rate at the start of each round.
         tolerance: the least gain of log p(D) in four rounds that counts, in nats.
-        compile: of Adam's steps, as in ``fit``; eager steps are faster for small networks.
         progress: whether to show the rounds.
-        seed: for mini-batches, as in ``fit``.
 
     Returns:
         The guide, the settings, and the evidence of every round.
@@ -146,7 +125,6 @@ def maximise_evidence(
     for name, value in (("rounds", rounds), ("steps", steps), ("first_steps", first_steps)):
         check_count(name, value)
     check_positive("tolerance", tolerance)
-    check_seed(seed)
     if structure == "last":
         raise PyroDropoutError(
             "structure='last' has points in all layers but one, and points fit the noise: their evidence grows with"
@@ -161,27 +139,17 @@ def maximise_evidence(
             f"tune must hold {' or '.join(map(repr, known))}, for a likelihood of the kind"
             f" {type(net.likelihood).__name__}; got {tune!r}."
         )
-    batches_of(model, x, y)  # raises unless they are data
-
-    def trained(weights: Weights, number: int) -> Weights:
-        most = steps if number else first_steps
-        if y is not None and batch_size is None and can_climb(model):
-            return most_probable(model, x, y, weights, most)
-        point = Points(model, init=lambda name, shape: weights[name])
-        own = None if seed is None else seed + number
-        options: Any = {"lr": lr, "schedule": cosine_decay(most), "compile": compile, "progress": False, "seed": own}
-        fit(model, point, *((x,) if y is None else (x, y)), steps=most, batch_size=batch_size, **options)
-        return point.mean()
+    batches_of(model, check_inputs(x, whole=takes_all(model)), y)  # raises unless they are data
 
     weights = weights_at(model, model)
     tau = _number(net.likelihood.tau.detach()) if isinstance(net.likelihood, Gaussian) else None
     best: tuple[float, Weights, Any, dict[str, Tensor]] | None = None
     trace, idle, way, anchor = list[float](), 0, 1.0, -math.inf
-    with _settings_held(net):
+    with _restored_on_error(net):
         with tqdm(total=rounds, disable=not progress, unit="round") as bar, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of points beside the maximum: the best one is looked at again
             for number in range(rounds):
-                weights = trained(weights, number)
+                weights = most_probable(model, x, y, weights, steps if number else first_steps)
                 guide = measured(model, weights, x, y, structure)
                 trace.append(guide.log_evidence().item())
                 bar.update()
@@ -209,27 +177,15 @@ def maximise_evidence(
 
 
 @contextmanager
-def _settings_held(net: BayesianNet) -> Iterator[None]:
-    """Within this context training moves neither τ nor the widths of priors, and takes priors at full weight.
-
-    The evidence is that of the model itself, so they stay at full weight. An error leaves the model as it was.
-    """
-    learned, net.learned = net.learned, []
-    tempered = net.take_in_full()
-    likelihood, start = net.likelihood, _copied(net.state_dict())
-    learns = isinstance(likelihood, Gaussian) and likelihood.log_tau.requires_grad
+def _restored_on_error(net: BayesianNet) -> Iterator[None]:
+    """Take priors at full weight, as the evidence is that of the model itself; an error leaves the model as it was."""
+    start, tempered = _copied(net.state_dict()), net.take_in_full()
     try:
-        if isinstance(likelihood, Gaussian):
-            likelihood.log_tau.requires_grad_(False)
         yield
     except BaseException:
         net.load_state_dict(start)
         net.take_in_full(tempered)
         raise
-    finally:
-        net.learned = learned
-        if isinstance(likelihood, Gaussian):
-            likelihood.log_tau.requires_grad_(learns)
 
 
 def _changed(net: BayesianNet, tau: Any, logs: dict[str, float]) -> Any:
@@ -257,10 +213,6 @@ def _number(value: Any) -> Any:
     return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
 
 
-def _short(value: float | Tensor) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else f"{value.numel()} numbers"
-
-
 # --- the slope --------------------------------------------------------------------------------------------------------
 
 _NEAR = 0.2  # the change of a log precision over which the curvature is compared: many kinks of ReLU, if there are any
@@ -268,7 +220,7 @@ _POINTS = 1000  # data for that comparison
 _FLOOR = 1.0  # nats: slopes below it are uncertain
 
 
-def evidence_slope(model: Any, guide: AutoLaplace, x: object, y: Tensor | None, names: list[str]) -> dict[str, float]:
+def evidence_slope(model: Any, guide: AutoLaplace, x: object, y: Tensor, names: list[str]) -> dict[str, float]:
     """Return the slope of log p(D) in log precisions, of a point that is trained again wherever they change.
 
     The guide is at a maximum of the posterior; the names are those of sites, and "tau" for the noise.
@@ -313,9 +265,9 @@ def uphill(guide: AutoLaplace, slope: Mapping[str, float]) -> dict[str, float]:
     return {name: rise / (abs(rise) + 0.5 * sizes[name].item() + _FLOOR) for name, rise in slope.items()}
 
 
-def _some(model: Any, x: object, y: Tensor | None) -> tuple[object, Tensor | None, int | None]:
+def _some(model: Any, x: object, y: Tensor) -> tuple[object, Tensor, int | None]:
     """Return some of the data, at equal distances, and how many they stand for."""
-    if y is None or takes_all(model) or len(y) <= _POINTS:
+    if takes_all(model) or len(y) <= _POINTS:
         return x, y, None
     rows = torch.linspace(0, len(y) - 1, _POINTS).long()
     return inputs_of(x)[rows], y[rows.to(y.device)], len(y)

@@ -2,8 +2,8 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
-from pyro_dropout.generative.inputs import AnyInputs, inputs_of, takes_all
+from pyro_dropout.generative.inputs import AnyInputs, takes_all
 from pyro_dropout.generative.jacobians import last_layer
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.model_call import ModelCall
@@ -25,8 +25,7 @@ from pyro_dropout.mathematics.checks import check_count, check_finite, describe
 from pyro_dropout.mathematics.curvature import Curvature
 from pyro_dropout.mathematics.curvature_blocks import F64, Dense, Kronecker
 from pyro_dropout.mathematics.shapes import base_distribution
-from pyro_dropout.protocols import HasMean, PyroModel, Record, Weights
-from pyro_dropout.training.history import History
+from pyro_dropout.protocols import HasMean, PyroModel, Weights
 from pyro_dropout.training.laplace.curvature import ASKER, JacobianSums, Sums, checked_batch, inside, network_in
 from pyro_dropout.training.laplace.kronecker import KroneckerSums, layers_of
 from pyro_dropout.training.laplace.tuned_prior import Pair, judge_on_training_data, tune_prior
@@ -331,9 +330,9 @@ def as_points(model: PyroModel, guide: object, loss: object) -> Iterator[None]:
 def finish_on(
     guide: object,
     call: ModelCall,
-    loader: DataLoader[Any] | None,
-    target: Target,
-    batch_size: int | None,
+    loader: DataLoader[Any] | None = None,
+    target: Target = None,
+    batch_size: int | None = None,
     held_out: ModelCall | None = None,
 ) -> None:
     """Add the curvature of a call's data, or of a loader's, to an ``AutoLaplace``; held-out data tune its width."""
@@ -343,24 +342,3 @@ def finish_on(
         num_data = number[0] if number else call.kwargs.get("num_data")
         validation = None if held_out is None else held_out.args
         finish(guide, call.model, batches, batch_size=batch_size, num_data=num_data, validation=validation)
-
-
-@contextmanager
-def curvature_after(
-    replicas: Iterable[tuple[Any, Any]], x: object, y: Tensor, options: Record
-) -> Iterator[Callable[[History], History]]:
-    """Yield what finishes the replicas of a fleet that have not diverged, each on its own rows of the data."""
-    pairs = list(replicas)
-
-    def finished(history: History) -> History:
-        inputs, rows = inputs_of(x), options.get("indices")
-        for k, (model, guide) in enumerate(pairs):
-            if isinstance(guide, AutoLaplace) and not bool(history.diverged[k]):
-                own = slice(None) if rows is None else rows[k].to(y.device)
-                finish(guide, model, [(inputs[own], y[own])], batch_size=options.get("batch_size"))
-        return history
-
-    with ExitStack() as stack:
-        for model, guide in pairs:
-            stack.enter_context(as_points(model, guide, options.get("loss")))
-        yield finished
