@@ -30,12 +30,13 @@ class Sums(ABC):
 
     Attributes:
         blocks: the curvature so far.
+        outputs: how many the network has at a point.
         count: how many points there have been.
         gradient: of log p(y | w) in the weights of these sites.
     """
 
-    def __init__(self, net: Any, weights: Weights, blocks: Sequence[Block]) -> None:
-        self.net, self.blocks = net, list(blocks)
+    def __init__(self, net: Any, weights: Weights, outputs: int, blocks: Sequence[Block]) -> None:
+        self.net, self.outputs, self.blocks = net, outputs, list(blocks)
         self.sites = [name for block in blocks for name in block.shapes]
         self.fixed = {name: value.detach() for name, value in weights.items() if name not in self.sites}
         self.free = {name: weights[name].detach() for name in self.sites}
@@ -52,9 +53,10 @@ class Sums(ABC):
             block.multiply(scale)
         return self.blocks
 
-    def points(self, outputs: int) -> int:
-        """Return how many points can be added at once."""
-        return min(_POINTS, max(1, _NUMBERS // outputs**2))
+    @property
+    def together(self) -> int:
+        """How many points can be added at once."""
+        return min(_POINTS, max(1, _NUMBERS // self.outputs**2))
 
     def _slope(self, f: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return ∂ log p(y | f)/∂f, (N, D), and the root of the likelihood's curvature, (N, D, D)."""
@@ -86,15 +88,16 @@ class JacobianSums(Sums):
     blocks: list[Dense | Diagonal]  # type: ignore[assignment]
 
     def __init__(
-        self, net: Any, weights: Weights, blocks: Sequence[Dense | Diagonal], x: AnyInputs, last: bool
+        self, net: Any, weights: Weights, outputs: int, blocks: Sequence[Dense | Diagonal], x: AnyInputs, last: bool
     ) -> None:
-        super().__init__(net, weights, blocks)
+        super().__init__(net, weights, outputs, blocks)
         self._rows = self._of_last_layer if last else Jacobians(net, weights, self.sites, x, ASKER).rows
 
-    def points(self, outputs: int) -> int:
-        """Return how many points can be added at once: all, if the network takes them together."""
+    @property
+    def together(self) -> int:
+        """How many points can be added at once."""
         size = sum(block.size() for block in self.blocks)
-        return min(super().points(outputs), max(1, _NUMBERS // (outputs * size)))
+        return min(super().together, max(1, _NUMBERS // (self.outputs * size)))
 
     def _of_last_layer(self, x: AnyInputs) -> tuple[Tensor, Weights]:
         """Return f and ∂f_d/∂W = e_d φᵀ, ∂f_d/∂b = e_d."""
@@ -124,22 +127,21 @@ class JacobianSums(Sums):
         return f
 
 
-def checked_batch(model: object, weights: Weights, x: object, y: Tensor) -> tuple[AnyInputs, Tensor]:
-    """Return the inputs and targets of a batch, on the device of the weights."""
-    place = next(iter(weights.values())).device
-    inputs = check_inputs(x, whole=takes_all(model))
-    check_pairs("x and y", inputs, y)
-    return inputs.to(place), y.to(place)
-
-
 def network_in(model: Any) -> Any:
     """Return the network of a model that may standardise its data."""
     return model.model if isinstance(model, Standardised) else model
 
 
-def inside(model: Any, x: AnyInputs, y: Tensor) -> tuple[Any, AnyInputs, Tensor]:
-    """Return the network, and the data as it sees them."""
+def data_inside(model: Any, weights: Weights, x: object, y: Tensor) -> tuple[Any, AnyInputs, Tensor]:
+    """Return the network, and a batch as it sees it: standardised, beside the weights, and with possible targets."""
+    net, place = network_in(model), next(iter(weights.values())).device
+    inputs = check_inputs(x, whole=takes_all(model))
+    check_pairs("x and y", inputs, y)
+    inputs, y = inputs.to(place), y.to(place)
     if isinstance(model, Standardised):
-        assert isinstance(x, Tensor)
-        return model.model, model.standard_x(x), model.standard_y(y)
-    return model, x, y
+        assert isinstance(inputs, Tensor)
+        inputs, y = model.standard_x(inputs), model.standard_y(y)
+    with torch.no_grad():
+        f = net.evaluate(weights, inputs if takes_all(net) else inputs[:1])[:1]
+        net.likelihood.check_values(f, net.likelihood.checked(f.expand(len(y), -1), y))
+    return net, inputs, y

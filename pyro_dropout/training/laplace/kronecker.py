@@ -50,21 +50,24 @@ class KroneckerSums(Sums):
 
     blocks: list[Kronecker]  # type: ignore[assignment]
 
-    def __init__(self, net: Any, weights: Weights, groups: Sequence[Shapes], precisions: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, net: Any, weights: Weights, outputs: int, groups: Sequence[Shapes], precisions: Mapping[str, Tensor]
+    ) -> None:
         if takes_all(net):
             raise PyroDropoutError(
                 "structure='kron' needs a network whose output at one point does not depend on the others; this one"
                 " takes all points at once (whole_batch=True). Use structure='full', 'layer' or 'diagonal'."
             )
         self.layers = layers_of(net, list(precisions))
-        super().__init__(net, weights, [Kronecker(group, precisions) for group in groups])
+        super().__init__(net, weights, outputs, [Kronecker(group, precisions) for group in groups])
         self._held = 0  # numbers that a point has in all layers, known after the first
 
-    def points(self, outputs: int) -> int:
-        """Return how many points can be added at once: on a GPU, as many as fit once their size is known."""
-        some = super().points(outputs)
+    @property
+    def together(self) -> int:
+        """How many points can be added at once: on a GPU, as many as fit once their size is known."""
+        some = super().together
         fit = _ON_GPU // self._held if self._held and self.blocks[0].outputs.is_cuda else 0
-        return max(some, min(fit, _ON_GPU // outputs**2))
+        return max(some, min(fit, _ON_GPU // self.outputs**2))
 
     def add(self, x: AnyInputs, y: Tensor) -> Tensor:
         """Add some points, and return the outputs at them."""

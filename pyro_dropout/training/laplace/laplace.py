@@ -26,7 +26,7 @@ from pyro_dropout.mathematics.curvature import Curvature
 from pyro_dropout.mathematics.curvature_blocks import F64, Dense, Kronecker
 from pyro_dropout.mathematics.shapes import base_distribution
 from pyro_dropout.protocols import HasMean, PyroModel, Weights
-from pyro_dropout.training.laplace.curvature import ASKER, JacobianSums, Sums, checked_batch, inside, network_in
+from pyro_dropout.training.laplace.curvature import ASKER, JacobianSums, Sums, data_inside, network_in
 from pyro_dropout.training.laplace.kronecker import KroneckerSums, layers_of
 from pyro_dropout.training.laplace.tuned_prior import Pair, judge_on_training_data, tune_prior
 from pyro_dropout.training.loader import Target, divided, number_of_data
@@ -178,23 +178,20 @@ def finish(
     log_likelihood = torch.zeros((), dtype=F64, device=next(iter(weights.values())).device)
     with forked(), evaluating(model), torch.enable_grad():
         for x, y in batches:
-            inputs, targets = checked_batch(model, weights, x, y)
-            net, own, own_targets = inside(model, inputs, targets)
+            net, inputs, targets = data_inside(model, weights, x, y)
+            whole, start = takes_all(net), 0
             if sums is None:
-                sums = _sums(guide.structure, net, weights, own)
+                sums = _sums(guide.structure, net, weights, inputs)
             if (missing := _JUDGED - sum(len(known) for _, known in seen)) > 0:
-                seen.append((inputs, targets) if takes_all(net) else (inputs[:missing], targets[:missing]))
-            f = net.evaluate(weights, own if takes_all(net) else own[:1]).detach()
-            net.likelihood.check_values(f[:1], net.likelihood.checked(f[:1].expand(len(targets), -1), own_targets))
-            start, whole = 0, takes_all(net)
+                seen.append((inputs, targets) if whole else (inputs[:missing], targets[:missing]))
             while start < len(targets):
-                size = len(targets) if whole else min(batch_size or len(targets), sums.points(f.shape[-1]))
+                size = len(targets) if whole else min(batch_size or len(targets), sums.together)
                 part = slice(start, start + size)
-                f = sums.add(own if whole else own[part], own_targets[part])
+                f = sums.add(inputs if whole else inputs[part], targets[part])
                 with torch.no_grad():  # of the targets as they are given
                     raw = model.raw(f) if isinstance(model, Standardised) else f
                     p = model.likelihood.distribution(raw)
-                    log_likelihood += p.log_prob(model.likelihood.checked(raw, targets[part])).to(F64).sum()
+                    log_likelihood += p.log_prob(model.likelihood.checked(raw, y[part].to(f.device))).to(F64).sum()
                 start += size
     if sums is None:
         raise ShapeError("a Laplace approximation needs at least one data point; the DataLoader gave none.")
@@ -220,7 +217,7 @@ def finish(
     elif judged:
         # The width of a default prior is no claim of the user's; that of a single layer is at full weight.
         by_default = network_in(model)._hidden > 0 and any(how is not None for how in tempered.values())
-        guide.prior_factor = judge_on_training_data(guide, model, seen, narrows=by_default)
+        guide.prior_factor = judge_on_training_data(guide, net, seen, narrows=by_default)
 
 
 def _noise(model: Any, log_likelihood: Tensor, numbers: float) -> dict[str, Tensor]:
@@ -237,7 +234,7 @@ def _sums(structure: Structure, net: Any, weights: Weights, x: AnyInputs) -> Sum
     """Return what adds up the curvature of a structure; ``x`` are some data."""
     net.look_at(x)
     check_no_noise(net, ASKER)
-    _check_outputs(net, weights, x)
+    outputs = _checked_outputs(net, weights, x)
     sites, linear = list(weights), False
     if structure == "last":
         with torch.no_grad():
@@ -254,12 +251,12 @@ def _sums(structure: Structure, net: Any, weights: Weights, x: AnyInputs) -> Sum
     # Sites that stay points may be most of a large network; nothing is made of their priors.
     precisions = {name: base_distribution(net.prior_of(name)).scale.detach().to(F64).pow(-2) for name in sites}
     if kind is Kronecker:
-        return KroneckerSums(net, weights, groups, precisions)
-    return JacobianSums(net, weights, [kind(group, precisions) for group in groups], x, linear)
+        return KroneckerSums(net, weights, outputs, groups, precisions)
+    return JacobianSums(net, weights, outputs, [kind(group, precisions) for group in groups], x, linear)
 
 
-def _check_outputs(net: Any, weights: Weights, x: AnyInputs) -> None:
-    """Raise if outputs are random, or if those at one point depend on others in a network that does not say so."""
+def _checked_outputs(net: Any, weights: Weights, x: AnyInputs) -> int:
+    """Return how many outputs there are; raise if they are random, or if one point's depend on others unsaid."""
     trial = x if takes_all(net) else x[:32]
     with torch.no_grad():
         many, again = (net.evaluate(weights, trial) for _ in range(2))
@@ -274,6 +271,7 @@ def _check_outputs(net: Any, weights: Weights, x: AnyInputs) -> None:
             "a Laplace approximation needs a network whose output at one point does not depend on the others, and this"
             " one's does, in evaluation mode too. Write BayesianNet(net, whole_batch=True)."
         )
+    return int(many.shape[-1])
 
 
 def _warn_unless_trained(guide: AutoLaplace, gradient: Mapping[str, Tensor]) -> None:

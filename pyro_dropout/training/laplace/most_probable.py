@@ -14,7 +14,7 @@ from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.mathematics.curvature_blocks import F64
 from pyro_dropout.mathematics.shapes import base_distribution
 from pyro_dropout.protocols import Weights
-from pyro_dropout.training.laplace.curvature import checked_batch, inside
+from pyro_dropout.training.laplace.curvature import data_inside
 
 _FLAT = 0.01  # a slope, in units of the prior, where it ends
 _CHANGE = 1e-7  # of the weights or of log p(y, w) in a step, where it cannot go on
@@ -30,8 +30,8 @@ def most_probable(model: Any, x: object, y: Tensor, weights: Weights, steps: int
     The model is a ``BayesianNet``, or one inside ``Standardised``. Its ordinary parameters, and those of its likelihood
     other than τ, are trained where they are.
     """
-    inputs, targets = checked_batch(model, weights, x, y)
-    net, inputs, targets = inside(model, inputs, targets)
+    with evaluating(model):
+        net, inputs, targets = data_inside(model, weights, x, y)
     scales = {name: base_distribution(net.prior_of(name)).scale for name in weights}
     beside = dict(net.likelihood.named_parameters()) if isinstance(net.likelihood, nn.Module) else {}
     beside.pop("log_tau", None)

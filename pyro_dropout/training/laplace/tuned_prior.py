@@ -24,11 +24,11 @@ from pyro_dropout.generative.likelihoods.gaussian_outputs import Nodes, Outputs,
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.guides.laplace import AutoLaplace
-from pyro_dropout.training.laplace.curvature import ASKER, checked_batch, inside
+from pyro_dropout.training.laplace.curvature import ASKER, data_inside
 from pyro_dropout.training.loader import all_of
 
 _F64 = torch.float64
-Pair = tuple[object, Tensor]  # x and y
+Pair = tuple[Any, Tensor]  # x and y
 _NODES = 256  # quasi-random points of each output
 _POINTS, _NUMBERS = 400, 2**22  # the most data, and numbers of their Jacobians that are held at once
 _FACTORS = tuple(10 ** (k / 2) for k in range(-2, 12))
@@ -48,8 +48,9 @@ def tune_prior(guide: AutoLaplace, model: Any, validation: object) -> float:
         validation = all_of(validation, None)
     if not isinstance(validation, tuple | list) or len(validation) != 2:
         raise ShapeError(f"validation must be a pair (x, y), or a DataLoader; got {type(validation).__name__}.")
-    x, y = validation
-    seen = _seen(guide, model, [(x, y)], _FACTORS)
+    with evaluating(model):
+        net, x, y = data_inside(model, guide.point(), *validation)
+    seen = _seen(guide, net, [(x, y)], _FACTORS)
     best = max(range(len(seen)), key=lambda k: seen[k].log_prob)
     factor = _FACTORS[best]
     if 0 < best < len(seen) - 1:  # the top of the parabola through three points
@@ -61,19 +62,19 @@ def tune_prior(guide: AutoLaplace, model: Any, validation: object) -> float:
     return float(factor)
 
 
-def judge_on_training_data(guide: AutoLaplace, model: Any, pairs: list[Pair], narrows: bool) -> float:
+def judge_on_training_data(guide: AutoLaplace, net: Any, pairs: list[Pair], narrows: bool) -> float:
     """Return the factor of the prior's precisions that training data ask for, and warn of a classifier that is unsure.
 
     They can say that a prior is too wide for a point, not that it is too narrow. If it ``narrows``, the factor is the
     least, 1 or above, that leaves the confidence of the point alone, or its accuracy if that is less, but for 0.01.
     """
-    if not isinstance(model.likelihood, Categorical | Bernoulli):
+    if not isinstance(net.likelihood, Categorical | Bernoulli):
         return 1.0
-    wide, point = _seen(guide, model, pairs, (1.0, _CERTAIN))
+    wide, point = _seen(guide, net, pairs, (1.0, _CERTAIN))
     factor, least = 1.0, min(point.sure, point.right) - _LEAVES * point.count
     if narrows and wide.sure < least:
         factors = [each for each in _FACTORS if each > 1]
-        found = list(zip(factors, _seen(guide, model, pairs, factors), strict=True))
+        found = list(zip(factors, _seen(guide, net, pairs, factors), strict=True))
         factor, wide = next((each for each in found if each[1].sure >= least), found[-1])
         for block in guide.curvature:
             block.prior.mul_(factor)
@@ -107,22 +108,17 @@ class _Seen:
         self.count += sure.numel()
 
 
-def _seen(guide: AutoLaplace, model: Any, pairs: list[Pair], factors: Sequence[float]) -> list[_Seen]:
+def _seen(guide: AutoLaplace, net: Any, pairs: Sequence[Pair], factors: Sequence[float]) -> list[_Seen]:
     """Return what linearised predictions of some data are worth, for each factor of the prior's precisions."""
     spectra = [block.spectrum(block.prior) for block in guide.curvature]
-    found = [_Seen() for _ in factors]
-    for x, y in pairs:
-        inputs, targets = checked_batch(model, guide.point(), x, y)
-        net, own, targets = inside(model, inputs, targets)
-        whole = takes_all(net)
+    found, whole, said = [_Seen() for _ in factors], takes_all(net), outputs_of(net.likelihood, Nodes(_NODES, 0))
+    for own, targets in pairs:
         if not whole and len(targets) > _POINTS:
             some = torch.linspace(0, len(targets) - 1, _POINTS, device=targets.device).long()
             own, targets = own[some], targets[some]
-        said = outputs_of(net.likelihood, Nodes(_NODES, 0))
         with forked(), evaluating(net), torch.no_grad():
             near = Jacobians(net, guide.point(), guide.random_sites(), own, ASKER)
             targets = net.likelihood.checked(near.like[:1].expand(len(targets), -1), targets)
-            net.likelihood.check_values(near.like[:1], targets)
             size = len(targets) if whole else max(1, _NUMBERS // max(1, near.numbers * near.width))
             for start in range(0, len(targets), size):
                 part = slice(start, start + size)
