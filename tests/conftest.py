@@ -27,8 +27,6 @@ if CHECKED:
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # for the commands that tests start
 os.environ["MPLBACKEND"] = "Agg"
-if not torch.cuda.is_available():  # then Triton's interpreter runs kernels, if it is told so before it is imported
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 class TorchRandom:

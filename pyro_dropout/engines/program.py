@@ -54,7 +54,6 @@ class Program:
         writes: how many of its first outputs are written over its first inputs, so that they do not exist twice. No two
             inputs may share memory then. If it is compiled, either all of them are or none.
         fake: whether it is traced without computing anything where that is possible, which takes no memory.
-        bits: whether large masks on a GPU are drawn as bits, with other random numbers.
 
     Attributes:
         lifted: where the tensors are that it reads besides its inputs, and those that were there first.
@@ -71,7 +70,6 @@ class Program:
         compile: bool = True,
         writes: int = 0,
         fake: bool = False,
-        bits: bool = False,
     ) -> None:
         flat, self._inputs = tree_flatten(inputs)
         outputs: list[TreeSpec] = []
@@ -90,7 +88,6 @@ class Program:
             _write_over(self.graph.graph, self.writes)
             self.graph.recompile()
         self.twin = next((other for other in like if _same(self.graph, other.graph)), None)
-        self._bits = bits
         self._run: Callable[..., Sequence[Tensor]] = self.graph if self.twin is None else self.twin._run
         if compile and self.twin is None:
             self.compile(flat)
@@ -101,10 +98,6 @@ class Program:
         if any(each.is_cuda for each in inputs) or self._bits:
             graph = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))  # as it is, others compare it with theirs
             sum_products_with_vectors(graph.graph)
-            if self._bits:
-                from pyro_dropout.engines.mask_bits import draw_bits  # takes a while
-
-                draw_bits(graph.graph)
             graph.recompile()
         self._run = _compile(graph, [*inputs, *(tensor for _, tensor in self.lifted)])
 

@@ -218,7 +218,7 @@ class Walk:
 
             try:
                 with quietly(self.weights.model, self.weights.posterior):
-                    self._programs[key] = Program(run, values, weights, x, bits=True)
+                    self._programs[key] = Program(run, values, weights, x)
             except Exception as cause:
                 if is_out_of_memory(cause):
                     raise
