@@ -30,7 +30,7 @@ HowCompiled = Literal["auto", "traced", "plain"] | bool
 _RECORDING = 200  # eager steps
 _COMPILING = 15.0  # seconds
 _IN_C = 1.5
-_BETWEEN = 6e-4  # seconds of a recorded step that a compiled one saves, whatever its size
+_BETWEEN = 2e-3  # seconds of a recorded step that a compiled one saves, whatever its size
 _FUSED = 1e-8  # the same, for each weight and activation
 
 

@@ -189,9 +189,6 @@ class Loop:
     def ready(self) -> None:
         """Draw what it needs from the generators, after the engine has been chosen."""
 
-    def begin(self) -> None:
-        """Look at what may have changed since the last steps."""
-
     def one(self, row: Row) -> Taken:
         """Take a step."""
         raise NotImplementedError
@@ -243,51 +240,6 @@ class Direct(Loop):
     def one(self, row: Row) -> Taken:
         """Take a step."""
         return self._step.eagerly(row, self._gradient)
-
-
-class Fixed(Loop):
-    """Takes steps on the same tensors at every call, without Python between operations.
-
-    Args:
-        step: the step.
-        name: the engine.
-        own: tensors that each row is copied into, and then what ``outside`` gives.
-        run: takes a step on them, and returns results that the next one writes over; the first is the loss.
-        begin: prepares a round of steps.
-        then: follows ``run``.
-        outside: reads the tensors that the step uses besides its inputs.
-        written: the places in a row that a step writes over.
-    """
-
-    def __init__(
-        self,
-        step: Step,
-        name: str,
-        own: list[Tensor],
-        run: Callable[[], list[Tensor]],
-        *,
-        begin: Callable[[], object] = lambda: None,
-        then: Callable[[], object] = lambda: None,
-        outside: Callable[[], list[Tensor]] = list,
-        written: Sequence[int] = (),
-    ) -> None:
-        super().__init__(step)
-        self.name, self._own, self._run, self._written = name, own, run, written
-        self._begin, self._then, self._outside = begin, then, outside
-
-    def begin(self) -> None:
-        """Compute what does not change from step to step."""
-        self._begin()
-
-    def one(self, row: Row) -> Taken:
-        """Take a step."""
-        with torch.no_grad():
-            copy_into(self._own, [*row, *self._outside()])
-            loss = self._run()[0].clone()
-            for k in self._written:
-                row[k].copy_(self._own[k])
-            self._then()
-        return loss, True
 
 
 def is_large(values: Sequence[Tensor]) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 
 from pyro_dropout.engines.c import library
 from pyro_dropout.engines.c.source import Source
-from pyro_dropout.engines.engine import CannotError, Fixed, Loop, Step
+from pyro_dropout.engines.engine import CannotError, Loop, Row, Step, Taken, copy_into
 from pyro_dropout.engines.program import Program, apart_in_memory
 
 Run = Callable[[], list[Tensor]]
@@ -35,12 +35,30 @@ class Generated:
             raise CannotError("it has too many parameters")
         if not apart_in_memory([*step.flat, *step.row], len(step.changed)):
             raise CannotError("two of its tensors share memory")
-        program = step.recorded
-        own = [each.clone() for each in (*step.row, *program.outside())]
-        run = in_c(program, [*step.flat, *own])
-        rows = range(len(step.flat), len(step.flat) + len(step.row))
-        written = [k - rows.start for k in _written(program.graph) if k in rows]
-        return Fixed(step, self.name, own, run, outside=program.outside, written=written)
+        return InC(step)
+
+
+class InC(Loop):
+    """Takes steps on the same tensors at every call: rows, and what the step reads besides, are copied there."""
+
+    name = Generated.name
+
+    def __init__(self, step: Step) -> None:
+        super().__init__(step)
+        program, first = step.recorded, len(step.flat)
+        self._outside = program.outside
+        self._own = [each.clone() for each in (*step.row, *program.outside())]
+        self._run = in_c(program, [*step.flat, *self._own])
+        self._written = [k - first for k in _written(program.graph) if first <= k < first + len(step.row)]
+
+    def one(self, row: Row) -> Taken:
+        """Take a step."""
+        with torch.no_grad():
+            copy_into(self._own, [*row, *self._outside()])
+            loss = self._run()[0].clone()
+            for k in self._written:
+                row[k].copy_(self._own[k])
+        return loss, True
 
 
 def in_c(program: Program, inputs: Sequence[Tensor]) -> Run:

@@ -112,11 +112,6 @@ def has_cpu_kernel(operation: OpOverload) -> bool:
     )
 
 
-def function_named(name: str) -> Callable[..., Any] | None:
-    """Return torch's function of an operation, which begins sooner than the operation; None if there is none."""
-    return getattr(torch._C._nn, name, None) or getattr(torch, name, None)
-
-
 def fused_adam(decoupled: bool) -> Callable[..., None]:
     """Return torch's Adam or AdamW of all parameters in one call; torch.optim has it under ``fused=True``."""
     return torch._fused_adamw_ if decoupled else torch._fused_adam_

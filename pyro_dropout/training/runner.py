@@ -92,7 +92,6 @@ class TrainingRun:
         count = min(steps, CHAIN if self._batches is None else self._batches.together)
         losses = []
         with products_in(self._precision):
-            self._loop.begin()
             for row in [[]] * count if self._batches is None else self._batches.inputs(count):
                 usual = not isinstance(self._batches, Stream) or self._batches.usual(row)
                 try:

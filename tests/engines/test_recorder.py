@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import pyro
 import pytest
 import torch
 from torch import Tensor
@@ -126,3 +127,29 @@ UNRECORDED: dict[str, Function] = {
 def test_what_a_record_cannot_hold_is_left_to_make_fx(name: str) -> None:
     with torch.no_grad():
         assert record(UNRECORDED[name], [torch.randn(3)]) is None
+
+
+class Counted(torch.nn.Module):
+    """A network that counts its calls in a buffer, and learns more slowly by it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 4)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.add_(1)
+        return self.layer(x).tanh().sum(-1, keepdim=True) / self.calls
+
+
+def test_buffers_that_a_network_changes_are_changed_once_a_step() -> None:
+    x, found = torch.linspace(-1, 1, 30).unsqueeze(-1), []
+    for compile in (False, "traced"):
+        pyro.clear_param_store()
+        torch.manual_seed(0)
+        model = pd.BayesianNet(Counted())
+        guide = pd.AutoDropout(model, keep=0.8)
+        history = fit(model, guide, x, x**2, steps=45, lr=0.01, compile=compile, progress=False, seed=0)  # type: ignore[arg-type]
+        assert history.traced == (compile == "traced")
+        found.append((history.losses, [value.detach() for value in (*guide.parameters(), *model.buffers())]))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)

@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import Tensor, fx
 
+from pyro_dropout.engines.c.calls import written
 from pyro_dropout.engines.c.functions import functions
 from pyro_dropout.engines.c.translation import Translation
 from pyro_dropout.engines.engine import CannotError
 from pyro_dropout.engines.generated.values import UnsupportedError, Value
-from pyro_dropout.engines.written_calls import written
 
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
 _ROW = "static inline long row(long long i, int count) { return i < 0 ? i + count : i; }"
@@ -58,7 +58,7 @@ class Source:
         """
         memory, results = self._memory, self._step.results
         pointers = (ctypes.c_void_p * len(memory))(*(each.data_ptr() for each in memory))
-        draws = [written(operation, (), {}, [place]) for operation, place in self._step.draws]
+        draws = [getattr(place, fill) for fill, place in self._step.draws]
         calls: dict[int, Callable[[], Any]] = {}
         failed: list[BaseException] = []
 

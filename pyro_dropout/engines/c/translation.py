@@ -53,7 +53,7 @@ class Translation(Lowering):
     """A graph as nests of loops in C.
 
     Attributes:
-        draws: random numbers: the operation that draws them, and where, in the order of torch.
+        draws: random numbers: what fills a tensor with them, and where, in the order of torch.
         calls: other operations of torch, with memory in place of nodes.
         over: inputs that are written over at the end, and their values.
         bounds: numbers of rows, and how many rows there are.
@@ -64,7 +64,7 @@ class Translation(Lowering):
 
     def __init__(self, graph: fx.GraphModule, given: Sequence[Tensor]) -> None:
         self.nests = Nests()
-        self.draws: list[tuple[OpOverload, Tensor]] = []
+        self.draws: list[tuple[str, Tensor]] = []
         self.calls: list[tuple[OpOverload, Any, dict[str, Any], list[Tensor | None]]] = []
         self.over: list[tuple[Value, Value]] = []
         self.bounds: list[tuple[Value, int]] = []
@@ -113,7 +113,7 @@ class Translation(Lowering):
         elif "empty" in name or (isinstance(val, Tensor) and val.numel() > _MOST):
             raise CannotError(f"{operation}, which has no values or too many")
         elif name in DRAWS:
-            self._draw(node, operation)
+            self._draw(node, DRAWS[name])
         elif name in PRODUCTS:
             self._call(node, operation)
         else:
@@ -155,13 +155,13 @@ class Translation(Lowering):
             return [self.nests.view(memory, each) for each in made]
         return self.nests.view(memory, made)
 
-    def _draw(self, node: fx.Node, operation: OpOverload) -> None:
+    def _draw(self, node: fx.Node, fill: str) -> None:
         val = node.meta.get("val")
         if not isinstance(val, Tensor) or not val.is_contiguous() or node.kwargs.get("generator") is not None:
             raise CannotError(str(node.target))
         drawn = torch.empty(val.shape, dtype=val.dtype)
         self._values[node] = self._outside(f"d{len(self.draws)}", drawn)
-        self.draws.append((operation, drawn))
+        self.draws.append((fill, drawn))
 
     def _call(self, node: fx.Node, operation: OpOverload) -> None:
         """Add an operation that stays torch's own."""
