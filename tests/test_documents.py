@@ -138,7 +138,7 @@ def test_every_equation_names_tests_that_exist() -> None:
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the short tests programs run as they were traced: a C++ compiler takes ten seconds for each."""
     if os.environ.get("HYPOTHESIS_PROFILE") != "deep":
-        monkeypatch.setattr(program, "_compile", lambda graph, inputs: graph)
+        monkeypatch.setattr(program, "compiled", lambda graph, inputs: graph)
 
 
 @pytest.mark.usefixtures("quickly")

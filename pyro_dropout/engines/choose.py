@@ -20,8 +20,7 @@ from torch import Tensor
 from pyro_dropout.engines.engine import CannotError, Eager, Engine, Loop, Step, WrongStepError
 from pyro_dropout.engines.in_c import Generated
 from pyro_dropout.engines.in_cuda import InCuda
-from pyro_dropout.engines.inductor import Inductor
-from pyro_dropout.engines.replayed import Replayed
+from pyro_dropout.engines.replayed import Inductor, Replayed
 from pyro_dropout.mathematics.checks import check_choice
 
 Compile = Literal["auto"] | bool

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.engines.constants import Found
-from pyro_dropout.engines.program import Function, Program, apart_in_memory, counting
+from pyro_dropout.engines.program import Function, Program, counting
 from pyro_dropout.engines.torch_internals import tree_leaves
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.protocols import Tree
@@ -28,9 +28,7 @@ CHAIN = 20
 
 SMALL = 2**20  # the most parameters and moments of a network whose kernels are shorter than what lies between them
 LARGE = 2**23  # the most parameters that are copied now and then, so that a training that diverges can return to them
-# The most parameters that steps on a GPU compute anew: more than twice the memory, but then no kernel waits for another
-# one that still reads what it writes over.
-HUGE = 2**26
+HUGE = 2**26  # the most parameters that steps on a GPU compute anew, which takes more than twice their memory
 
 
 class CannotError(Exception):
@@ -107,14 +105,9 @@ class Step:
         return [*self.leaves, self.t]
 
     @property
-    def large(self) -> bool:
-        """Whether the parameters take too much memory for a copy."""
-        return is_large(self.values)
-
-    @property
-    def huge(self) -> bool:
-        """Whether the parameters take too much memory to be computed anew."""
-        return sum(value.numel() for value in self.values) > HUGE
+    def in_place(self) -> bool:
+        """Whether an optimiser changes the parameters beside the step: new ones take too much memory."""
+        return sum(value.numel() for value in self.values) > (HUGE if self.t.is_cuda else LARGE)
 
     @property
     def small(self) -> bool:
@@ -133,21 +126,18 @@ class Step:
 
     @cached_property
     def recorded(self) -> Program:
-        """The whole step, recorded once for all engines; it writes over the tensors that it changes.
+        """The whole step, recorded once for all engines; on a CPU it writes over the tensors that it changes.
 
-        On a GPU it does so only where they take too much memory to be computed anew.
+        On a GPU no kernel waits for another one that still reads what it would write over.
         """
-        on_gpu, count = self.t.is_cuda, len(self.changed)
-        if on_gpu and not (self.huge and apart_in_memory([*self.flat, *self.row], count)):
-            return self.program()
-        return self.program(writes=count, fake=on_gpu)
+        return self.program(writes=0 if self.t.is_cuda else len(self.changed))
 
-    def program(self, *, writes: int = 0, fake: bool = False) -> Program:
+    def program(self, *, writes: int = 0) -> Program:
         """Return the whole step as a program; if it writes over the tensors that it changes, it also counts."""
         if self.whole is None:
             raise CannotError("the optimiser is torch's own, and runs beside the step")
         function = counting(self.whole) if writes else self.whole
-        how: Any = {"outside": self.outside, "like": self.like, "compile": False, "writes": writes, "fake": fake}
+        how: Any = {"outside": self.outside, "like": self.like, "compile": False, "writes": writes}
         return Program(function, *self.arguments, **how)
 
     def eagerly(self, row: Row, gradient: Gradient | None = None) -> Taken:

@@ -7,8 +7,9 @@ from pyro_dropout.engines.cuda.source import Recorded
 from pyro_dropout.engines.cuda.steps import STATE, StepsOnGpu
 from pyro_dropout.engines.engine import CannotError, Loop, Step
 from pyro_dropout.engines.generated.values import UnsupportedError
-from pyro_dropout.engines.program import apart_in_memory, counting, traced
+from pyro_dropout.engines.program import apart_in_memory, counting
 from pyro_dropout.engines.torch_internals import tree_flatten, tree_leaves, tree_unflatten
+from pyro_dropout.engines.tracing import traced
 
 
 class InCuda:

@@ -1,130 +1,48 @@
-"""Steps that torch's compiler takes: on a CPU call by call, on a GPU many of them in one CUDA graph."""
+"""How torch's compiler compiles a recorded graph."""
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyro_dropout.engines.engine import Direct, Loop, Row, Step, Taken, copy_into
-from pyro_dropout.engines.program import Program
-from pyro_dropout.engines.torch_internals import tree_leaves
+from pyro_dropout.engines.kernel_folder import check_compiler_folder
+from pyro_dropout.engines.torch_internals import combined_by, compile_fx
+
+_GRAIN = 2**15  # the size from which torch's own operations use a second thread on a CPU
+_LONG = 2**19  # numbers that a reduction reads
 
 
-class Inductor:
-    """Compiles a step with inductor.
+def compiled(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Sequence[Tensor]]:
+    """Return a graph as a program of inductor's, for an example of its inputs."""
+    # Straight to inductor: Dynamo has nothing to find in a finished graph, and its guards cost time at every call. The
+    # warnings are about torch's own internals.
+    check_compiler_folder()
+    on_gpu = any(tensor.is_cuda for tensor in inputs)
+    with torch.no_grad(), warnings.catch_warnings(), combined_by(by_shape) if on_gpu else nullcontext():
+        warnings.simplefilter("ignore")
+        return compile_fx(graph, inputs, settings(on_gpu))
 
-    A large network on a CPU has a program for the gradient alone, beside torch's own fused optimiser.
+
+def settings(on_gpu: bool) -> dict[str, Any]:
+    """Return the settings of inductor."""
+    # A step has many small sums, one per layer; on a GPU their launches dominate, so they are launched together.
+    return {"combo_kernels": on_gpu, "cpp.min_chunk_size": _GRAIN, "fallback_random": not on_gpu}
+
+
+def by_shape(nodes: list[Any]) -> list[list[Any]]:
+    """Return kernels in groups to be launched together: each shape of long reductions, and all others.
+
+    Kernels that are combined share the sizes of their blocks. What suits sums over the points of a batch is far too
+    small for a kernel that updates a million weights and sums their squares, which then takes ten times as long.
     """
-
-    name = "inductor"
-
-    def loop(self, step: Step) -> Loop:
-        """Return what takes the steps."""
-        if step.gradient is not None and (step.whole is None or (step.large and not step.t.is_cuda)):
-            program = Program(step.gradient, step.values, step.t, *step.inputs, *step.row, fake=step.large)
-            return Direct(step, program, self.name)
-        program = step.recorded
-        if not program.writable:
-            program = step.program()
-            program.lifted = step.recorded.lifted
-        program.compile(tree_leaves(step.arguments))
-        return Captured(step, program, self.name)
-
-
-class Captured(Loop):
-    """Whole steps by a program, and on a GPU ``Step.chain`` of them in one CUDA graph."""
-
-    def __init__(self, step: Step, program: Program, name: str) -> None:
-        super().__init__(step)
-        self._step, self._program, self.name = step, program, name
-        self._chain = Chain(step, program) if step.chain and step.t.is_cuda else None
-        if self._chain is not None:
-            self.name = f"{name} with CUDA graphs"
-
-    def one(self, row: Row) -> Taken:
-        """Take a step."""
-        step, program = self._step, self._program
-        if self._chain is not None and step.chain == 1:
-            with torch.no_grad():
-                for place, value in zip(self._chain.rows, [*row, *program.outside()], strict=True):
-                    place[0].copy_(value)
-                loss = self._chain.replay()[0]
-                for value, place in zip(row[: step.buffers], self._chain.rows, strict=False):
-                    if all(n == 1 or stride for n, stride in zip(value.shape, value.stride(), strict=True)):
-                        value.copy_(place[0])
-            return loss, True
-        found = program.flat([*step.flat, *row])
-        if not program.writes:  # one that writes over its inputs also counts
-            copy_into(step.leaves, found[: len(step.leaves)])
-            step.t.add_(1)
-        return found[-1], True
-
-    def at_once(self, steps: int) -> int:
-        """Return how many of some steps the graph takes."""
-        return self._step.chain if self._chain is not None and steps >= self._step.chain > 1 else 0
-
-    def many(self, steps: int, rows: Tensor | None) -> Tensor:
-        """Take the steps of the graph."""
-        assert self._chain is not None
-        if rows is not None:
-            self._chain.rows[0].copy_(rows)
-        return self._chain.replay()
-
-
-class Chain:
-    """Some steps captured in one CUDA graph, which change the tensors of the step: a replay costs one launch.
-
-    Attributes:
-        rows: what each step is given, its row and what the program reads besides, (steps, ...) each.
-    """
-
-    def __init__(self, step: Step, program: Program) -> None:
-        self._step, self._program = step, program
-        given = [*step.row, *program.outside()]
-        # One row keeps its strides, for which the program was compiled.
-        self.rows = [
-            each.clone()[None]
-            if step.chain == 1
-            else each.expand(step.chain, *each.shape).clone(memory_format=torch.contiguous_format)
-            for each in given
-        ]
-        # Every replay reads the memory that it was captured with, so all of it must live as long as the graph.
-        self._ahead = torch.arange(step.chain, device=step.t.device, dtype=step.t.dtype)
-        self._losses = self._warmed_up()
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.no_grad(), torch.cuda.graph(self._graph):
-            leaves, losses = step.leaves, []
-            times = [step.t] * step.chain if program.writes else (step.t + self._ahead).unbind()
-            for k, time in enumerate(times):
-                *leaves, loss = self._taken(leaves, time, k)
-                losses.append(loss)
-            if not program.writes:
-                torch._foreach_copy_(step.leaves, leaves)
-                step.t.add_(step.chain)
-            self._losses.copy_(torch.stack(losses))
-
-    def _taken(self, leaves: list[Tensor], time: Tensor, k: int) -> list[Tensor]:
-        """Return the leaves after one step, and its loss."""
-        step, own = self._step, [each[k] for each in self.rows]
-        row, outside = own[: len(step.row)], own[len(step.row) :]
-        given = [*leaves, time, *step.flat[len(step.changed) :], *row]
-        found = self._program.flat(given, outside)
-        return [*found[: len(leaves)], found[-1]]
-
-    def _warmed_up(self) -> Tensor:
-        """Let lazy initialisation and autotuning happen outside the capture; return a place for the losses."""
-        step = self._step
-        kept = [each.to("cpu", copy=True) for each in step.changed] if self._program.writes else []
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        try:
-            with torch.no_grad(), torch.cuda.stream(stream):
-                for _ in range(3):
-                    *_, loss = self._taken(step.leaves, step.t, 0)
-        finally:
-            torch.cuda.current_stream().wait_stream(stream)
-            copy_into(step.changed[: len(kept)], kept)
-        return torch.zeros((step.chain, *loss.shape), dtype=loss.dtype, device=step.t.device)
-
-    def replay(self) -> Tensor:
-        """Take all steps of the chain, and return their losses."""
-        self._graph.replay()
-        return self._losses.clone()
+    groups: dict[object, list[Any]] = {}
+    for node in nodes:
+        sizes = tuple(node.group[-1])
+        known = all(str(size).isdigit() for size in sizes)
+        long = known and node.is_reduction() and math.prod(map(int, sizes)) >= _LONG
+        groups.setdefault(sizes if long else None, []).append(node)
+    return list(groups.values())

@@ -1,44 +1,19 @@
-"""A function of tensors, recorded once as a graph of tensor operations, and compiled by inductor or replayed.
+"""A function of tensors, recorded once as a graph of tensor operations, and compiled by inductor or replayed."""
 
-make_fx or ``record`` turns a whole step, including Pyro's handlers, the gradient and the optimiser, into a graph of
-plain tensor operations; inductor fuses that graph.
-"""
-
-import copy
-import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from pyro_dropout.engines.aliasing import owner
 from pyro_dropout.engines.constants import Found, alike, lift_constants
-from pyro_dropout.engines.fused_kernels import by_shape, updates_apart
-from pyro_dropout.engines.kernel_folder import check_compiler_folder
-from pyro_dropout.engines.recorder import RecordedMasks, reads_values, record
-from pyro_dropout.engines.thin_products import rewrite_skinny_products, sum_products_with_vectors
-from pyro_dropout.engines.torch_internals import (
-    FakeTensorMode,
-    TracingContext,
-    TreeSpec,
-    as_torch_compiles,
-    combined_by,
-    compile_fx,
-    fused_if,
-    tracing,
-    tree_flatten,
-    tree_leaves,
-    tree_unflatten,
-)
-from pyro_dropout.errors import PyroDropoutError
+from pyro_dropout.engines.inductor import compiled
+from pyro_dropout.engines.torch_internals import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+from pyro_dropout.engines.tracing import same, traced
 from pyro_dropout.protocols import Tree
 
 # A step: (values, state, t, lr, *inputs) -> (values, state, loss)
 Function = Callable[..., tuple[list[Tensor], list[list[Tensor]], Tensor]]
-
-_GRAIN = 2**15  # the size from which torch's own operations use a second thread on a CPU
 
 
 class Program:
@@ -53,12 +28,12 @@ class Program:
         compile: whether it is compiled; otherwise its tensor operations are replayed one by one.
         writes: how many of its first outputs are written over its first inputs, so that they do not exist twice. No two
             inputs may share memory then. If it is compiled, either all of them are or none.
-        fake: whether it is traced without computing anything where that is possible, which takes no memory.
 
     Attributes:
         lifted: where the tensors are that it reads besides its inputs, and those that were there first.
         twin: which of ``like`` it equals.
-        writable: whether inductor would write the first outputs over the first inputs as it should.
+        writable: whether inductor would write the first outputs over the first inputs as it should: it may leave out
+            the copy of what shows an input, and then reads what is written over it.
     """
 
     def __init__(
@@ -69,7 +44,6 @@ class Program:
         like: Sequence["Program"] = (),
         compile: bool = True,
         writes: int = 0,
-        fake: bool = False,
     ) -> None:
         flat, self._inputs = tree_flatten(inputs)
         outputs: list[TreeSpec] = []
@@ -79,27 +53,22 @@ class Program:
             outputs.append(spec)
             return result
 
-        self.graph = traced(flat_function, flat, fake=fake)
+        self.graph = traced(flat_function, flat)
         self._outputs = outputs[-1]
         self.lifted = [] if outside is None else lift_constants(self.graph, outside)
-        self.writable = _can_write_over(self.graph.graph, flat[:writes])
+        self.writable = not _showing(self.graph.graph, writes)
         self.writes = writes if not compile or self.writable else 0
         if self.writes:
             _write_over(self.graph.graph, self.writes)
             self.graph.recompile()
-        self.twin = next((other for other in like if _same(self.graph, other.graph)), None)
+        self.twin = next((other for other in like if same(self.graph, other.graph)), None)
         self._run: Callable[..., Sequence[Tensor]] = self.graph if self.twin is None else self.twin._run
         if compile and self.twin is None:
             self.compile(flat)
 
     def compile(self, inputs: list[Tensor]) -> None:
         """Let inductor compile what was recorded, for an example of the leaves of its inputs."""
-        graph = self.graph
-        if any(each.is_cuda for each in inputs) or self._bits:
-            graph = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))  # as it is, others compare it with theirs
-            sum_products_with_vectors(graph.graph)
-            graph.recompile()
-        self._run = _compile(graph, [*inputs, *(tensor for _, tensor in self.lifted)])
+        self._run = compiled(self.graph, [*inputs, *(tensor for _, tensor in self.lifted)])
 
     def __call__(self, *inputs: Tree) -> Tree:
         """Run the program."""
@@ -138,81 +107,6 @@ def counting(step: Function) -> Callable[..., Tree]:
     return counted
 
 
-def traced(function: Callable[..., list[Tensor]], inputs: list[Tensor], *, fake: bool = False) -> torch.fx.GraphModule:
-    """Return a function of tensors as a graph of tensor operations.
-
-    It is traced twice, which must give the same graph: a user's model may draw from Python's or numpy's generators,
-    count its calls or read a clock.
-    """
-    try:
-        return _traced(function, inputs, fake)
-    except Exception as cause:
-        if not reads_values(cause):
-            raise
-        try:
-            with as_torch_compiles():
-                return _traced(function, inputs, fake)
-        except Exception as again:
-            raise (again if reads_values(again) else cause) from None
-
-
-def _traced(function: Callable[..., list[Tensor]], inputs: list[Tensor], fake: bool) -> torch.fx.GraphModule:
-    if fake:
-        try:
-            graph = _trace(function, inputs, "fake")
-        except Exception:  # a model that reads the values of its own tensors; it is traced with them
-            fake, graph = False, _trace(function, inputs)
-    else:
-        graph = _trace(function, inputs)
-    if not _same(graph, _trace(function, inputs, "fake" if fake else "real")):
-        raise PyroDropoutError(
-            "it was traced twice and gave two different programs, so something outside torch changes between calls"
-            " (Python's or numpy's random numbers, a counter), which a compiled step would hold fixed"
-        )
-    return graph
-
-
-def _trace(
-    function: Callable[..., list[Tensor]], inputs: list[Tensor], mode: Literal["real", "fake"] = "real"
-) -> torch.fx.GraphModule:
-    def with_masks(*leaves: Tensor) -> list[Tensor]:
-        with RecordedMasks():  # type: ignore[no-untyped-call]
-            return function(*leaves)
-
-    graph = None
-    if mode == "real" and not any(each.is_cuda for each in inputs):
-        with torch.no_grad():
-            graph = record(with_masks, inputs)
-    if graph is None:
-        graph = _made(with_masks, inputs, mode)
-    rewrite_skinny_products(graph.graph)
-    graph.graph.eliminate_dead_code()
-    graph.recompile()
-    return graph
-
-
-def _made(
-    function: Callable[..., list[Tensor]], inputs: list[Tensor], mode: Literal["real", "fake"]
-) -> torch.fx.GraphModule:
-    # make_fx notes the shape of every value with a mode of its own for each; to find one here takes a third less time.
-    # What is traced without values meets tensors that have some: data, and a network's own parameters.
-    mixed = mode == "fake" and any(each.is_cuda for each in inputs)
-    shapes = TracingContext(FakeTensorMode(allow_fallback_kernels=True, allow_non_fake_inputs=mixed))
-    with torch.no_grad(), tracing(shapes):
-        graph: torch.fx.GraphModule = make_fx(function, tracing_mode=mode)(*inputs)
-    return graph
-
-
-def _can_write_over(graph: torch.fx.Graph, inputs: list[Tensor]) -> bool:
-    """Whether inductor writes the first outputs over these inputs as it should."""
-    # Inductor may leave out the copy of what shows an input, and then reads what is written over it. On a GPU a kernel
-    # that reads an input by slices would write elsewhere first, which takes half as long again.
-    places = graph.find_nodes(op="placeholder")[: len(inputs)]
-    slices = graph.find_nodes(op="call_function", target=torch.ops.aten.slice.Tensor)
-    by_slices = any(each.is_cuda for each in inputs) and any(owner(node) in places for node in slices)
-    return not _showing(graph, len(inputs)) and not by_slices
-
-
 def _showing(graph: torch.fx.Graph, count: int) -> list[int]:
     """Return which outputs are, or are views of, one of the first inputs other than the one that they replace."""
     places, end = graph.find_nodes(op="placeholder"), graph.find_nodes(op="output")[0]
@@ -233,41 +127,3 @@ def _write_over(graph: torch.fx.Graph, count: int) -> None:
             if result is not place:
                 graph.call_function(torch.ops.aten.copy_.default, (place, result)).meta = dict(place.meta)
     end.args = (results[count:],)
-
-
-def _compile(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Sequence[Tensor]]:
-    # Straight to inductor: Dynamo has nothing to find in a finished graph, and its guards cost time at every call. The
-    # warnings are about torch's own internals.
-    check_compiler_folder()
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        on_gpu = any(tensor.is_cuda for tensor in inputs)
-        settings = _settings(on_gpu)
-        if on_gpu and graph.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
-            # Kernels that are launched together need all that they read at once; what is changed in place on a GPU is
-            # too large for that.
-            with fused_if(updates_apart):
-                return compile_fx(graph, inputs, settings | {"combo_kernels": False})
-        if on_gpu:
-            with combined_by(by_shape):
-                return compile_fx(graph, inputs, settings)
-        return compile_fx(graph, inputs, settings)
-
-
-def _settings(on_gpu: bool) -> dict[str, Any]:
-    """Return how inductor is to compile."""
-    # A step has many small sums, one per layer; on a GPU their launches dominate, so they are launched together.
-    return {"combo_kernels": on_gpu, "cpp.min_chunk_size": _GRAIN, "fallback_random": not on_gpu}
-
-
-def _same(left: torch.fx.GraphModule, right: torch.fx.GraphModule) -> bool:
-    """Whether two graphs compute the same with the same constants."""
-    if left.code != right.code:
-        return False
-    names = [node.target for node in left.graph.nodes if node.op == "get_attr"]
-    return all(_equal(getattr(left, name), getattr(right, name)) for name in names)
-
-
-def _equal(left: Tensor, right: Tensor) -> bool:
-    """Whether two constants have the same values; NaN equals NaN here."""
-    return left is right or (left.shape == right.shape and torch.allclose(left, right, rtol=0, atol=0, equal_nan=True))

@@ -44,11 +44,6 @@ def record(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) 
     return recorder.finished(results)
 
 
-def reads_values(cause: BaseException) -> bool:
-    """Whether an error of ``make_fx`` says that a function reads the value of a tensor, which a graph cannot."""
-    return "_local_scalar_dense" in str(cause)
-
-
 class NotRecordedError(RuntimeError):
     """An operation needs more than a record of what has run."""
 
@@ -168,16 +163,3 @@ def _is_plain(value: Tensor) -> bool:
 def _shape_of(value: Tensor) -> Tensor:
     """Return a tensor without values, of the same shape, strides and type."""
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-
-
-class RecordedMasks(Mode):
-    """Where operations are recorded, draws masks into new tensors, with the same random numbers.
-
-    torch's dropout fills an empty tensor in place. On a CPU, inductor may move what reads it before what fills it.
-    """
-
-    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
-        if func is not torch.ops.aten.bernoulli_.float or args[0].is_cuda or kwargs:
-            return func(*args, **(kwargs or {}))
-        mask, keep = args[0], args[1] if len(args) > 1 else 0.5
-        return mask.copy_(torch.ops.aten.native_dropout(torch.ones_like(mask), 1 - keep, True)[1])

@@ -58,8 +58,8 @@ Compiled = Callable[..., Any]
 
 
 def is_traced() -> bool:
-    """Whether operations are being recorded for a compiled program; a mode that only counts them records nothing."""
-    return any(not getattr(mode, "only_counts", False) for mode in dispatch_modes())
+    """Whether operations are being recorded for a compiled program."""
+    return bool(dispatch_modes())
 
 
 def is_mapped() -> bool:
@@ -181,28 +181,3 @@ def combined_by(groups: Callable[[list[Any]], list[list[Any]]]) -> Iterator[None
         yield
     finally:
         choose(usual)
-
-
-@contextmanager
-def fused_if(may: Callable[[Any, Any], bool]) -> Iterator[None]:
-    """Within this context inductor fuses two kernels only if ``may`` allows it, by the hook that torch has for it.
-
-    Without it: a step that changes the parameters of a huge network takes half as long again.
-    """
-    from torch._inductor.choices import InductorChoices
-    from torch._inductor.virtualized import V
-
-    class Choices(InductorChoices):
-        @staticmethod
-        def can_fuse(scheduler: Any, one: Any, other: Any, *rest: Any) -> bool:
-            return may(one, other) and bool(InductorChoices.can_fuse(scheduler, one, other, *rest))
-
-    with V.set_choices_handler(Choices()):
-        yield
-
-
-def reads_of(kernel: Any) -> set[str]:
-    """Return the buffers that a kernel of inductor's scheduler reads; others only keep an order."""
-    from torch._inductor.dependencies import MemoryDep
-
-    return {dep.name for dep in kernel.read_writes.reads if isinstance(dep, MemoryDep)}

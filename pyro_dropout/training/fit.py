@@ -12,7 +12,6 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from pyro_dropout.engines.choose import HowCompiled, check_how_compiled, decided, step_size
-from pyro_dropout.engines.threads import enough_threads
 from pyro_dropout.errors import IgnoredInputsWarning, PyroDropoutError, UnfinishedTrainingWarning
 from pyro_dropout.generative.inputs import takes_all
 from pyro_dropout.generative.model_call import ModelCall, call_of, check_keywords, is_network
@@ -201,9 +200,7 @@ def fit(
     where = Checkpoint(checkpoint) if isinstance(checkpoint, str | Path) else checkpoint
 
     def train(task: TrainingTask) -> History:
-        counts = place.type == "cpu" and not isinstance(guide, Ensemble)
-        trial = functools.partial(task.trial, batch) if counts else None
-        with products_in(precision), enough_threads(trial), explained(batch, task.less):
+        with products_in(precision), explained(batch, task.less):
             run = task.start(update, batch, how)
             watch = keeper = None
             if held_out is not None:

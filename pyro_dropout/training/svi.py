@@ -17,7 +17,7 @@ import pyro.optim
 import torch
 
 from pyro_dropout.engines.choose import Compile
-from pyro_dropout.engines.recorder import reads_values
+from pyro_dropout.engines.tracing import reads_values
 from pyro_dropout.errors import DivergedError, PyroDropoutError, ShapeError
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.observed_sites import check_first_step

@@ -12,7 +12,6 @@ from pyro_dropout.engines.engine import Step, is_large
 from pyro_dropout.engines.program import apart_in_memory
 from pyro_dropout.engines.torch_internals import tree_unflatten
 from pyro_dropout.generative.model_call import ModelCall
-from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.protocols import PyroModel, Record
 from pyro_dropout.training.batches import Batches, Stream
@@ -108,11 +107,6 @@ class TrainingTask:
             return (*args, *self.call.args[len(args) :]), {**self.call.kwargs, **kwargs}
         call = self.call.at(row[0]) if row else self.call
         return call.args, call.kwargs
-
-    def trial(self, batch: int) -> None:
-        """Run the loss of a step once, and leave no trace of it."""
-        with forked():
-            self._parameters(batch)
 
     def facts(self) -> Record:
         """Return what must be the same when the training is resumed."""

@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from pyro_dropout.engines.engine import Step
-from pyro_dropout.engines.inductor import Chain
 from pyro_dropout.engines.program import Program
+from pyro_dropout.engines.replayed import Chain
 
 
 class Capture(TorchDispatchMode):
@@ -100,12 +100,10 @@ def test_what_a_captured_chain_reads_lives_as_long_as_the_chain() -> None:
     del chain
 
 
-@pytest.mark.parametrize("writes", [False, True])
 @pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.deep)])
-def test_a_chain_takes_its_steps_one_after_another_on_the_tensors_of_the_step(writes: bool, compile: bool) -> None:
+def test_a_chain_takes_its_steps_one_after_another_on_the_tensors_of_the_step(compile: bool) -> None:
     step = step_of()
-    program = step.recorded if writes else step.program()
-    assert program.writes == 3 * writes
+    program = step.program()
     if compile:
         program.compile([*step.flat, *step.row])
     chain_of(step, program)
@@ -120,18 +118,3 @@ def test_what_the_steps_are_given_is_copied(count: int) -> None:
     chain, _ = chain_of(step, step.program())
     assert chain.rows[0].untyped_storage().data_ptr() != step.row[0].untyped_storage().data_ptr()
     assert step.row[0].tolist() == [0.0] * 3
-
-
-def test_a_warm_up_that_fails_leaves_the_parameters_as_they_were() -> None:
-    step, calls = step_of(), []
-    program = step.recorded
-
-    def breaks(*given: Any, **more: Any) -> Any:
-        calls.append(given)
-        if len(calls) == 2:
-            raise MemoryError
-        return Program.flat(program, *given, **more)
-
-    with mock.patch.object(program, "flat", breaks), pytest.raises(MemoryError):
-        chain_of(step, program)
-    assert (step.values[0].tolist(), step.state[0][0].tolist(), step.t.item()) == ([0.0] * 3, [0.0] * 3, 1.0)

@@ -52,7 +52,7 @@ def test_a_short_training_is_eager_a_longer_one_is_recorded_and_neither_is_compi
     def never(*_: object) -> None:
         raise AssertionError("compiled")
 
-    monkeypatch.setattr(program, "_compile", never)
+    monkeypatch.setattr(program, "compiled", never)
     assert not trained(pd.AutoDropout, "auto", 3).traced
     assert trained(pd.AutoDropout, "auto", 200).traced
     assert trained(lambda model: pd.Ensemble(model, members=2), "auto", 200).traced
@@ -65,7 +65,7 @@ def by_c_or_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def never(*_: object) -> None:
         raise AssertionError("compiled by torch")
 
-    monkeypatch.setattr(program, "_compile", never)
+    monkeypatch.setattr(program, "compiled", never)
     monkeypatch.setattr(choose, "_RECORDING", 5)
     monkeypatch.setattr(choose, "_IN_C", 0.005)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))

@@ -13,13 +13,12 @@ import torch
 from torch import Tensor, nn
 
 import pyro_dropout as pd
-from pyro_dropout.engines import choose, in_cuda, program
+from pyro_dropout.engines import choose, in_cuda, inductor
 from pyro_dropout.engines.cuda.steps import StepsOnGpu
 from pyro_dropout.engines.engine import CannotError, Eager, Engine
 from pyro_dropout.engines.in_c import Generated
 from pyro_dropout.engines.in_cuda import InCuda
-from pyro_dropout.engines.inductor import Inductor
-from pyro_dropout.engines.replayed import Replayed
+from pyro_dropout.engines.replayed import Inductor, Replayed
 from pyro_dropout.registry import guides
 from tests.contracts.guides import GUIDES as OF_SITES
 from tests.contracts.likelihoods import LIKELIHOODS as TABLE
@@ -104,7 +103,7 @@ def trained(case: Case, engine: Engine, steps: int = STEPS, folder: Path | None 
         how["checkpoint"] = pd.training.Checkpoint(folder, every=steps, seconds=1e9)
     y = y.to(dtype) if y.is_floating_point() else y
     only = mock.patch.object(choose, "engines_for", return_value=[engine])
-    shared = mock.patch.object(program, "_settings", return_value={"fallback_random": True})
+    shared = mock.patch.object(inductor, "settings", return_value={"fallback_random": True})
     with only, shared:
         history = pd.fit(model, guide, x, y, compile="traced", progress=False, device=DEVICE, **how)
     assert history.engine.startswith(engine.name)

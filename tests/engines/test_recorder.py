@@ -12,6 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import pyro_dropout as pd
 from pyro_dropout.engines.recorder import record
+from pyro_dropout.engines.tracing import traced
 from pyro_dropout.training.fit import fit
 
 Function = Callable[..., list[Tensor]]
@@ -153,3 +154,19 @@ def test_buffers_that_a_network_changes_are_changed_once_a_step() -> None:
         assert history.traced == (compile == "traced")
         found.append((history.losses, [value.detach() for value in (*guide.parameters(), *model.buffers())]))
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [
+        (torch.mm, [(5, 1), (1, 7)]),
+        (torch.bmm, [(3, 5, 1), (3, 1, 7)]),
+        (torch.addmm, [(7,), (5, 1), (1, 7)]),
+        (lambda x, w, b: torch.nn.functional.linear(x, w, b), [(5, 1), (7, 1), (7,)]),
+    ],
+)
+def test_products_with_one_term_are_multiplications(function: Any, shapes: list[tuple[int, ...]]) -> None:
+    inputs = [torch.randn(shape) for shape in shapes]
+    graph = traced(lambda *given: [function(*given)], inputs)
+    assert "mm" not in graph.code
+    torch.testing.assert_close(graph(*inputs)[0], function(*inputs))

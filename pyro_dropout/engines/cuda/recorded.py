@@ -12,8 +12,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from pyro_dropout.engines.cuda.loops import Loops
 from pyro_dropout.engines.generated.operations import Lowering
 from pyro_dropout.engines.generated.values import WORD, Constants, UnsupportedError, Value, c_type, flat_index
-from pyro_dropout.engines.program import traced
 from pyro_dropout.engines.torch_internals import compile_cuda, decompositions
+from pyro_dropout.engines.tracing import traced
 
 LANES = 32  # threads that can exchange numbers
 # What torch's own table of simpler operations leaves as it is.

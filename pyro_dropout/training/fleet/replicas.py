@@ -9,8 +9,8 @@ from torch.func import vmap
 from tqdm.auto import tqdm
 
 from pyro_dropout.engines.aliasing import owner
-from pyro_dropout.engines.program import traced
 from pyro_dropout.engines.torch_internals import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+from pyro_dropout.engines.tracing import traced
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.generative.inputs import AnyInputs
 from pyro_dropout.generative.own_noise import drawn_in_place, noise_of
