@@ -3,9 +3,6 @@
 ``test_scenarios.py`` runs them with every guide of this package where Pyro's AutoNormal was.
 """
 
-import copy
-import io
-import pickle
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -18,7 +15,6 @@ import pyro
 import pyro.distributions as dist
 import torch
 from pyro import poutine
-from pyro.contrib.forecast import Forecaster, ForecastingModel
 from pyro.infer import SVI, JitTrace_ELBO, RenyiELBO, Trace_ELBO, TraceEnum_ELBO, TraceGraph_ELBO
 from pyro.infer.autoguide import (
     AutoGuideList,
@@ -239,37 +235,6 @@ def regression_by_modules(make: Make, loss: Any) -> None:
         trained(model, guide, loss(), x, x.sum(1), steps=3)
 
 
-@scenario()
-def a_site_that_is_partly_observed(make: Make) -> None:
-    def model(data: Tensor, mask: Tensor) -> None:
-        loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
-        with pyro.plate("plate", len(data)):
-            pyro.sample("x", dist.Normal(loc, 1.0), obs=data, obs_mask=mask)
-
-    data, mask = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([True, False, True])
-    guide = trained(model, make(model), Trace_ELBO(), data, mask, steps=3)
-    assert guide.median()["x_unobserved"].shape == (3,)
-
-
-@scenario()
-def a_series_is_forecast(make: Make) -> None:
-    class Drift(ForecastingModel):
-        def model(self, zero_data: Tensor, covariates: Tensor) -> None:
-            drift = pyro.sample("drift", dist.Normal(0.0, 0.1))
-            sigma = pyro.sample("sigma", dist.LogNormal(-1.0, 1.0))
-            with self.time_plate:
-                level = pyro.sample("level", dist.Normal(0.0, 0.1))
-            mean = (drift + level).cumsum(-1).unsqueeze(-1)
-            self.predict(dist.Normal(0.0, sigma.unsqueeze(-1)), mean)
-
-    data, covariates, model = torch.randn(8, 1).cumsum(0) * 0.1, torch.zeros(10, 0), Drift()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        forecaster = Forecaster(model, data, covariates[:8], guide=make(model), num_steps=3, log_every=0)
-        found = forecaster(data, covariates, num_samples=4)
-    assert found.shape == (4, 2, 1), found.shape
-
-
 # --- plates that show some of their elements --------------------------------------------------------------------------
 
 
@@ -353,18 +318,6 @@ def the_parameter_store_saved_and_loaded(make: Make) -> None:
     assert not any(torch.equal(other.median()[name], value) for name, value in expected.items())
     held = {id(value) for value in pyro.get_param_store()._params.values()}
     assert {id(value) for value in other.parameters()} <= held
-
-
-@scenario()
-def copies_and_pickles(make: Make) -> None:
-    x, model = torch.randn(10, 3), Regression()
-    guide = trained(model, make(model), ELBO(per_example=False), x, x.sum(1), steps=2)
-    file = io.BytesIO()
-    torch.save(guide, file)
-    file.seek(0)
-    copies = [pickle.loads(pickle.dumps(guide)), torch.load(file, weights_only=False), copy.deepcopy(guide)]
-    for other in copies:
-        assert all(torch.equal(other.median()[name], value) for name, value in guide.median().items())
 
 
 @scenario()

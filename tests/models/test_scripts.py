@@ -5,12 +5,12 @@ import importlib.util
 import json
 import math
 import re
-import struct
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import jaxtyping
+import matplotlib.image
 import numpy as np
 import pytest
 import torch
@@ -40,17 +40,11 @@ def loaded(path: Path) -> ModuleType:
     return module
 
 
-def picture_size(path: Path) -> tuple[int, int, int]:
-    """Width and height in a PNG's header, and how many bytes of compressed pixels follow it."""
-    data = path.read_bytes()
-    assert data.startswith(b"\x89PNG\r\n\x1a\n")
-    width, height = struct.unpack(">II", data[16:24])
-    at, pixels = 8, 0
-    while at < len(data):
-        (length,) = struct.unpack(">I", data[at : at + 4])
-        pixels += length if data[at + 4 : at + 8] == b"IDAT" else 0
-        at += 12 + length
-    return width, height, pixels
+def check_picture(path: Path) -> None:
+    """A picture has a size, and shows more than an empty frame, which is nearly all of one colour."""
+    pixels = matplotlib.image.imread(path)
+    assert min(pixels.shape[:2]) >= 300
+    assert (pixels != pixels[0, 0]).any(-1).mean() > 0.01
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -67,9 +61,7 @@ def test_a_script_prints_numbers_and_draws_a_picture(
     assert all(math.isfinite(number) for number in numbers)
     assert task in printed.err  # the progress bar says what is being fitted
     assert [made.name for made in tmp_path.iterdir()] == ["picture.png"]
-    width, height, pixels = picture_size(tmp_path / "picture.png")
-    assert min(width, height) >= 400
-    assert pixels > 10_000  # an empty frame of this size takes a few thousand
+    check_picture(tmp_path / "picture.png")
 
 
 @pytest.mark.parametrize("path", BY_HAND, ids=lambda path: path.stem)
@@ -130,7 +122,7 @@ def test_an_experiment_writes_a_whole_record(path: Path, tmp_path: Path, monkeyp
     assert {claim["verdict"] for claim in record["claims"]} <= set(VERDICTS)
     page = (tmp_path / "results.md").read_text("utf-8")
     for figure in record["figures"]:
-        assert picture_size(tmp_path / figure["file"])[2] > 5_000
+        check_picture(tmp_path / figure["file"])
         assert figure["file"] in page
 
 
@@ -144,7 +136,7 @@ def test_the_figure_of_the_guides_has_them_all(tmp_path: Path, capsys: pytest.Ca
     rows = re.findall(r"^\| `(\w+)` \|(.*)$", capsys.readouterr().out, re.MULTILINE)
     assert [name for name, _ in rows] == names
     assert all(math.isfinite(float(number)) for _, row in rows for number in NUMBER.findall(row))
-    assert picture_size(tmp_path / "six_posteriors.png")[2] > 10_000
+    check_picture(tmp_path / "six_posteriors.png")
     shown = (FOLDER.parent / "docs" / "six_posteriors.md").read_text("utf-8")
     missing = {name for name in names if f"| `{name}` |" not in shown}
     assert not missing, f"docs/six_posteriors.md: {missing} is missing in the table"
@@ -156,4 +148,4 @@ def test_the_figure_of_simulated_data_sets(tmp_path: Path, capsys: pytest.Captur
     figures.main(["--only", "sbc", "--quick", "--out", str(tmp_path)])
     said = capsys.readouterr().out
     assert re.findall(r"^\| (Auto\w+).*? \| f\[0\] ", said, re.MULTILINE) == ["AutoDropout", "AutoMeanField"]
-    assert picture_size(tmp_path / "sbc.png")[2] > 10_000
+    check_picture(tmp_path / "sbc.png")

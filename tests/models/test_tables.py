@@ -62,6 +62,14 @@ def test_a_run_continues_from_records_with_the_same_options(tmp_path: Path) -> N
     assert [record["steps"] for record in records] == [7, 7]
 
 
+def test_quick_changes_defaults_and_not_what_was_given(tmp_path: Path) -> None:
+    for words, throws in (([], 1000), (["--quick"], 10), (["--quick", "--throws", "7"], 7)):
+        experiment = Experiment("coin", "How often?")
+        experiment.option("--throws", type=int, default=1000, quick=10, help="of the coin")
+        experiment.start(["--out", str(tmp_path), *words])
+        assert experiment.args.throws == throws
+
+
 QUICK: Any = {"steps": 150, "lr": 0.02, "compile": False, "progress": False, "samples": 60, "folds": 2}
 
 

@@ -67,35 +67,6 @@ def test_several_inputs_train_and_predict_as_one_tensor_does(data: Any, form: st
     torch.testing.assert_close(answer.log_prob(y), expected.log_prob(y))
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"numbers": torch.zeros(3, 2)}, r"x\['numbers'\] must have a row for each of 12 data points"),
-        ({"numbers": torch.zeros(N, 2).numpy()}, r"x\['numbers'\] must be a tensor or a number; got ndarray"),
-        ({"numbers": torch.full((N, 2), torch.nan)}, "x must be finite"),
-        ({3: torch.zeros(N)}, "x must name the network's arguments"),
-    ],
-)
-def test_wrong_parts_of_a_dict_are_named(data: Any, change: Any, says: str) -> None:
-    x, y = data
-    model = made()
-    guide = pd.AutoDropout(model)
-    guide(x, y)
-    with pytest.raises(pd.errors.PyroDropoutError, match=says):
-        pd.predict(model, guide, x | change)
-
-
-# --- whole numbers ----------------------------------------------------------------------------------------------------
-
-
-def test_whole_numbers_for_a_layer_of_real_ones_are_refused() -> None:
-    model = pd.BayesianNet(nn.Linear(3, 1))
-    guide = pd.AutoDropout(model)
-    guide(torch.zeros(4, 3), torch.zeros(4, 1))
-    with pytest.raises(pd.errors.RangeError, match=r"parameters of torch\.float32; got torch\.int64"):
-        pd.predict(model, guide, torch.ones(4, 3, dtype=torch.long))
-
-
 # --- outputs ----------------------------------------------------------------------------------------------------------
 
 

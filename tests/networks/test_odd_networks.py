@@ -84,17 +84,6 @@ def test_what_cannot_be_drawn_for_each_point_shares_draws(name: str, make: Calla
     assert pd.predict(model, guide, X, samples=3, seed=0, shared=True).mean.shape == (12, 1)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
-@pytest.mark.deep
-def test_a_compiled_network_is_the_network_inside() -> None:
-    net = mlp()
-    model = pd.BayesianNet(torch.compile(net))
-    assert model.net is net
-    assert list(model.sites) == ["0.weight", "0.bias", "2.weight", "2.bias"]
-    with_dropout = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.2), nn.Linear(4, 1))
-    assert "2.weight" in pd.from_dropout(torch.compile(with_dropout))[0].sites
-
-
 def test_complex_weights_are_called_complex() -> None:
     net = Output(nn.Linear(4, 1), lambda net, x: net((x.to(torch.complex64) @ net.w).abs()))
     net.net.w = nn.Parameter(torch.randn(3, 4, dtype=torch.complex64))
