@@ -7,7 +7,7 @@ from torch import nn, tensor
 
 import pyro_dropout as pd
 from pyro_dropout import generative, paper, references
-from tests.bad_input.row import LABELS, NAN, OTHER, RANGE, SHAPE, Row, X, Y, classes, model, net
+from tests.bad_input.row import LABELS, NAN, OTHER, RANGE, SHAPE, Row, X, Y, classes, model, net, out_of_range
 
 
 def deep_gp(**options: Any) -> paper.DeepGP:
@@ -20,15 +20,13 @@ def wide() -> pd.Standardised:
 
 
 ROWS = [
-    Row(RANGE, "length_scale", "got 0.0", lambda: pd.Prior(length_scale=0.0)),
+    *out_of_range(pd.Prior, length_scale=0.0, width_scaled="yes"),
     Row(OTHER, "length_scale", "'9.weight'", lambda: pd.BayesianNet(net(), pd.Prior(length_scale={"9.weight": 1.0}))),
     Row(SHAPE, "length-scale of 0.weight", "got (7,)",
         lambda: pd.BayesianNet(net(), pd.Prior(length_scale=torch.ones(7)))),
     Row(RANGE, "length_scale of 0.weight", "got -1.0",
         lambda: pd.BayesianNet(net(), pd.Prior(length_scale=lambda s: -1.0))),
-    Row(RANGE, "width_scaled", "got 'yes'", lambda: pd.Prior(width_scaled="yes")),
-    Row(RANGE, "tau", "got 0.0", lambda: pd.Gaussian(tau=0.0)),
-    Row(RANGE, "learn", "got 'abc'", lambda: pd.Gaussian(learn="abc")),
+    *out_of_range(pd.Gaussian, tau=0.0, learn="abc"),
     Row(RANGE, "y", "got torch.bool", lambda: model()(X, Y > 0)),
     Row(SHAPE, "tau", "got shape (2,)",
         lambda: pd.BayesianNet(net(), likelihood=pd.Gaussian(tau=tensor([1.0, 1.0])))(X, Y)),
@@ -57,18 +55,14 @@ ROWS = [
     Row(SHAPE, "x", "got (12,) and (12, 1)", lambda: pd.Standardised(model(), X[:, 0], Y)),
     Row(RANGE, "x", "got a tensor of shape (12, 1) with no", lambda: pd.Standardised(model(), X * NAN, Y)),
     Row(RANGE, "x", "got torch.int64", lambda: pd.Standardised(model(), LABELS[:, None], Y)),
-    Row(RANGE, "in_features", "got 0", lambda: deep_gp(in_features=0)),
-    Row(RANGE, "widths", "got []", lambda: deep_gp(widths=[])),
-    Row(RANGE, "nonlinearity", "got 'swish'", lambda: deep_gp(nonlinearity="swish")),
+    *out_of_range(deep_gp, in_features=0, widths=[], nonlinearity="swish", space="time"),
     Row(RANGE, "nonlinearity", "got a list of 2", lambda: deep_gp(nonlinearity=["relu", "relu"])),
-    Row(RANGE, "space", "got 'time'", lambda: deep_gp(space="time")),
     Row(SHAPE, "length_scale", "got (3,)", lambda: deep_gp(length_scale=torch.ones(3))),
     Row(RANGE, "x", "got torch.float64", lambda: deep_gp()(X.double())),
     Row(RANGE, "num_data", "got 20", lambda: deep_gp(space="function")(X, Y, 20)),
     Row(RANGE, "width", "got 0", lambda: paper.FiniteRankGP(1, 0, 1)),
     Row(RANGE, "kernel", "got 'matern'", lambda: generative.GP("matern")),
-    Row(RANGE, "tau", "got 0.0", lambda: generative.GP(tau=0.0)),
-    Row(RANGE, "jitter", "got -1.0", lambda: generative.GP(jitter=-1.0)),
+    *out_of_range(generative.GP, tau=0.0, jitter=-1.0),
     Row(OTHER, "this GP", "has no data yet", lambda: generative.GP().predict(X)),
     Row(SHAPE, "y", "got (12,)", lambda: generative.GP().fit(X, Y[:, 0], steps=0)),
     Row(OTHER, "gp", "got BayesianNet", lambda: references.gp_posterior(model())),

@@ -36,6 +36,15 @@ class Row(NamedTuple):
     call: Callable[..., object]
 
 
+def out_of_range(call: Callable[..., object], **wrong: Any) -> list[Row]:
+    """The same call with one wrong argument at a time."""
+
+    def row(name: str, value: Any) -> Row:
+        return Row(RANGE, name, f"got {value!r}", lambda: call(**{name: value}))
+
+    return [row(*each) for each in wrong.items()]
+
+
 @contextmanager
 def nothing_lost(*parts: nn.Module) -> Iterator[None]:
     """Check that a call leaves every parameter and buffer as it was, however it ends."""

@@ -7,18 +7,22 @@ over repeats with other splits.
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from sklearn.compose import make_column_transformer
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.gaussian_process import GaussianProcessClassifier, GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from sklearn.impute import SimpleImputer
+from sklearn.metrics import log_loss
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from pyro_dropout import fit_table
+from pyro_dropout.judging import interval_score
 from tests.benchmarks.figures import Asked, Figure, benchmark
 from tests.benchmarks.first_hour_tables import TARGET, tables
 
@@ -29,8 +33,8 @@ _NORMAL = 1.959963984540054
 NEAR, LEAST, MOST = 1.05, 0.92, 0.98
 FIRST = 400  # of the splits; settings were found on 0 to 302
 
-Ends = tuple[np.ndarray, np.ndarray]  # of intervals; for classes their probabilities and names
-Row = tuple[float, float, float]  # score, coverage and seconds of one way on one split
+Ends = tuple[np.ndarray, ...]  # of intervals; for classes their probabilities, in the order of the names
+Way = Callable[[pd.DataFrame, pd.DataFrame, str, int], Ends]
 
 
 def _inputs(train: pd.DataFrame, *others: pd.DataFrame) -> list[np.ndarray]:
@@ -57,11 +61,10 @@ def _back(z: np.ndarray, kind: str) -> np.ndarray:
 
 
 def boosting(train: pd.DataFrame, test: pd.DataFrame, kind: str, seed: int) -> Ends:
-    """Return the ends of conformal intervals, or the probabilities and the names of classes."""
+    """Return the ends of conformal intervals, or the probabilities of classes."""
     x, new = _inputs(train, test)
     if kind == "classes":
-        made = HistGradientBoostingClassifier(random_state=seed).fit(x, train[TARGET])
-        return made.predict_proba(new), made.classes_
+        return (HistGradientBoostingClassifier(random_state=seed).fit(x, train[TARGET]).predict_proba(new),)
     y = _forward(train[TARGET].to_numpy(float), kind)
     order = np.random.default_rng(seed).permutation(len(y))
     held, mine = order[: len(y) // 5], order[len(y) // 5 :]
@@ -73,70 +76,52 @@ def boosting(train: pd.DataFrame, test: pd.DataFrame, kind: str, seed: int) -> E
 
 
 def process(train: pd.DataFrame, test: pd.DataFrame, kind: str, seed: int) -> Ends:
-    """Return the ends of intervals, or the probabilities and the names of classes; length-scales from 500 rows."""
+    """Return the ends of intervals, or the probabilities of classes; length-scales from 500 rows."""
     x, new = _inputs(train, test)
     some = np.random.default_rng(seed).permutation(len(x))[:_KNOWN]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # length-scales at their bounds
-        if kind == "classes":
-            kernel = ConstantKernel(1.0) * RBF(np.sqrt(x.shape[1]))
-            label = train[TARGET].to_numpy()
-            first = GaussianProcessClassifier(kernel, random_state=seed).fit(x[some], label[some])
-            if len(x) <= _KNOWN:
-                return first.predict_proba(new), first.classes_
-            found = first.kernel_.kernels[0] if hasattr(first.kernel_, "kernels") else first.kernel_
-            made = GaussianProcessClassifier(found, optimizer=None, random_state=seed).fit(x, label)
-            return made.predict_proba(new), made.classes_
-        y = _forward(train[TARGET].to_numpy(float), kind)
-        middle, size = y.mean(), y.std()
-        bounds = (1e-2, 1e3)
-        kernel = ConstantKernel(1.0) * RBF(np.full(x.shape[1], 2.0), bounds) + WhiteKernel(0.1, (1e-4, 10.0))
-        first = GaussianProcessRegressor(kernel, random_state=seed).fit(x[some], (y[some] - middle) / size)
-        made = GaussianProcessRegressor(first.kernel_, optimizer=None).fit(x, (y - middle) / size)
-        mean, std = made.predict(new, return_std=True)
+    label = train[TARGET].to_numpy()
+    if kind == "classes":
+        kernel: Any = ConstantKernel(1.0) * RBF(np.sqrt(x.shape[1]))
+        first = GaussianProcessClassifier(kernel, random_state=seed).fit(x[some], label[some])
+        if len(x) <= _KNOWN:
+            return (first.predict_proba(new),)
+        found = first.kernel_.kernels[0] if hasattr(first.kernel_, "kernels") else first.kernel_
+        return (GaussianProcessClassifier(found, optimizer=None, random_state=seed).fit(x, label).predict_proba(new),)
+    y = _forward(label.astype(float), kind)
+    middle, size = y.mean(), y.std()
+    kernel = ConstantKernel(1.0) * RBF(np.full(x.shape[1], 2.0), (1e-2, 1e3)) + WhiteKernel(0.1, (1e-4, 10.0))
+    first = GaussianProcessRegressor(kernel, random_state=seed).fit(x[some], (y[some] - middle) / size)
+    made = GaussianProcessRegressor(first.kernel_, optimizer=None).fit(x, (y - middle) / size)
+    mean, std = made.predict(new, return_std=True)
     mean, std = middle + size * mean, size * std
     return _back(mean - _NORMAL * std, kind), _back(mean + _NORMAL * std, kind)
 
 
-def interval_score(low: np.ndarray, high: np.ndarray, y: np.ndarray) -> float:
-    """Return the mean width, plus 2/α times the distance of targets outside (Gneiting and Raftery, 2007)."""
-    outside = np.maximum(low - y, 0) + np.maximum(y - high, 0)
-    return float((high - low + 2 / (1 - LEVEL) * outside).mean())
-
-
-def log_loss(probs: np.ndarray, names: np.ndarray, label: np.ndarray) -> float:
-    """Return the mean of -log p of the true class."""
-    at = np.searchsorted(names, label)
-    return float(-np.log(np.clip(probs[np.arange(len(at)), at], 1e-15, 1)).mean())
-
-
-def ours(train: pd.DataFrame, test: pd.DataFrame, kind: str, seed: int) -> Row:
-    """Return what a table gets with no settings at all."""
-    start = time.perf_counter()
+def ours(train: pd.DataFrame, test: pd.DataFrame, kind: str, seed: int) -> Ends:
+    """Return what a table gets with no settings at all; of classes also whether the sets hold them."""
     fitted = fit_table(train, TARGET, seed=seed, progress=False)
     found = fitted.predict(test.drop(columns=TARGET), level=LEVEL)
-    seconds = time.perf_counter() - start
-    if kind == "classes":
-        label = test[TARGET].astype(str).to_numpy()
-        names = np.sort(np.array(fitted.encoding.classes))
-        inside = np.mean([name in row.split("; ") for name, row in zip(label, found["set"], strict=True)])
-        return log_loss(found[[f"p={name}" for name in names]].to_numpy(), names, label), float(inside), seconds
-    return *_scored(found["lower"].to_numpy(), found["upper"].to_numpy(), test), seconds
+    if kind != "classes":
+        return found["lower"].to_numpy(), found["upper"].to_numpy()
+    probs = found[[f"p={name}" for name in sorted(fitted.encoding.classes)]].to_numpy()
+    labels = test[TARGET].astype(str)
+    return probs, np.array([name in row.split("; ") for name, row in zip(labels, found["set"], strict=True)])
 
 
-def rival(way: Callable[..., Ends], train: pd.DataFrame, test: pd.DataFrame, kind: str, seed: int) -> Row:
-    """Return the score of a rival on one split."""
+def scored(way: Way, train: pd.DataFrame, test: pd.DataFrame, kind: str, seed: int) -> tuple[float, float, float]:
+    """Return score, coverage and seconds of one way on one split."""
     start = time.perf_counter()
-    one, two = way(train, test, kind, seed)
-    seconds = time.perf_counter() - start
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # length-scales at their bounds
+        first, *rest = way(train, test, kind, seed)
+    seconds, y = time.perf_counter() - start, test[TARGET].to_numpy()
     if kind == "classes":
-        return log_loss(one, two, test[TARGET].to_numpy()), float("nan"), seconds
-    return *_scored(one, two, test), seconds
-
-
-def _scored(low: np.ndarray, high: np.ndarray, test: pd.DataFrame) -> tuple[float, float]:
-    y = test[TARGET].to_numpy(float)
-    return interval_score(low, high, y), float(np.mean((low <= y) & (y <= high)))
+        names = sorted(train[TARGET].astype(str).unique())
+        coverage = float(np.mean(rest[0])) if rest else float("nan")
+        return float(log_loss(y.astype(str), first, labels=names)), coverage, seconds
+    low, high, target = (torch.as_tensor(np.asarray(each, float)) for each in (first, *rest, y))
+    inside = ((low <= target) & (target <= high)).double().mean()
+    return float(interval_score(low, high, target, level=LEVEL).mean()), float(inside), seconds
 
 
 @benchmark("first-hour")
@@ -145,13 +130,11 @@ def first_hour(asked: Asked) -> Iterator[Figure]:
     chosen = tables()[: asked.pick(10, 1)]
     near = held = 0
     for raw in chosen:
-        rows: dict[str, list[Row]] = {"ours": [], "boosting": [], "process": []}
-        for repeat in range(FIRST, FIRST + asked.pick(3, 1)):
-            split = *raw.split(repeat), raw.kind, repeat
-            rows["ours"].append(ours(*split))
-            rows["boosting"].append(rival(boosting, *split))
-            rows["process"].append(rival(process, *split))
-        means = {way: np.mean(each, 0) for way, each in rows.items()}
+        repeats = range(FIRST, FIRST + asked.pick(3, 1))
+        means = {
+            way.__name__: np.mean([scored(way, *raw.split(k), raw.kind, k) for k in repeats], 0)
+            for way in (ours, boosting, process)
+        }
         score, coverage, seconds = means["ours"]
         told = ", ".join(f"{way} {mean[0]:.4g}" for way, mean in means.items())
         to_better = score / min(means["boosting"][0], means["process"][0])

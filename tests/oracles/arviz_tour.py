@@ -1,29 +1,11 @@
-"""What a person does with exported draws, all of it, on whichever ArviZ is installed; needs no torch.
+"""What a person does with exported draws, all of it, on whichever ArviZ is installed; needs no torch."""
 
-Run by itself, ``python tests/oracles/arviz_tour.py``, it shows that the export works in an environment with ArviZ 1.x,
-which asks for a newer Python than the rest of the tests may run on.
-"""
-
-import importlib.util
-import tempfile
-import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-EXPORT = Path(__file__).parents[2] / "pyro_dropout" / "judging" / "diagnostics" / "arviz_export.py"
 POINTS, DRAWS = 40, 800
-
-
-def loaded() -> Any:
-    """The module of the export alone, without the package around it."""
-    spec = importlib.util.spec_from_file_location("arviz_export", EXPORT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def groups(chains: int = 1) -> tuple[dict[str, Any], Any, Any]:
@@ -89,14 +71,6 @@ def container(export: Any, chains: int = 1) -> Any:
     return export.container(found, {group: {"inference_library": "pyro_dropout"} for group in found})
 
 
-def corrected_loo(export: Any) -> float:
-    """LOO with the ratios p(y, w)/q(w) · 1/p(y_i | w), from the arrays."""
-    found, lp, log_q = groups()
-    each = found["log_likelihood"]["y"][1][0].T
-    weights, _ = export.pareto_smooth((lp - log_q)[0] - each)
-    return float(np.log(np.exp(weights + each).sum(-1)).sum())
-
-
 def compared(export: Any) -> Any:
     """The table of ``az.compare`` from our own results: as ArviZ has them, and with all points made worse by 0.1."""
     az = export.arviz()
@@ -115,36 +89,3 @@ def compared(export: Any) -> Any:
     assert abs(float(table["elpd_diff"].abs().max()) - 0.1 * POINTS) < 1e-2
     assert float(table.loc["worse", "weight"]) < 0.01
     return table
-
-
-def smoothed_normal(export: Any) -> float:
-    """The k̂ of a thousand normal log ratios: 0.379 on 0.23, whose tail is one draw shorter than that of 1.3, 0.373."""
-    return float(export.pareto_smooth(np.random.default_rng(0).normal(size=1000))[1])
-
-
-def main() -> None:
-    export = loaded()
-    az = export.arviz()
-    warnings.simplefilter("error")
-    for known in (DeprecationWarning, PendingDeprecationWarning, FutureWarning, ImportWarning):
-        warnings.simplefilter("ignore", known)
-    for chains in (1, 3):
-        with tempfile.TemporaryDirectory() as folder:
-            seen = exercise(export, container(export, chains), Path(folder))
-        print(f"arviz {az.__version__}, {chains} chain(s): summary {seen['summary']}, elpd {seen['loo']:.4f},")
-        print(f"  largest k̂ {seen['khat'].max():.3f}; plots drawn; file read back")
-    khat = smoothed_normal(export)
-    assert 0.37 < khat < 0.38, khat
-    table = compared(export)
-    print(f"  az.compare on our own results: {', '.join(table.index)}")
-    mine = corrected_loo(export)
-    print(f"  k̂ of known ratios {khat:.6f}; corrected elpd {mine:.4f}")
-    if hasattr(az, "loo_approximate_posterior"):
-        _, lp, log_q = groups()
-        theirs = float(az.loo_approximate_posterior(container(export), lp[0], log_q[0]).elpd)
-        assert abs(mine - theirs) < 1e-6, (mine, theirs)
-        print(f"  ArviZ's own correction {theirs:.4f}")
-
-
-if __name__ == "__main__":
-    main()
