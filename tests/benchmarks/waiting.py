@@ -22,26 +22,19 @@ from tests.benchmarks.first_hour_tables import TARGET, houses
 FIT = ["-m", "pyro_dropout", "fit", "table.csv", "--target", "y", "--quiet", "--device", "cpu"]
 COMPARE = ["-m", "pyro_dropout", "compare", *FIT[3:], "--guides", "dropout,multiplicative,mean-field,low-rank"]
 SINGLE = ["--guide", "mean-field", "--scale", "plain", "--noise", "constant", "--steps", "1200", "--held-back", "0"]
-TEN_THOUSAND = """
+NETWORK = """
 import time, torch, pyro_dropout as pd
 torch.set_num_threads(1)
 x, y = torch.randn(400, 13), torch.randn(400, 1)
-for how in ("traced", "auto"):
+def fit(**how):
     net = torch.nn.Sequential(torch.nn.Linear(13, 50), torch.nn.ReLU(), torch.nn.Linear(50, 1))
     model = pd.BayesianNet(net, likelihood=pd.Gaussian(tau=10.0))
     start = time.perf_counter()
-    pd.fit(model, pd.AutoDropout(model, keep=0.9), x, y, steps=10_000, batch_size=50, compile=how, progress=False)
+    pd.fit(model, pd.AutoDropout(model, keep=0.9), x, y, device="cpu", progress=False, **how)
     print(time.perf_counter() - start)
 """
-
-FIRST_STEP = """
-import torch, pyro_dropout as pd
-torch.set_num_threads(1)
-net = torch.nn.Sequential(torch.nn.Linear(13, 50), torch.nn.ReLU(), torch.nn.Linear(50, 1))
-model = pd.BayesianNet(net, likelihood=pd.Gaussian(tau=10.0))
-x, y = torch.randn(128, 13), torch.randn(128, 1)
-pd.fit(model, pd.AutoDropout(model, keep=0.9), x, y, steps=1, device="cpu", compile=True, progress=False)
-"""
+FIRST_STEP = f"{NETWORK}fit(steps=1, compile=True)"
+TEN_THOUSAND = f"{NETWORK}for how in ('traced', 'auto'): fit(steps=10_000, batch_size=50, compile=how)"
 
 
 def timed(command: list[str], folder: Path, **environment: str) -> tuple[float, float]:

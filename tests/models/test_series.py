@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 from experiments.two_clusters import on_line
-from torch import Tensor
 
 import pyro_dropout as pd
 from tests.models.test_scripts import FOLDER, loaded
@@ -30,45 +29,6 @@ def test_every_weight_and_bias_has_the_papers_weight_decay(dropped: float) -> No
         assert torch.allclose(loc.grad, 2 * N * co2.TAU * co2.LAMBDA * loc, rtol=1e-5), name
     assert type(guide.posterior("0.weight")).__name__ == "Delta"  # the only input is never dropped
     assert guide.posterior("2.weight").probs[..., 0].unique().item() == pytest.approx(1 - dropped)
-
-
-def objective(weights: list[Tensor], kind: str, x: Tensor, y: Tensor) -> Tensor:
-    """Eq. 3 without dropout, written out."""
-    h = x
-    for k in range(0, len(weights), 2):
-        h = h @ weights[k].T + weights[k + 1]
-        if k < len(weights) - 2:
-            h = torch.tanh(h) if kind == "TanH" else torch.relu(h)
-    return (y - h).square().sum() / (2 * len(x)) + 1e-6 * sum(w.square().sum() for w in weights)
-
-
-@pytest.mark.deep
-def test_a_fleet_takes_the_steps_of_sgd_on_the_papers_objective() -> None:
-    x = torch.linspace(-1, 1, N)[:, None]
-    y, none = torch.sin(3 * x), 1e-12  # keep rounds to 1 in float32: nothing random is left
-
-    def build(kind: str) -> Any:
-        torch.manual_seed(3)
-        net = co2.model(1, 8, kind, none, N)
-        return net, co2.guide(net, none)
-
-    fleet = pd.Fleet(build, {"kind": co2.KINDS})
-    starts = [[p.detach().clone() for p in guide.parameters()] for _, guide in fleet]
-    rate = co2.RATE / (co2.TAU * N)
-    options: Any = {"optim": "sgd", "schedule": pd.training.inverse_decay(), "compile": False, "progress": False}
-    fleet.fit(x, y, steps=25, lr=rate, **options)
-    for kind, weights, (_, guide) in zip(co2.KINDS, starts, fleet, strict=True):
-        velocity = [torch.zeros_like(w) for w in weights]
-        first = [w.clone() for w in weights]
-        for t in range(25):
-            free = [w.requires_grad_() for w in weights]
-            gradients = torch.autograd.grad(objective(free, kind, x, y), free)
-            velocity = [0.9 * v + g for v, g in zip(velocity, gradients, strict=True)]
-            step = 0.01 * (1 + 1e-4 * t) ** -0.25
-            weights = [(w - step * v).detach() for w, v in zip(free, velocity, strict=True)]
-        assert max((w - start).abs().max() for w, start in zip(weights, first, strict=True)) > 1e-2
-        for learned, oracle in zip(guide.parameters(), weights, strict=True):
-            assert torch.allclose(learned, oracle, atol=2e-5)
 
 
 in_between = loaded(FOLDER / "in_between.py")
