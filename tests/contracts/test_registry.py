@@ -7,10 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
-from pyro_dropout import registry
+import pyro_dropout as pd
+from pyro_dropout import protocols, registry
 from pyro_dropout.comparison.findings import columns
 from pyro_dropout.guides import GUIDES
+from pyro_dropout.protocols import FunctionPosterior, HasDraws, HasMean, Posterior
 
 ROOT = Path(__file__).parents[2]
 TOY = '''"""Toy: q(w) = Laplace(m, b), independent double exponentials."""
@@ -55,6 +59,27 @@ def test_names_read_from_the_source_are_those_that_are_registered() -> None:
         assert (entry.alias, entry.order, entry.compared) == (listed.alias, listed.order, listed.compared)
     assert {entry.guide for entry in entries.values() if entry.per_site} == set(GUIDES)
     assert registry.resolve_guide("row-mixture") is entries["mixture"]
+
+
+@pytest.mark.parametrize("name", registry.guides())
+def test_a_guide_is_a_posterior_with_a_mean(name: str) -> None:
+    guide = registry.guides()[name].make(pd.BayesianNet(nn.Linear(1, 1)), lambda site: 0.8)
+    assert isinstance(guide, Posterior)
+    assert isinstance(guide, HasMean)
+    assert not isinstance(guide, FunctionPosterior)
+    assert isinstance(guide, HasDraws) == ("ensemble" in name)  # it numbers its members
+
+
+def test_one_class_of_ones_own_is_enough() -> None:
+    class Mine:
+        def sample_weights(self, n: int) -> dict[str, torch.Tensor]:
+            return {"weight": torch.ones(n, 1, 1), "bias": torch.zeros(n, 1)}
+
+    x = torch.linspace(-1, 1, 8).unsqueeze(-1)
+    assert isinstance(Mine(), Posterior)
+    answer = pd.predict(pd.BayesianNet(nn.Linear(1, 1)), Mine(), x, samples=4, shared=True)
+    assert isinstance(answer, protocols.Prediction)
+    assert torch.allclose(answer.mean, x)
 
 
 def check_list(page: str, place: str, pattern: str, names: set[str], lists: int = 1) -> None:
