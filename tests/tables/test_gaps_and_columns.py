@@ -107,9 +107,8 @@ def test_noughts_ones_and_a_word_are_numbers_with_gaps(word: str) -> None:
 def test_a_slip_in_a_column_of_numbers_is_still_an_error() -> None:
     sizes: list[Any] = [k + 0.5 for k in range(ROWS)]
     sizes[7] = "12m"
-    with pytest.raises(
-        pd.errors.RangeError, match=r"houses.csv, row 9, column 'size': '12m' is not a number such as 1234.5, and 39 other"
-    ):
+    said = r"houses.csv, row 9, column 'size': '12m' is not a number such as 1234.5, and 39 other"
+    with pytest.raises(pd.errors.RangeError, match=said):
         read({"size": sizes})
     tickets = [f"A{k % 4}" if k % 3 else k % 4 for k in range(ROWS)]  # texts, some of which are numbers
     assert len(encoding_of({"ticket": tickets}).inputs[0].categories or ()) == 8
