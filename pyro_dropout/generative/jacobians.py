@@ -194,14 +194,7 @@ def _affine(f: Tensor, features: Tensor, weight: Tensor, bias: Tensor | None) ->
     return bool(((again - f).abs() <= 64 * size).all())
 
 
-_BY_ROW: set[type[nn.Module]] = {nn.Sequential, nn.Linear, nn.Identity, nn.Dropout, nn.LayerNorm}
-_BY_ROW |= {nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SELU, nn.SiLU, nn.Softplus, nn.Tanh, nn.Sigmoid}
 _ADVICE = "If it needs all its points at once, as a graph network does, write BayesianNet(net, whole_batch=True)."
-
-
-def runs_by_row(net: nn.Module) -> bool:
-    """Whether a network is a stack of layers that, in evaluation mode, give one row of units for each row of units."""
-    return all(type(module) in _BY_ROW for module in net.modules())
 
 
 def check_single_points(model: object, x: AnyInputs) -> None:
@@ -213,9 +206,6 @@ def check_single_points(model: object, x: AnyInputs) -> None:
     if isinstance(model, Standardised):
         x, model = model.standard_x(cast(Tensor, x)), model.model
     if not isinstance(model, BayesianNet) or model.whole_batch or len(x) < 2 or not can_run(x):
-        return
-    first = next((module for module in model.net.modules() if isinstance(module, nn.Linear)), None)
-    if first is not None and runs_by_row(model.net) and isinstance(x, Tensor) and x.shape[1:] == (first.in_features,):
         return
     known, key = checked_with(model), ("single", *(leaf.shape[1:] for leaf in leaves_of(x)))
     if key in known:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,12 @@ import torch
 from pyro import poutine
 from scipy import optimize, stats
 
+import pyro_dropout as pd
 from pyro_dropout.errors import SingularError
 from pyro_dropout.generative.exact_gp import GP
 from pyro_dropout.mathematics.covariance import ArcCosine, ArcSine, Layered
 from pyro_dropout.mathematics.finite_rank import FiniteRank
+from tests.oracles.predictions import close_by_chance
 
 Kernel = Callable[[np.ndarray, np.ndarray], np.ndarray]
 HYPER = {"variance": torch.tensor(1.7).double(), "lengthscale": torch.tensor([0.6, 1.9]).double()}
@@ -29,11 +32,10 @@ def se(x: np.ndarray, z: np.ndarray) -> np.ndarray:
 def posterior(
     kernel: Kernel, x: np.ndarray, y: np.ndarray, new: np.ndarray, tau: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Mean (M, D) and variance (M,) of f, by the textbook."""
+    """Mean (M, D) and covariance (M, M) of f, by the textbook."""
     root = np.linalg.cholesky(kernel(x, x) + np.eye(len(x)) / tau)
     cross = np.linalg.solve(root, kernel(x, new))
-    variance = np.diag(kernel(new, new)) - (cross**2).sum(0)
-    return cross.T @ np.linalg.solve(root, y), variance
+    return cross.T @ np.linalg.solve(root, y), kernel(new, new) - cross.T @ cross
 
 
 def data() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -44,11 +46,11 @@ def data() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 def test_predictions_and_evidence_are_those_of_the_textbook() -> None:
     x, y, new = data()
     model = GP(gp.kernels.RBF(2, HYPER["variance"], HYPER["lengthscale"]), tau=3.0).fit(x, y, steps=0)
-    mean, variance = posterior(se, x.numpy(), y.numpy(), new.numpy(), 3.0)
+    mean, covariance = posterior(se, x.numpy(), y.numpy(), new.numpy(), 3.0)
     for noise in (False, True):
         found = model.predict(new, noise=noise)
         np.testing.assert_allclose(found[0], mean, rtol=1e-6, atol=1e-8)
-        expected = variance + (1 / 3.0 if noise else 0.0)
+        expected = np.diag(covariance) + (1 / 3.0 if noise else 0.0)
         np.testing.assert_allclose(found[1], np.stack([expected] * 2, 1), rtol=1e-6)
     marginal = stats.multivariate_normal(np.zeros(20), se(x.numpy(), x.numpy()) + np.eye(20) / 3.0)
     assert model.log_marginal_likelihood() == pytest.approx(marginal.logpdf(y.numpy().T).sum(), rel=1e-8)
@@ -69,13 +71,13 @@ def test_predictions_and_evidence_are_those_of_the_textbook() -> None:
 def test_any_kernel_will_do_even_one_that_was_used_before(make: Callable[[], Any]) -> None:
     x, y, new = data()
     kernel = make().double()
-    covariance = lambda a, b: kernel(torch.from_numpy(a), torch.from_numpy(b)).detach().numpy()  # noqa: E731
-    mean, variance = posterior(covariance, x.numpy(), y.numpy(), new.numpy(), 2.0)
+    between = lambda a, b: kernel(torch.from_numpy(a), torch.from_numpy(b)).detach().numpy()  # noqa: E731
+    mean, covariance = posterior(between, x.numpy(), y.numpy(), new.numpy(), 2.0)
     before = copy.deepcopy(kernel.state_dict())
     model = GP(kernel, tau=2.0)
     found = model.fit(x, y, steps=0).predict(new, noise=False)
     np.testing.assert_allclose(found[0], mean, rtol=1e-6, atol=1e-8)
-    np.testing.assert_allclose(found[1][:, 0], variance, rtol=1e-6)
+    np.testing.assert_allclose(found[1][:, 0], np.diag(covariance), rtol=1e-6)
     start = model.log_marginal_likelihood()
     assert model.fit(x, y, steps=20).log_marginal_likelihood() > start
     assert all(torch.equal(value, before[name]) for name, value in kernel.state_dict().items()), "it is a copy"
@@ -122,3 +124,56 @@ def test_a_singular_covariance_is_explained() -> None:
     with pytest.raises(SingularError, match="jitter such as 1e-8"):
         GP(tau=1e30).fit(x, torch.zeros(5, 1), steps=1)
     assert GP(tau=1e30, jitter=1e-8).fit(x, torch.ones(5, 1), steps=0).predict(x)[0].tolist() == [[1.0]] * 5
+
+
+# --- as a posterior over functions ------------------------------------------------------------------------------------
+
+TAU = 20.0
+
+
+def fitted(dtype: torch.dtype) -> tuple[GP, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A process, its data, some points, and the mean (M, D) and covariance (M, M) of f there."""
+    x, y, at = torch.randn(6, 2, dtype=dtype), torch.randn(6, 2, dtype=dtype), torch.randn(4, 2, dtype=dtype)
+    kernel = gp.kernels.RBF(2, HYPER["variance"], HYPER["lengthscale"])
+    exact = posterior(se, *(each.double().numpy() for each in (x, y, at)), TAU)
+    return GP(kernel, tau=TAU).fit(x, y, steps=0), x, y, at, *map(torch.from_numpy, exact)
+
+
+def test_draws_are_joint_draws_of_the_process(dtype: torch.dtype) -> None:
+    process, _, _, at, mean, covariance = fitted(dtype)
+    count = 20_000
+    f = pd.references.gp_posterior(process).sample_functions(at, count)
+    assert f.shape == (count, 4, 2)
+    assert f.dtype == dtype
+    variance = covariance.diagonal()
+    close_by_chance(f.double().mean(0), mean, (variance / count).sqrt().unsqueeze(-1).expand(4, 2))
+    errors = ((torch.outer(variance, variance) + covariance**2) / count).sqrt()
+    for output in range(2):
+        close_by_chance(torch.cov(f[..., output].double().mT), covariance, errors)
+    across = (f[..., 0] - mean[:, 0]).double() * (f[..., 1] - mean[:, 1]).double()
+    close_by_chance(across.mean(0), torch.zeros_like(variance), variance / count**0.5)
+
+
+def test_predict_draws_whole_functions_in_any_blocks(dtype: torch.dtype) -> None:
+    process, _, _, at, mean, covariance = fitted(dtype)
+    model = SimpleNamespace(likelihood=pd.Gaussian(tau=process.tau))
+    count = 8_000
+    variance = covariance.diagonal().unsqueeze(-1).expand(4, 2)
+    for chunk in (None, 400):
+        answer = pd.predict(model, process, at, samples=count, chunk=chunk)
+        close_by_chance(answer.mean, mean, (variance / count).sqrt())
+        close_by_chance(answer.epistemic, variance, variance * (2 / count) ** 0.5)
+        assert torch.allclose(answer.aleatoric, torch.full_like(answer.mean, 1 / TAU))
+        f = answer.samples[..., 0].double()
+        between = torch.cov(f.mT)[0, 1]  # nought if two points had functions of their own
+        assert abs(between - covariance[0, 1]) < 5.5 * (variance[0, 0] * variance[1, 0] * 2 / count).sqrt()
+    same = pd.predict(model, process, at[:1].expand(5, 2), samples=20, chunk=2).samples
+    assert (same - same[:, :1]).abs().max() < 1e-3  # five points, in blocks that had room for two
+
+
+def test_a_process_that_is_fitted_again_is_seen() -> None:
+    process, x, y, at, *_ = fitted(torch.float64)
+    process.sample_functions(at, 2)
+    process.fit(x, y + 100, steps=0)
+    assert process.sample_functions(x, 10).mean() > 30
+    assert repr(process) == "GP(RBF, tau 20)"
