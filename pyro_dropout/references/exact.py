@@ -13,6 +13,7 @@ from torch import Size, Tensor
 
 from pyro_dropout.errors import PyroDropoutError, ShapeError
 from pyro_dropout.generative.exact_gp import GP
+from pyro_dropout.generative.inputs import check_inputs
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.own_noise import check_no_noise
@@ -20,7 +21,7 @@ from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.mathematics.checks import check_count, check_finite
 from pyro_dropout.mathematics.shapes import Float
 from pyro_dropout.protocols import Weights
-from pyro_dropout.references.nuts.energy import has_gaussian_prior, in_float64
+from pyro_dropout.references.nuts.energy import has_gaussian_prior, in_float64, parted
 
 F64 = torch.float64
 
@@ -98,9 +99,7 @@ class GaussianPosterior:
 
     def _parted(self, flat: Tensor) -> Weights:
         """Split one or several vectors into sites, in the model's own dtype."""
-        parts = flat.split([shape.numel() for shape in self._shapes.values()], -1)
-        both = zip(self._shapes.items(), parts, strict=True)
-        return {name: part.reshape(flat.shape[:-1] + shape).to(self._like) for (name, shape), part in both}
+        return {name: part.to(self._like) for name, part in parted(flat, self._shapes).items()}
 
 
 def conjugate(model: BayesianNet | Standardised, x: Tensor, y: Tensor) -> GaussianPosterior:
@@ -133,8 +132,7 @@ def conjugate(model: BayesianNet | Standardised, x: Tensor, y: Tensor) -> Gaussi
     widths = torch.cat([net.prior_of(name).stddev.reshape(-1) for name in net.sites])
 
     def outputs(v: Tensor) -> Tensor:  # v: all weights, in units of their prior
-        parts = (widths * v).split([shape.numel() for shape in shapes.values()])
-        f: Tensor = net.evaluate({n: p.reshape(s) for (n, s), p in zip(shapes.items(), parts, strict=True)}, x64)
+        f: Tensor = net.evaluate(parted(widths * v, shapes), x64)
         return f
 
     zero = torch.zeros_like(widths)
@@ -162,10 +160,8 @@ def _check(model: BayesianNet | Standardised, x: Tensor, y: Tensor) -> None:
     if not isinstance(model.likelihood, Gaussian):
         kind = type(model.likelihood).__name__
         raise PyroDropoutError(f"model.likelihood must be Gaussian(tau); got {kind}. For other noise use nuts().")
-    check_finite("x", x)
+    check_inputs(x)
     check_finite("y", y)
-    if x.dim() == 0 or len(x) == 0:
-        raise ShapeError(f"x must hold at least one data point, (N, ...); got shape {tuple(x.shape)}.")
 
 
 def _check_linear(outputs: Callable[[Tensor], Tensor], f0: Tensor, jacobian: Tensor) -> None:

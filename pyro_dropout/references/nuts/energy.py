@@ -6,14 +6,13 @@ all weights; a constrained site, such as a scale, is transformed to the real lin
 
 import copy
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import TypeVar
 
 import torch
 from pyro import poutine
 from pyro.distributions.util import scale_and_mask
-from torch import Tensor, nn
+from torch import Size, Tensor, nn
 from torch.distributions import Normal, biject_to
 
 from pyro_dropout.engines.torch_internals import is_traced
@@ -84,15 +83,13 @@ class Energy:
         flat = torch.cat([part.detach().to("cpu", F64) for part in parts])
         return flat.clamp(-1e3, 1e3)  # a scale drawn from its prior may be zero
 
-    def parts(self, z: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """Yield the name of each site and its part of positions (*batch, d), (*batch, *shape), unconstrained."""
-        sizes = [shape.numel() for shape in self._shapes.values()]
-        for (name, shape), part in zip(self._shapes.items(), z.split(sizes, -1), strict=True):
-            yield name, part.reshape(z.shape[:-1] + shape)
+    def parts(self, z: Tensor) -> Weights:
+        """Return each site's part {site: (*batch, *shape)} of positions (*batch, d), unconstrained."""
+        return parted(z, self._shapes)
 
     def weights(self, z: Tensor) -> Weights:
         """Return the weights {site: (*batch, *shape)} at positions (*batch, d)."""
-        return {name: self._transforms[name](part.to(self._types[name])) for name, part in self.parts(z)}
+        return {name: self._transforms[name](part.to(self._types[name])) for name, part in self.parts(z).items()}
 
     def _sites(self) -> dict[str, Message]:
         """Return the latent sites of a trace."""
@@ -166,10 +163,17 @@ class Energy:
         total = z.new_zeros(())
         for site in sample_sites(capture.trace).values():
             total = total - scale_and_mask(site["fn"].log_prob(site["value"]), site["scale"], site["mask"]).sum()
-        for name, part in self.parts(z):
+        for name, part in self.parts(z).items():
             change = self._transforms[name].log_abs_det_jacobian(part, weights[name])
             total = total - change.reshape(-1).sum(-1)
         return total
+
+
+def parted(flat: Tensor, shapes: dict[str, Size]) -> Weights:
+    """Split one or several vectors (*batch, d) into sites, {name: (*batch, *shape)}."""
+    parts = flat.split([shape.numel() for shape in shapes.values()], -1)
+    pairs = zip(shapes.items(), parts, strict=True)
+    return {name: part.reshape(flat.shape[:-1] + shape) for (name, shape), part in pairs}
 
 
 def has_gaussian_prior(model: object) -> bool:

@@ -147,7 +147,7 @@ def _disagreement(call: ModelCall, posterior: SampledPosterior, z: Tensor, energ
             draws = posterior.draws_at(torch.arange(total))
             f = WholeFunctions(call.model, posterior).outputs(draws, x.to(place_of([call.model])), total)
         return float(posterior.rhat_of(f.reshape(*shape, *f.shape[1:])).max()), "the function"
-    each = {name: float(posterior.rhat_of(part).max()) for name, part in energy.parts(z)}
+    each = {name: float(posterior.rhat_of(part).max()) for name, part in energy.parts(z).items()}
     worst = max(each, key=lambda name: each[name])
     return each[worst], f"site {worst!r}"
 
