@@ -87,15 +87,10 @@ class _ThinLayers(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is not F.linear or not is_thin(*args[1].shape[-2:]):
+        if func is not F.linear or min(args[1].shape[-2:]) >= _THIN:
             return func(*args, **kwargs)
         with torch.autocast(self._device, enabled=False):
             return func(args[0].float() if args[0].dtype in HALF else args[0], *args[1:], **kwargs)
-
-
-def is_thin(*sizes: int) -> bool:
-    """Whether a Linear layer has so few inputs or outputs that it stays in float32."""
-    return min(sizes) < _THIN
 
 
 def precision_now() -> Precision:

@@ -146,31 +146,25 @@ class _Run:
 
     def _decide(self) -> None:
         """Record or compile the steps if that pays off; by counts alone, so that the same call decides the same."""
-        how, total = self._stepping.how, self._plan.warmup + self._plan.samples
+        at_once, how = self._compile is True, self._stepping.how
+        if self._gpu is not None or not self._compile or not (at_once or self.steps >= _WORTH_RECORDING):
+            return
         slowest = int(self._done.min())
-        to_come = self.steps / max(slowest, 1) * (total - slowest)
-        if self._may_go_to_gpu(to_come):
+        to_come = self.steps / max(slowest, 1) * (self._plan.warmup + self._plan.samples - slowest)
+        if self._device.type == "cuda" and self.not_on_gpu is None and (at_once or to_come > _WORTH_A_GPU):
             try:
                 self._to_gpu()
+                return
             except Exception as cause:  # then the CPU goes on, with the same answers
                 self.not_on_gpu = cause
-        if self._gpu is not None:
-            return
-        if self._compile is True and how == "eager":
+        if at_once and how == "eager":
             self._try(self._compiled)
-        if self._compile != "auto" or self.steps < _WORTH_RECORDING:
-            return
-        if how == "eager" and self._cause is None:
+        elif how == "eager" and self._cause is None:
             self._try(self._stepping.record)
         elif how == "recorded" and self._cause is None and slowest and to_come > _WORTH_COMPILING:
             self._try(self._compiled)
         if self._cause is not None and how == "eager" and self.steps >= _WORTH_TELLING > self.steps - _BLOCK:
             warnings.warn(f"this model cannot be compiled, so sampling is slow: {self._cause}", stacklevel=2)
-
-    def _may_go_to_gpu(self, to_come: float) -> bool:
-        if self._device.type != "cuda" or self._gpu is not None or self.not_on_gpu is not None or not self._compile:
-            return False
-        return self._compile is True or (self.steps >= _WORTH_RECORDING and to_come > _WORTH_A_GPU)
 
     def _to_gpu(self, go_on: "Callable[..., ChainsOnGpu] | None" = None) -> None:
         if go_on is None:
