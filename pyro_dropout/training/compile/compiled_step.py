@@ -27,6 +27,7 @@ from pyro_dropout.training.compile.optimiser_state import OptimiserState, from_g
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.loss.temperature import at_step
 from pyro_dropout.training.optimisers import clock
+from pyro_dropout.training.preflight import check_trained
 
 _OF_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 _PLAIN = (bool, int, float, str, bytes, complex, type(None), type(...), slice, range, enum.Enum, *_OF_TORCH)
@@ -108,6 +109,7 @@ class CompiledStep:
         self.changed, self.loss, self._optim = "", loss, optim
         self._scheduled = callable(loss.temperature)
         self.parameters = Parameters(model, guide, loss, given.args, given.kwargs)
+        check_trained(self.parameters.names, guide)
         self.buffers = Buffers(model, guide)
         trained, values = list(self.parameters.by_name.values()), self.parameters.values
         whole_state = OptimiserState(optim, trained)

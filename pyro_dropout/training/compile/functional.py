@@ -2,8 +2,7 @@
 
 Pyro keeps parameters in modules and in its store; a tracer needs them as arguments. Here they are found by running the
 loss once, and swapped for the tracer's tensors while the loss runs again. A network that a plain function registers
-with ``pyro.module`` is in its closure, among the globals, or anywhere else; what holds its parameters need not be
-found: an operation that is given one of them computes with its stand-in.
+with ``pyro.module`` may be anywhere; it is found as it is called.
 """
 
 import contextlib
@@ -15,14 +14,12 @@ import torch
 from pyro import poutine
 from torch import Tensor, nn
 from torch.distributions import Distribution
-from torch.overrides import TorchFunctionMode
 
-from pyro_dropout.engines.engine import WrongStepError
+from pyro_dropout.engines.engine import WrongStepError, copy_into
 from pyro_dropout.engines.program import Function
-from pyro_dropout.engines.torch_internals import function_modes, is_traced
-from pyro_dropout.errors import PyroDropoutError
+from pyro_dropout.engines.torch_internals import is_traced
 from pyro_dropout.generative.layers import recordable
-from pyro_dropout.generative.registration import is_told, note_names, tell_again
+from pyro_dropout.generative.registration import is_told, note_names
 from pyro_dropout.generative.trial_run import holders_of, modules_of, owner_of, quietly
 from pyro_dropout.protocols import Trace, Tree
 from pyro_dropout.training.loss.temperature import at_step
@@ -57,27 +54,29 @@ class Parameters:
             loss.differentiable_loss(model, guide, *args, **kwargs)
         trace: Trace = capture.trace
         found = {name: site["value"].unconstrained() for name, site in trace.nodes.items()}
-        self._aliases: dict[int, list[str]] = {}  # two modules may share a parameter, which is trained once
+        first: dict[int, str] = {}  # two modules may share a parameter, which is trained once
         for name, value in found.items():
             if value.requires_grad:
-                self._aliases.setdefault(id(value), []).append(name)
-        self.by_name: dict[str, Tensor] = {names[0]: found[names[0]] for names in self._aliases.values()}
+                first.setdefault(id(value), name)
+        self.by_name: dict[str, Tensor] = {name: found[name] for name in first.values()}
         self.names = list(self.by_name)
         # Gradients of a sum over all points are beyond float16; those of the loss divided by its size are not.
         self.divided = any(p.dtype == torch.float16 for m in modules_of(model) for p in m.parameters(recurse=False))
         self.unused: set[int] = set()  # those that the last gradient did not depend on
         self._checked = False
-        places: dict[int, list[_Holder]] = {}
-        for module in modules_of(model, guide):
+        self._places: dict[str, list[_Holder]] = {name: [] for name in self.names}
+        for module in holders_of(model, guide):
             for key, each in module._parameters.items():
-                places.setdefault(id(each), []).append((module._parameters, key))
-        self._places = {name: places.get(id(value), []) for name, value in self.by_name.items()}
+                if id(each) in first:
+                    self._places[first[id(each)]].append((module._parameters, key))
+        own = {id(each) for module in modules_of(model, guide) for each in module._parameters.values()}
         owner = owner_of(model if isinstance(owner_of(guide), nn.Module) else guide)
-        note_names(owner, [name for name, where in self._places.items() if not where])
-        # Pyro's store holds these for networks that are elsewhere: there is nothing to put another tensor into.
-        self._elsewhere = [
-            name for name, value in self.by_name.items() if isinstance(value, nn.Parameter) and not self._places[name]
-        ]
+        note_names(owner, [name for name, value in self.by_name.items() if id(value) not in own])
+        self._not_found = {name for name, places in self._places.items() if not places}  # in no module that runs
+        store = pyro.get_param_store()._params
+        for name, value in found.items():
+            if id(value) in first:
+                self._places[first[id(value)]].append((store, name))
 
     def current(self) -> bool:
         """Whether these are still the tensors in Pyro's store, and all of them are still trained."""
@@ -90,16 +89,6 @@ class Parameters:
         """The tensors, detached, in the order of ``names``."""
         return [value.detach() for value in self.by_name.values()]
 
-    def tell(self, number: int) -> Tensor:
-        """Report a parameter to Pyro's handlers, and return the tensor that is in its place now."""
-        name = self.names[number]
-        stored = stand_in_of(self.by_name[name])
-        if stored is None:
-            stored = pyro.get_param_store()._params.get(name, self.by_name[name])
-        here = next((holder[key] for holder, key in self._places[name]), stored)
-        tell_again(name, here)
-        return here
-
     def write(self, values: list[Tensor]) -> None:
         """Make the parameters hold ``values``; the parameter objects stay the same."""
         for target, value in zip(self.by_name.values(), values, strict=True):
@@ -107,9 +96,7 @@ class Parameters:
 
     def copy(self, values: list[Tensor]) -> None:
         """Copy ``values`` into the parameters, whose memory stays the same."""
-        with torch.no_grad():
-            for target, value in zip(self.by_name.values(), values, strict=True):
-                target.copy_(value)
+        copy_into([*self.by_name.values()], values)
 
     def check_used(self, gradients: Sequence[Tensor | None]) -> None:
         """Raise an error if the first gradient leaves out a parameter that a script has registered with Pyro.
@@ -119,26 +106,21 @@ class Parameters:
         if self._checked:
             return
         pairs = zip(self.by_name.items(), gradients, strict=True)
-        lost = [name for (name, value), slope in pairs if slope is None and not is_told(value)]
+        unused = [(name, value) for (name, value), slope in pairs if slope is None]
+        lost = [name for name, value in unused if name in self._not_found or not is_told(value)]
         if lost:
             named = f"{', '.join(map(repr, lost[:4]))}{' and others' if lost[4:] else ''}"
             raise UntrainedError(
-                f"the loss does not depend on {named}, which"
-                " pyro.param or pyro.module registers, so it would not be trained. Use it in the model or the guide,"
+                f"the loss does not depend on {named}, which pyro.param or pyro.module registers, so it would not be"
+                " trained. Use it in the model or the guide (call its network, in place of F.linear(x, net.weight)),"
                 " leave it unregistered, or freeze it with requires_grad_(False)."
             )
         self._checked = True
 
-    @contextlib.contextmanager
-    def replaced(self, values: list[Tensor]) -> Iterator[None]:
+    def replaced(self, values: list[Tensor]) -> contextlib.AbstractContextManager[None]:
         """Within the context, modules and Pyro's store hold ``values`` in the parameters' places."""
-        store = pyro.get_param_store()._params
-        now = dict(zip(self.names, values, strict=True))
-        pairs = {id(self.by_name[name]): now.pop(name) for name in self._elsewhere}
-        places = [(holder, value) for name, value in now.items() for holder in self._places[name]]
-        places += [((store, alias), now[name]) for name in now for alias in self._aliases[id(self.by_name[name])]]
-        with _swapped(places), StandIns(pairs) if pairs else contextlib.nullcontext():
-            yield
+        places = zip(self._places.values(), values, strict=True)
+        return _swapped([(holder, value) for holders, value in places for holder in holders])
 
 
 class Buffers:
@@ -202,8 +184,6 @@ def loss_and_gradients(
     kwargs: Mapping[str, object],
 ) -> tuple[Tensor, list[Tensor]]:
     """Return the loss and its gradient in each parameter, as a pure function of ``values``."""
-    if not values:
-        raise PyroDropoutError("there is nothing to train: model and guide have no parameter with requires_grad=True.")
     leaves = [value.detach().requires_grad_() for value in values]
     lstm = recordable(holders_of(model, guide), is_traced())
     with torch.enable_grad(), unvalidated(), lstm, poutine.block(), parameters.replaced(leaves):
@@ -257,33 +237,3 @@ def make_step(gradients_of: Gradients, parameters: Parameters, update: Update) -
         return new_values, new_state, loss
 
     return step
-
-
-# --- networks that no module holds ------------------------------------------------------------------------------------
-
-
-class StandIns(TorchFunctionMode):
-    """Within this context, operations compute with other tensors in the place of some parameters."""
-
-    def __init__(self, pairs: Mapping[int, Tensor]) -> None:
-        super().__init__()
-        self.pairs = pairs
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Run an operation with the stand-ins of its arguments."""
-        return func(*map(self._now, args), **{key: self._now(value) for key, value in (kwargs or {}).items()})
-
-    def _now(self, value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return self.pairs.get(id(value), value)
-        if type(value) in (list, tuple):  # as the weights of a recurrent layer
-            return type(value)(map(self._now, value))
-        return value
-
-
-def stand_in_of(parameter: Tensor) -> Tensor | None:
-    """Return the tensor that stands in for a parameter here; None if there is none."""
-    modes = (mode for mode in reversed(function_modes()) if isinstance(mode, StandIns))
-    return next((mode.pairs[id(parameter)] for mode in modes if id(parameter) in mode.pairs), None)

@@ -148,17 +148,24 @@ def test_members_of_an_ensemble_share_them() -> None:
 
 @pytest.mark.parametrize("how", [False, "traced", True])
 def test_a_registered_parameter_without_a_gradient_is_an_error(how: Any) -> None:
-    """A parameter that the loss does not depend on is named, unless it is frozen."""
-    model, guide, data, _ = _function(nn.Sequential(nn.Flatten(), nn.Linear(10, 1)))
+    """What the loss does not depend on is named, unless it is frozen; so is a network that is not run."""
+    model, _, data, _ = _function(nn.Sequential(nn.Flatten(), nn.Linear(10, 1)))
     idle = nn.Linear(1, 1)
 
     def with_idle(*args: Any) -> None:
         pyro.module("idle", idle.train(False))
         model(*args)
 
+    def by_hand(x: Tensor, y: Tensor) -> None:
+        pyro.module("idle", idle)
+        slope = pyro.sample("slope", dist.Normal(torch.tensor(0.0), 1.0))
+        mean = slope * nn.functional.linear(x[:, 0, :1], idle.weight, idle.bias)
+        pyro.sample("y", dist.Normal(mean, 1.0).to_event(2), obs=y)
+
     quiet: dict[str, Any] = {"steps": 2, "compile": how, "progress": False}
-    with pytest.raises(PyroDropoutError, match=r"does not depend on 'idle\$\$\$weight', 'idle\$\$\$bias'"):
-        pd.fit(with_idle, guide, *data, **quiet)
+    for program in (with_idle, by_hand):
+        with pytest.raises(PyroDropoutError, match=r"does not depend on 'idle\$\$\$weight', 'idle\$\$\$bias'"):
+            pd.fit(program, pd.AutoMeanField(program), *data, **quiet)
     idle.requires_grad_(False)
     pyro.clear_param_store()
     assert pd.fit(with_idle, pd.AutoMeanField(with_idle), *data, **quiet).steps == 2
