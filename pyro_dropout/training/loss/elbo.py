@@ -7,8 +7,8 @@
 import functools
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable
+from contextlib import nullcontext
 from numbers import Real
 from typing import Any, Literal, get_args
 
@@ -111,27 +111,33 @@ class ELBO(pyro.infer.ELBO):
 
     def _drawn(self, model: PyroModel, guide: PyroModel, args: Args, kwargs: Kwargs) -> Particle:
         """Return the terms of one draw for each data point or, if the model does not allow that, of a shared draw."""
-        if self.per_example == "auto" and not self._refusals:
-            self._attempt(model, guide, args, kwargs)
+        if not self._shares:
+            self._look(guide, ModelCall(model, args, dict(kwargs)))
         return self._run(model, guide, args, kwargs)
 
-    def _attempt(self, model: PyroModel, guide: PyroModel, args: Args, kwargs: Kwargs) -> None:
-        """Note and warn if arguments of these shapes allow no draws for each data point; leave no other trace."""
+    def _look(self, guide: PyroModel, call: ModelCall) -> None:
+        """See, once for arguments of these shapes, whether each data point can have a draw; leave no other trace.
+
+        If not, "auto" notes it and warns; otherwise it is an error.
+        """
         tried = _TRIED.setdefault(self, weakref.WeakKeyDictionary()).setdefault(guide, set())
-        key = id(model), *(leaf.shape for leaf in ModelCall(model, args, dict(kwargs)).leaves())
+        key = id(call.model), *(leaf.shape for leaf in call.leaves())
         if key in tried:
             return
-        tried.add(key)
         reader: Any = guide
         store = pyro.get_param_store()
-        with untraced(), poutine.block():
+        with disable_current_modes(), torch.no_grad(), poutine.block():
             if getattr(reader, "prototype_trace", self) is None:  # a guide draws while it reads its model, once
-                reader._setup_prototype(*args, **kwargs)
+                reader._setup_prototype(*call.args, **call.kwargs)
             names = set(store.keys())
             try:
-                with quietly(model, guide):
-                    self._run(model, guide, args, kwargs)
+                if self.per_example == "auto":
+                    with quietly(call.model, guide):
+                        self._run(call.model, guide, call.args, call.kwargs)
+                check_data_axis(guide, call)
             except NotFollowedError as refusal:
+                if self.per_example is True:
+                    raise
                 site = "weights" if refusal.site is None else f"site {refusal.site!r}"
                 self._refusals.append(f"{site} cannot be drawn for each data point: {refusal.reason}")
                 warnings.warn(
@@ -141,15 +147,14 @@ class ELBO(pyro.infer.ELBO):
                 )
             for name in set(store.keys()) - names:
                 del store[name]
+        tried.add(key)
 
     def _run(self, model: PyroModel, guide: PyroModel, args: Args, kwargs: Kwargs) -> Particle:
         """Draw from the guide, and run the model with the draw."""
-        with nullcontext() if self._shares else draw_per_example() as points:
+        with nullcontext() if self._shares else draw_per_example():
             guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
-            particle = Particle(guide_trace, self.kl, self.kl_samples, points is not None)
+            particle = Particle(guide_trace, self.kl, self.kl_samples)
             particle.run(model, args, kwargs)
-        if points is not None:
-            check_data_axis(model, guide, args, kwargs)
         particle.add_up()
         return particle
 
@@ -221,41 +226,28 @@ def _total(terms: Iterable[Tensor]) -> Tensor:
     return found
 
 
-@contextmanager
-def untraced() -> Iterator[None]:
-    """Within this context, operations run without being recorded."""
-    with disable_current_modes(), torch.no_grad():
-        yield
-
-
-# The shapes of arguments that a model has been checked with, and that draws for each data point were tried with.
-_CHECKED: "weakref.WeakKeyDictionary[PyroModel, set[object]]" = weakref.WeakKeyDictionary()
+# The shapes of arguments that draws for each data point were tried with.
 _TRIED: "weakref.WeakKeyDictionary[ELBO, weakref.WeakKeyDictionary[PyroModel, set[object]]]"
 _TRIED = weakref.WeakKeyDictionary()
 
 
-def check_data_axis(model: PyroModel, guide: PyroModel, args: Args, kwargs: Kwargs) -> None:
+def check_data_axis(guide: PyroModel, call: ModelCall) -> None:
     """Raise if draws for each data point do not follow the data when there are more or fewer of them.
 
     Only a model that has its data among its arguments can be run with other data.
     """
-    call = ModelCall(model, args, dict(kwargs))
     leaves, count = list(call.leaves()), call.count
-    if count is None or is_network(model) or not can_run(leaves[0]):
-        return
-    known, key = _CHECKED.setdefault(model, set()), tuple(leaf.shape for leaf in leaves)
-    if key in known:
+    if count is None or is_network(call.model) or not can_run(leaves[0]):
         return
     rows = torch.arange(other_count(count)) % count
     other = call.mapped(lambda leaf: leaf[rows.to(leaf.device)] if leaf.dim() and len(leaf) == count else leaf)
-    with aside(model, guide), poutine.block(), draw_per_example(), unvalidated():
+    with aside(call.model, guide), draw_per_example(), unvalidated():
         try:
             trace = other.of(poutine.trace(guide).get_trace)
-            other.of(poutine.trace(poutine.replay(model, trace=trace)).get_trace)
+            other.of(poutine.trace(poutine.replay(call.model, trace=trace)).get_trace)
         except MisplacedPointsError as cause:
             raise misplaced(cause) from None
         except NotFollowedError:
             raise
         except Exception:
             pass  # some of its data are elsewhere
-    known.add(key)

@@ -1,6 +1,5 @@
 """One draw of a guide, the model run with it, and the resulting terms of the loss."""
 
-from contextlib import ExitStack
 from itertools import zip_longest
 from typing import Any
 
@@ -11,7 +10,6 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
-from pyro_dropout.engines.torch_internals import pop_mode_for_a_moment
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.observed_sites import check_observed
 from pyro_dropout.generative.priors import LearnedNormal
@@ -35,9 +33,9 @@ class Particle(Messenger):
 
     model_trace: Trace  # the model's run with the draw
 
-    def __init__(self, guide_trace: Trace, kl: Method, kl_samples: int, by_point: bool) -> None:
+    def __init__(self, guide_trace: Trace, kl: Method, kl_samples: int) -> None:
         super().__init__()
-        self.guide_trace, self._by_point = guide_trace, by_point
+        self.guide_trace = guide_trace
         self.divergences: dict[str, Tensor] = {}  # of latent and auxiliary sites
         self.surprises: dict[str, Tensor] = {}  # of observed sites
         self._kl, self._kl_samples, self._marks = kl, kl_samples, Marks()
@@ -106,11 +104,7 @@ class Particle(Messenger):
                 " model on it."
             )
         _check_shapes(msg, q_site)
-        # No layer runs here, and the handlers that look for layers would inspect every operation.
-        with ExitStack() as stack:
-            for _ in range(1 + self._by_point):
-                stack.enter_context(pop_mode_for_a_moment())
-            self.divergences[name] = self._divergence(q_site, msg)
+        self.divergences[name] = self._divergence(q_site, msg)
         self._watch.on = len(self.divergences) < len(self._places)
 
     def _divergence(self, q_site: Message, p_site: Message) -> Tensor:

@@ -75,18 +75,6 @@ def scalar_beside(x: Tensor, y: Tensor) -> None:
         pyro.sample("y", dist.Normal(x @ w + s, 1.0).to_event(1), obs=y)
 
 
-class Sequence(nn.Module):
-    """Attention in torch's own layout, with data points second."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(2, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = x.unsqueeze(0)
-        return self.attention(h, h, h)[0][0]
-
-
 class Twice(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -114,10 +102,6 @@ REFUSED: dict[str, tuple[Callable[[], Pair], str]] = {
         "'s' .* drawn once for all of them, and shares its noise",
     ),
     "used twice": (lambda: pair(pd.BayesianNet(Twice())), r"'layer.weight' .* is used twice"),
-    "a layer that is not covered": (
-        lambda: pair(pd.BayesianNet(Sequence())),
-        "weights .* need attention with batch_first",
-    ),
 }
 X, Y = torch.randn(6, 2, generator=torch.Generator().manual_seed(0)), torch.ones(6, 2)
 
