@@ -1,7 +1,6 @@
 """The loop around the training steps: progress, early stopping, checkpoints, and a stop when the loss is not finite."""
 
 import contextlib
-import math
 import signal
 import sys
 import threading
@@ -125,50 +124,44 @@ class _Ledger:
         return f"The parameters are those after step {self.steps - run.refused}{buffers}."
 
     def check(self) -> None:
-        """Raise an error if a step failed, or a loss since the last check is not finite; then all goes back.
+        """Raise an error if a step failed, or something since the last check is not finite; then all goes back.
 
         Where a step has several losses, one for each replica, the others continue until all are lost.
         """
+        wrong = self._wrong()
+        if not wrong:
+            self.settle()
+            return
+        self._run.publish()
+        after, back = self._blame(), self._go_back()
+        site = self._blame() or after
+        where = f" The term of site {site!r} is not finite." if site else ""
+        raise DivergedError(f"{wrong}.{where} {back} {REMEDY}") from self._run.failed
+
+    def _wrong(self) -> str:
+        """Say what is not finite since the last check; "" if all is."""
         run, losses = self._run, self.losses
-        if run.refused:
-            site, value = self._blame(), losses[-1].item()
-            gradient = " and its gradient not finite" if math.isfinite(value) else ""
-            where = f" The term of site {site!r} is not finite." if site else ""
-            raise DivergedError(
-                f"the loss is {value}{gradient} at step {self.steps}; that step was not taken.{where}"
-                f" {self._go_back()} {REMEDY}"
-            )
         spoiled = self._spoiled() if losses.dim() == 1 else []
-        if not run.guarded or run.failed is not None or spoiled:
+        if run.refused:
+            gradient = " and its gradient not finite" if losses[-1].isfinite() else ""
+            return f"the loss is {losses[-1].item()}{gradient} at step {self.steps}; that step was not taken"
+        if run.failed is not None or not run.guarded:
             finite = torch.isfinite(losses[self._seen :])
             bad = (~(finite if finite.dim() == 1 else finite.any(1))).nonzero()
-            lost = losses.dim() == 1 and not all_finite(run.values)  # by the last step, whose loss was before it
-            if len(bad) or run.failed is not None or lost or spoiled:
-                raise self._divergence(self._seen + int(bad[0]) if len(bad) else None) from run.failed
-        self.settle()
-
-    def _divergence(self, first: int | None) -> DivergedError:
-        """Return the error for a loss that is not finite, the first of these; all goes back to the last good."""
-        run, losses, spoiled = self._run, self.losses, self._spoiled()
-        broken = sum(not all_finite([value]) for value in run.values)
-        if first is None and run.failed is not None:
-            said = str(run.failed).splitlines()[0].rstrip(".")
-            what = f"after step {self.steps} no other can be computed ({said})"
-        elif first is None and spoiled and not broken:
-            what = f"the buffer {spoiled[0]!r} is not finite after step {self.steps}, though the loss is"
-            return DivergedError(
-                f"{what}: numbers that it sums up are too large. {self._go_back()} Standardise x. {REMEDY}"
+            if len(bad):
+                first = self._seen + int(bad[0])
+                return f"the loss is {losses[first].flatten()[0].item()} at step {first + 1}"
+        if run.failed is not None:
+            return f"after step {self.steps} no other can be computed ({str(run.failed).splitlines()[0].rstrip('.')})"
+        broken = 0 if run.guarded or losses.dim() > 1 else sum(not all_finite([value]) for value in run.values)
+        if broken:  # by the last step, whose loss was before it
+            return f"{broken} of {len(run.values)} parameters are not finite after step {self.steps}"
+        if spoiled:
+            return (
+                f"the buffer {spoiled[0]!r} is not finite after step {self.steps}, though the loss is: numbers that it"
+                " sums up are too large. Standardise x"
             )
-        else:
-            first = self.steps - 1 if first is None else first
-            what = f"the loss is {losses[first].flatten()[0].item()} at step {first + 1}"
-        run.publish()
-        site = self._blame()
-        back, before = self._go_back(), self._blame()
-        reason = f"that step broke {broken} of {len(run.values)} parameters."
-        reason += f" At the parameters after it the term of site {site!r} is not finite." if site else ""
-        reason = f"the term of site {before!r} is not finite even at the last good parameters." if before else reason
-        return DivergedError(f"{what}; {reason} {back} {REMEDY}")
+        return ""
 
 
 _shared: ContextVar[Any] = ContextVar("shared progress bar", default=None)

@@ -119,14 +119,14 @@ def test_early_stopping_keeps_the_best_parameters() -> None:
 
 
 DIVERGING: dict[str, tuple[dict[str, Any], str]] = {
-    "data": ({"steps": 50}, r"the loss is nan at step 1; the term of site 'y' is not finite"),
-    "rate": ({"steps": 400, "lr": 1e6}, r"that step broke \d+ of 4 parameters\. .* Lower the learning rate"),
-    "last step": ({"steps": 1, "lr": 3e38}, r"the loss is \d.* at step 1; that step broke 4 of 4 parameters"),
+    "data": ({"steps": 50}, r"the loss is nan at step 1\. The term of site 'y' is not finite"),
+    "rate": ({"steps": 400, "lr": 1e6}, r"the loss is \w+ at step \d+\. .* Lower the learning rate"),
+    "last step": ({"steps": 1, "lr": 3e38}, r"4 of 4 parameters are not finite after step 1\."),
     "early stopping": ({"steps": 10**6, "lr": 1e6, "patience": 2, "check_every": 30}, "the loss is"),
     # parameters and outputs stay finite; the squares of the outputs are beyond float32
     "likelihood": (
         {"steps": 2, "lr": 1e11, "clip_norm": 1.0, "seed": 0},
-        r"that step broke 0 of 4 parameters\. At the parameters after it the term of site 'y'",
+        r"the loss is inf at step 2\. The term of site 'y' is not finite\.",
     ),
 }
 

@@ -15,11 +15,11 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from pyro_dropout.errors import NotFollowedError, PyroDropoutError
+from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.mathematics.per_data_point import Layer, Lookup, MatrixProduct, PerDataPoint, drawn_per_data_point
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
 from pyro_dropout.protocols import Message
-from pyro_dropout.training.loss.row_tracking import QUESTIONS, Args, Kwargs, Operation, Record, tensors
+from pyro_dropout.training.loss.row_tracking import QUESTIONS, Args, Kwargs, Operation, Record, not_followed, tensors
 
 _TRANSPOSED = "_pyro_dropout_transposed"  # on a placeholder
 
@@ -89,12 +89,8 @@ class per_example(Messenger):
         # A scalar or a constrained site is drawn once for all data points, as always.
         if infer.get("is_auxiliary") or not fn.event_shape or not self._applies(name):
             if fn.joint:
-                raise NotFollowedError(
-                    f"{name!r} is drawn once for all data points, so it cannot share its noise with weights that are"
-                    " drawn for each. Use shared draws (per_example=False), or AutoLowRank(per='layer').",
-                    name,
-                    "it is drawn once for all of them, and shares its noise with weights",
-                )
+                advice = "Use shared draws (per_example=False), or AutoLowRank(per='layer')."
+                raise not_followed(name, "it is drawn once for all of them, and shares its noise with weights", advice)
             return
         recipe = PerDataPoint(name, fn, self._reused or bool(infer.get("reused", False)))
         value = recipe.weight if not fn.batch_shape else recipe.mark(recipe.weight.expand(fn._extended_shape()))
@@ -219,9 +215,7 @@ def _embedding(
     recipe = drawn_per_data_point(weight)
     assert recipe is not None
     if max_norm is not None:
-        raise NotFollowedError(
-            f"per_example() does not cover max_norm, which changes the embedding {recipe.site!r}.", recipe.site
-        )
+        raise not_followed(recipe.site, "max_norm changes the embedding")
     if getattr(weight, _TRANSPOSED, False):
         return None
     layer = Lookup(lambda x, w: func(x, w, padding_idx), 0, 1, positions=True)

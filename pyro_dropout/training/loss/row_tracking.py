@@ -135,6 +135,12 @@ def _reads_numbers(name: str, only_in_a_check: bool) -> bool:
     return not asks.startswith(("pyro.", "torch.distributions")) and not (only_in_a_check and name in _CHECKS)
 
 
+def not_followed(site: str, reason: str, advice: str = "") -> NotFollowedError:
+    """Return the error for a site whose draws for each data point would get lost."""
+    advice = advice or "Use shared draws (per_example=False)."
+    return NotFollowedError(f"site {site!r} cannot be drawn for each data point: {reason}. {advice}", site, reason)
+
+
 @dataclass(frozen=True)
 class Rows:
     """A tensor with rows that were each made with one draw of these sites; each with the number of its draws."""
@@ -152,17 +158,12 @@ class Lost:
 
     def refusal(self, name: str) -> NotFollowedError:
         """Return the error for a site ``name`` that was reached this way."""
-        if self.mixes:
-            fault, advice = "mixes data points, each of which has its own draw", "Use"
-        else:
-            fault = "is not a layer that it can rewrite"
-            advice = "Use F.linear or @ with data points first, leave the site out with per_example(sites=...), or use"
-        return NotFollowedError(
-            f"per_example() cannot follow site {self.site!r} to {name!r}: it went through {self.operation}, which"
-            f" {fault}. {advice} shared draws (per_example=False).",
-            self.site,
-            f"it reaches {name!r} through {self.operation}, which {fault.removesuffix(' that it can rewrite')}",
-        )
+        fault, advice = "mixes data points, each of which has its own draw", ""
+        if not self.mixes:
+            fault = "is not a layer"
+            advice = "Use F.linear or @ with data points first, leave the site out with per_example(sites=...), or"
+            advice += " use shared draws (per_example=False)."
+        return not_followed(self.site, f"it reaches {name!r} through {self.operation}, which {fault}", advice)
 
 
 Track = Rows | Lost
@@ -209,21 +210,12 @@ class Record:
         carriers = list(carried(func, args, kwargs))
         lost = self._lost(carriers, operation)
         if lost is not None and _reads_numbers(name, only_in_a_check=lost.mixes):
-            raise NotFollowedError(
-                f"the model reads the numbers of site {lost.site!r} ({operation}), which differ for every data point"
-                " under per_example(). Use shared draws (per_example=False).",
-                lost.site,
-                f"the model reads its numbers by {operation}",
-            )
+            raise not_followed(lost.site, f"the model reads its numbers by {operation}")
         changed = _written_by_name(name, args, kwargs)
         recipe = next(filter(None, map(drawn_per_data_point, changed)), None)
         if recipe is not None:
-            raise NotFollowedError(
-                f"the model changes the draw of site {recipe.site!r} in place ({operation}), which per_example() cannot"
-                " follow. Make a new tensor, or use shared draws (per_example=False).",
-                recipe.site,
-                f"the model changes it in place ({operation})",
-            )
+            advice = "Make a new tensor, or use shared draws (per_example=False)."
+            raise not_followed(recipe.site, f"the model changes it in place ({operation})", advice)
         versions = list(map(_version, given))
         result = func(*args, **kwargs)
         if func not in STATISTICS:

@@ -16,14 +16,12 @@ from torch.distributions import Normal, kl_divergence
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from pyro_dropout.errors import NotFollowedError
 from pyro_dropout.mathematics.divergence import Method, kl
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
-from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
+from pyro_dropout.mathematics.row_mixture_distribution import LOG_2PI, RowMixture
 from pyro_dropout.mathematics.shapes import base_distribution
-from pyro_dropout.mathematics.weight_distribution import LOG_2PI
 from pyro_dropout.protocols import Distribution, Message
-from pyro_dropout.training.loss.row_tracking import Args, Kwargs, Operation, carried, tensors
+from pyro_dropout.training.loss.row_tracking import Args, Kwargs, Operation, carried, not_followed, tensors
 
 
 def observed(site: Message) -> Tensor:
@@ -54,12 +52,7 @@ def divergence(
         fits = _is_gaussian(p) and p.batch_shape + p.event_shape == q.batch_shape + q.event_shape
         if drawn and not fits:
             wrong = f"of shape {tuple(p.shape())}, not that of the weights" if _is_gaussian(p) else "not Gaussian"
-            raise NotFollowedError(
-                f"the prior of {name!r} is {type(p).__name__}, {wrong}, so its KL needs whole weights: use"
-                " ELBO(per_example=False).",
-                name,
-                f"its prior is {type(p).__name__}, {wrong}",
-            )
+            raise not_followed(name, f"its prior is {type(p).__name__}, {wrong}, so that its KL needs whole weights")
         if fits and (drawn or not (apart or (method == "monte_carlo" and not q.singular))):
             return _of_mixture(q_site, p_site, method, num_samples, learned)
     elif not apart and q.batch_shape == p.batch_shape and _scaled_alike(q_site, p_site):

@@ -218,7 +218,7 @@ def test_a_prior_that_depends_on_a_weight_is_an_error() -> None:
             pyro.sample("y", dist.Normal(x @ w @ v, 1.0).to_event(1), obs=y)
 
     guide, x = AutoMeanField(model), torch.randn(3, 2)
-    with pytest.raises(PyroDropoutError, match="cannot follow site 'w' to 'v'"):
+    with pytest.raises(PyroDropoutError, match=r"'w' .* reaches 'v'"):
         ELBO().loss(model, guide, x, x)
 
 
@@ -251,7 +251,7 @@ def test_nothing_is_left_on_what_the_user_gave(use: str) -> None:
     """After a refusal the data have no attribute that they had not before, and other models train on them."""
     x, y = torch.randn(N, 2), torch.randn(N, 2)
     model, good = program(TOUCHING[use]), program(lambda x, w, v, b: x @ w + b)
-    with pytest.raises(NotFollowedError, match="cannot follow site 'w' to 'y'"):
+    with pytest.raises(NotFollowedError, match=r"'w' .* reaches 'y'"):
         ELBO().loss(model, AutoMeanField(model), x, y)
     assert vars(x) == vars(y) == {}
     assert pyro.infer.SVI(good, AutoMeanField(good), pyro.optim.Adam({"lr": 0.01}), ELBO()).step(x, y) > 0
