@@ -9,15 +9,12 @@ import hashlib
 import math
 
 import torch
-from pyro import poutine
 from torch import Tensor
 
 from pyro_dropout.engines.engine import CHAIN
-from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.inputs import takes_all
 from pyro_dropout.generative.likelihoods import likelihood_of
-from pyro_dropout.generative.model_call import ModelCall, is_network
-from pyro_dropout.generative.observed_sites import check_whole, observed_sites, point_log_likelihood, trace_of
+from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.guides.ensemble import Ensemble
@@ -27,7 +24,6 @@ from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.runner import TrainingRun
 
 _PARTICLES = 8  # draws of a network's weights, for each check
-_DRAWS = 16  # of the guide of any other model
 _AT_ONCE = 2**24  # outputs of an ensemble that are computed at once
 _MEMBER_DRAWS = 8  # the fewest, of members that are no points
 
@@ -51,10 +47,9 @@ class Watch:
     def stop(self, step: int) -> bool:
         """Evaluate the held-out data at ``step``, and return whether to stop; the training's draws do not change."""
         self.run.publish()
-        surprise = self._of_network if is_network(self.call.model) else self._of_sites
         seed = int.from_bytes(hashlib.sha256(f"{self.seed + step}:0".encode()).digest()[:8]) % 2**32
         with evaluating(self.call.model), seeded(seed, self.run.t.device):
-            value = float(self.run.agreed(float(surprise()))[0])
+            value = float(self.run.agreed(float(self.surprise()))[0])
         self.seen.append((step, value))
         if value < self.best:
             self.best, self.best_step, self.waited = value, step, 0
@@ -63,27 +58,11 @@ class Watch:
             self.waited += 1
         return self.waited >= self.patience
 
-    def _of_network(self) -> Tensor:
+    def surprise(self) -> Tensor:
         """Return E[-log p(y|w)] per point."""
         x, y = self.call.args
         loss = ELBO(per_example=not takes_all(self.call.model), num_particles=_PARTICLES)
         return loss.parts(self.call.model, self.guide, x, y)["nll"].double() / len(x)
-
-    def _of_sites(self) -> Tensor:
-        """Return minus the log predictive density of the observed sites, per point."""
-        return _mixture(torch.stack([self._log_densities(self.guide) for _ in range(_DRAWS)]))
-
-    def _log_densities(self, guide: PyroModel) -> Tensor:
-        """Return the log density of every point of the observed sites at one draw of a guide."""
-        with poutine.block():
-            guide_trace = self.call.of(poutine.trace(guide).get_trace)
-        drawn = {name: site["value"] for name, site in guide_trace.nodes.items() if site["type"] == "sample"}
-        trace = trace_of(self.call, drawn)
-        check_whole(trace)
-        found = observed_sites(trace, drawn)
-        if not found:
-            raise PyroDropoutError("validation must hold data: the model observes nothing with these arguments.")
-        return torch.cat([point_log_likelihood(site).reshape(-1) for site in found.values()])
 
     def ahead(self, done: int) -> int:
         """Return how many steps to take before the next check; steps in blocks of twenty do not stop for it."""
@@ -92,7 +71,7 @@ class Watch:
     def facts(self) -> Record:
         """Return what must be the same when the training is resumed."""
         held = [digest(leaf) for leaf in self.call.leaves()]
-        data = {"x": held[0], "y": held[1]} if is_network(self.call.model) and len(held) == 2 else {"data": held}
+        data = {"x": held[0], "y": held[1]} if len(held) == 2 else {"data": held}
         return {**data, "patience": self.patience, "every": self.every, "buffers": len(self.run.buffers)}
 
     def state(self) -> tuple[dict[str, Tensor], Record]:
@@ -113,37 +92,22 @@ class EnsembleWatch(Watch):
 
     guide: Ensemble
 
-    def _of_network(self) -> Tensor:
+    def surprise(self) -> Tensor:
         """Return minus the log density of the targets under the mixture, per point."""
         model, (inputs, targets), numbers = self.call.model, self.call.args, self._numbers()
         likelihood, found = likelihood_of(model), []
-        weights = self.guide.draws_at(numbers) if len(numbers) else {}
-        rows = max(1, _AT_ONCE // (max(1, len(numbers)) * 64))
-        for x, y in zip(inputs.split(rows), targets.split(rows), strict=True) if len(numbers) else ():
+        if not len(numbers):
+            return torch.tensor(math.inf)
+        weights, rows = self.guide.draws_at(numbers), max(1, _AT_ONCE // (len(numbers) * 64))
+        for x, y in zip(inputs.split(rows), targets.split(rows), strict=True):
             f = model.evaluate(weights, x).reshape(len(numbers), len(x), -1)
             found.append(likelihood.distribution(f).log_prob(likelihood.checked(f, y)))
-        return _mixture(_good(torch.cat(found, 1))) if found else torch.tensor(math.inf)
-
-    def _of_sites(self) -> Tensor:
-        """Return minus the log density of the observed sites under the mixture, per point."""
-        found = []
-        for number in self._numbers().tolist():
-            with self.guide.as_member(number) as guide:
-                found.append(self._log_densities(guide))
-        return _mixture(_good(torch.stack(found))) if found else torch.tensor(math.inf)
+        each = torch.cat(found, 1)
+        good = each[each.isfinite().any(1) & ~each.isnan().any(1)].double()  # members that diverge have no density
+        return math.log(max(1, len(good))) - torch.logsumexp(good, 0).mean()
 
     def _numbers(self) -> Tensor:
         """Return the member of each draw: each the same number of times, without those that have diverged."""
         self.guide.lost.copy_(~self.guide.finite())
         times = 1 if self.guide.points else -(-_MEMBER_DRAWS // self.guide.rows)
         return torch.arange(self.guide.members).repeat(times)
-
-
-def _good(each: Tensor) -> Tensor:
-    """Return the draws without those of members that diverge, which have no density at any point."""
-    return each[each.isfinite().any(1) & ~each.isnan().any(1)].double()
-
-
-def _mixture(each: Tensor) -> Tensor:
-    """Return minus the log density of a mixture, per point, from that of each draw, (draws, points)."""
-    return math.log(max(1, len(each))) - torch.logsumexp(each, 0).mean()

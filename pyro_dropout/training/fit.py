@@ -123,8 +123,7 @@ def fit(
             model is.
         validation: (x, y) to watch, or a DataLoader that is read once and kept, or the share of x and y to hold out,
             such as 0.2; training stops when its log-likelihood has not improved ``patience`` times, and the best
-            parameters are restored. For a model that is not a network, a tuple of its arguments or a dict of its
-            keyword arguments; the mean log predictive density of its observed sites is then watched.
+            parameters are restored. For networks.
         patience: how many checks without improvement are allowed.
         check_every: steps between checks; a fiftieth of all steps by default. On a GPU steps run in blocks of twenty,
             and a check waits for the end of its block. The last step is always checked. Checks use other random

@@ -79,20 +79,14 @@ def number_of_data(loader: DataLoader[Any], given: int | None) -> int:
     if given is not None:
         return given
     sampler, size = loader.sampler, length_of(loader.dataset)
-    if isinstance(loader.dataset, IterableDataset):
-        if size is None:
-            raise PyroDropoutError(
-                "the number of data is unknown: the DataLoader's dataset has no length. Give it, as in"
-                " fit(num_data=...)."
-            )
-        return size
     if isinstance(sampler, SubsetRandomSampler):
         return len(sampler)
-    if size is None or not (isinstance(sampler, _WHOLE) or length_of(sampler) == size):
-        raise PyroDropoutError(
-            f"the number of data is unknown: {type(sampler).__name__} may choose among {length_of(sampler)} of"
-            f" {size} data. Give it, as in fit(num_data=...)."
-        )
+    whole = isinstance(loader.dataset, IterableDataset) or isinstance(sampler, _WHOLE)
+    if size is None or not (whole or length_of(sampler) == size):
+        why = f"{type(sampler).__name__} may choose among {length_of(sampler)} of {size} data"
+        if size is None:
+            why = "the DataLoader's dataset has no length"
+        raise PyroDropoutError(f"the number of data is unknown: {why}. Give it, as in fit(num_data=...).")
     return size
 
 

@@ -178,25 +178,19 @@ def check_validation(
     check_count("patience", patience)
     if every is not None:
         check_count("check_every", every)
-    if is_network(model):
-        if isinstance(validation, DataLoader):
-            validation = all_of(validation, target)
-        if not isinstance(validation, tuple | list) or len(validation) != 2:
-            raise ShapeError(f"validation must be a pair (x, y), or a DataLoader; got {type(validation).__name__}.")
-        x, y = inputs_of(validation[0], "validation: x", takes_all(model)), validation[1]
-        check_pairs("validation", x, y)
-        check_targets(model, x, y, watched=True)
-        return ModelCall(model, (x, y))
-    if not isinstance(validation, dict | tuple | list):
-        raise ShapeError(
-            "validation must be a tuple of the model's arguments, or a dict of its keyword arguments; got"
-            f" {type(validation).__name__}."
+    if not is_network(model):
+        raise PyroDropoutError(
+            f"validation is for networks; {name_of(model)} is another Pyro model. Leave it out, and compare"
+            " predict(...).log_prob on held-out data after trainings of different lengths."
         )
-    named = isinstance(validation, dict)
-    call = ModelCall(model, (), dict(validation)) if named else ModelCall(model, tuple(validation))
-    call = call.with_num_data(only_if_needed=True)
-    call.check_bound()
-    return call
+    if isinstance(validation, DataLoader):
+        validation = all_of(validation, target)
+    if not isinstance(validation, tuple | list) or len(validation) != 2:
+        raise ShapeError(f"validation must be a pair (x, y), or a DataLoader; got {type(validation).__name__}.")
+    x, y = inputs_of(validation[0], "validation: x", takes_all(model)), validation[1]
+    check_pairs("validation", x, y)
+    check_targets(model, x, y, watched=True)
+    return ModelCall(model, (x, y))
 
 
 def check_targets(model: Callable[..., object], x: AnyInputs, y: Tensor, watched: bool = False) -> None:

@@ -80,9 +80,6 @@ DOORS = {
     "compare": lambda model, y: pd.compare(
         model, [pd.AutoMeanField], (X, y), (X, y), steps=1, samples=2, seeds=1, compile=False, progress=False
     ),
-    "validation": lambda model, y: pd.fit(
-        model, AutoNormal(model), X, X[:, 0] if model is column_of_targets else X, validation=(X, y), steps=1, **QUIET
-    ),
 }
 
 

@@ -326,7 +326,6 @@ def test_a_plate_that_draws_a_subsample_is_refused(given: bool) -> None:
         lambda: pd.compare(model, pair, (X, Y), (X, Y), seeds=1, samples=10, **quick),
         lambda: pd.compare(model, pair, (X, Y, 12), (X, Y), seeds=1, samples=10, **quick),
         lambda: pd.sbc(model, lambda *_: guide, X, Y, replications=1, progress=False),
-        lambda: pd.fit(model, guide, X, Y, validation=(X, Y), **quick),
     ):
         with pytest.raises(
             pd.errors.PyroDropoutError, match="plate 'data' draws 4 of 12 points; here all of them are needed"
