@@ -39,13 +39,26 @@ _CHECKS = {"__bool__", "is_nonzero", "equal", "allclose"}
 _READS = _CHECKS | {"item", "tolist", "numpy", "__float__", "__int__", "__index__", "__complex__", "__array__"}
 # Layers that update their own statistics, which are not part of their output.
 STATISTICS = (F.batch_norm, F.instance_norm, torch.batch_norm, torch.instance_norm)
-# Operations that mix or move rows without changing the shape when they run along the first dimension.
-_ALONG = {"softmax", "log_softmax", "cumsum", "cumprod", "logcumsumexp", "flip", "roll", "sort", "argsort"}
-_ALONG |= {"gather", "index_select", "take_along_dim", "narrow", "select"}
-# Where their dimension stands; 0 if left out.
-_PARTS = {"chunk": 2, "split": 2, "tensor_split": 2, "unbind": 1}
-_REDUCTIONS = {"sum", "mean", "prod", "std", "var", "norm", "logsumexp", "max", "min", "amax", "amin", "median", "all"}
-_REDUCTIONS |= {"nansum", "nanmean", "any", "argmax", "argmin", "quantile", "mode"}
+# Operations that mix or move rows if they run along the first dimension: where their dimension stands among their
+# arguments, and what it is if it is left out; None for all of them.
+_ALONG: dict[str, tuple[int, int | None]] = {
+    **dict.fromkeys(
+        ("sum", "mean", "prod", "std", "var", "std_mean", "var_mean", "nansum", "nanmean", "median"), (1, None)
+    ),
+    **dict.fromkeys(
+        ("max", "min", "amax", "amin", "aminmax", "argmax", "argmin", "all", "any", "logsumexp"), (1, None)
+    ),
+    **dict.fromkeys(("cumsum", "cumprod", "logcumsumexp", "cummax", "cummin", "flip"), (1, None)),
+    **dict.fromkeys(("norm", "linalg_norm", "linalg_vector_norm", "quantile", "take_along_dim", "roll"), (2, None)),
+    **dict.fromkeys(("gather", "index_select", "narrow", "select"), (1, None)),
+    **dict.fromkeys(("softmax", "log_softmax", "softmin", "sort", "argsort", "mode", "glu"), (1, -1)),
+    **dict.fromkeys(("chunk", "split", "tensor_split"), (2, 0)),
+    "unbind": (1, 0),
+    "flipud": (1, 0),
+    "normalize": (2, 1),
+    "topk": (2, -1),
+    "kthvalue": (2, -1),
+}
 _IN_PLACE = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")}
 _IN_PLACE |= {"__ilshift__", "__irshift__", "__setitem__"}
 # What is asked of a tensor that its values do not decide: answers are no tensors, and nothing is made from a draw.
@@ -108,19 +121,16 @@ def _along_rows(name: str, subject: Tensor, args: Args, kwargs: Kwargs) -> bool:
     if name in ("__getitem__", "__setitem__"):
         index = args[1][0] if isinstance(args[1], tuple) and args[1] else args[1]
         return not (index is None or index is Ellipsis or (isinstance(index, slice) and index == slice(None)))
-    if name not in _ALONG and name not in _REDUCTIONS and name not in _PARTS:
+    if name not in _ALONG:
         return False
-    given = kwargs.get("dim", kwargs.get("dims"))
-    if given is None and name in _PARTS:
-        given = args[_PARTS[name]] if len(args) > _PARTS[name] else 0
-    if given is None:
-        if any(isinstance(each, Tensor) and each is not subject for each in args):  # torch.max(a, b)
-            return name in _ALONG
-        numbers = [each for each in args if isinstance(each, int | tuple | list) and not isinstance(each, bool)]
-        if not numbers and name in _REDUCTIONS:
-            return True
-        given = (numbers[-1] if name == "roll" else numbers[0]) if numbers else -1
-    return any(d in (0, -subject.dim()) for d in (given if isinstance(given, tuple | list) else (given,)))
+    place, default = _ALONG[name]
+    given = kwargs.get("dim", kwargs.get("dims", args[place] if len(args) > place else default))
+    if isinstance(given, Tensor):  # torch.max(a, b)
+        return False
+    if given is None or isinstance(given, bool):  # of all numbers; std(x, False) has no dimension
+        return True
+    dims = args[place:] if name == "flip" and isinstance(given, int) else given
+    return any(d in (0, -subject.dim()) for d in (dims if isinstance(dims, tuple | list) else (dims,)))
 
 
 def _reads_numbers(name: str, only_in_a_check: bool) -> bool:

@@ -117,6 +117,9 @@ FOLLOWED: dict[str, Callable[..., Any]] = {
     "the larger of two": lambda x, w, v, b: torch.max(x @ w, x),
     "less each own mean": lambda x, w, v, b: x @ w - (x @ w).mean(-1, keepdim=True),
     "softmax of each": lambda x, w, v, b: torch.softmax(x @ w, -1),
+    "of norm one each": lambda x, w, v, b: F.normalize(x @ w),
+    "in order of each": lambda x, w, v, b: torch.sort(x @ w)[0],
+    "the norm of each": lambda x, w, v, b: x + torch.norm(x @ w, 2, -1, keepdim=True),
     "a check of values": lambda x, w, v, b: x @ w if torch.isfinite(x @ w).all() else x,
     "given back untouched": lambda x, w, v, b: x.type_as(w).expand_as(x) @ w.contiguous().to(x) + w.new_zeros(2),
 }
@@ -195,6 +198,12 @@ LOST: dict[str, Callable[..., Any]] = {
     "one after another": lambda x, w, v, b: torch.stack([f.roll(1, 0) for f in (x[:2] @ w).unbind()]),
     "pairs": lambda x, w, v, b: (x @ w)[FIRST] - (x @ w)[SECOND],
     "softmax over points": lambda x, w, v, b: torch.softmax(x @ w, 0),
+    "softmin over points": lambda x, w, v, b: F.softmin(x @ w, 0),
+    "of norm one over points": lambda x, w, v, b: F.normalize(x @ w, dim=0),
+    "the norm of as many": lambda x, w, v, b: x[:2] + torch.norm(x[:2] @ w, 2, 0),
+    "the largest so far": lambda x, w, v, b: torch.cummax(x @ w, 0)[0],
+    "upside down": lambda x, w, v, b: torch.flipud(x @ w),
+    "flipped twice": lambda x, w, v, b: (x @ w).flip(1, 0),
     "products of points": lambda x, w, v, b: x @ (x @ w).T @ x,
 }
 
