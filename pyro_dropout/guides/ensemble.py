@@ -151,7 +151,10 @@ class Ensemble(Summarised, StackedMembers):
             raise RangeError(f"numbers must lie between 0 and {count - 1}; got {listed[:8]}.")
         if self.points:
             rows = self.numbered(numbers)
-            return {name: value[rows.to(value.device)] for name, value in self._values().items()}
+            own = {
+                name: self.stacked()[f"states.{site.key}.loc"].detach() for name, site in self.template._sites.items()
+            }
+            return {name: value[rows.to(value.device)] for name, value in own.items()}
         drawn: dict[int, Weights] = {}
         for member in sorted(set(listed)):
             with self.as_member(member) as guide:
@@ -160,15 +163,6 @@ class Ensemble(Summarised, StackedMembers):
         names = next(iter(drawn.values()))
         whole = {name: torch.cat([each[name] for each in drawn.values()]) for name in names}
         return {name: value[order.to(value.device)] for name, value in whole.items()}
-
-    def _values(self) -> Weights:
-        """Return the points of all rows, in the model's own space."""
-        own = self.stacked()
-        found = {}
-        for site in self.template._sites.values():
-            value = own[f"states.{site.name.replace('.', '/')}.loc"].detach()
-            found[site.name] = value if site.transform is None else site.transform(value)
-        return found
 
     def sample_weights(self, n: int) -> Weights:
         """Draw ``n`` times from the posterior, {name: (n, ...)}; every member is used equally often."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyro
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pyro_dropout.engines.choose import Compile
 from pyro_dropout.errors import PyroDropoutError, RangeError
@@ -20,7 +20,7 @@ from pyro_dropout.generative.random_state import generators_stay
 from pyro_dropout.guides.low_rank import AutoLowRank
 from pyro_dropout.guides.points import Points
 from pyro_dropout.mathematics.checks import check_count, check_positive
-from pyro_dropout.protocols import HasMean, PyroModel
+from pyro_dropout.protocols import PyroModel
 from pyro_dropout.training.fit import place_of
 from pyro_dropout.training.laplace.laplace import weights_at
 from pyro_dropout.training.loop import loop, progress_bar
@@ -118,8 +118,7 @@ def swag(
         )
     if seed is not None:
         pyro.set_rng_seed(seed)
-    network = isinstance(point, nn.Module) and not isinstance(point, HasMean)
-    guide = Points(model, init=weights_at(model, point) if network else point)
+    guide = Points(model, init=weights_at(model, point))
     task = TrainingTask(guide, ELBO(per_example=False), call.trainable().to(place_of([model, guide], call)))
     own = {name: guide._state(site).loc for name, site in guide._sites.items()}
     others = {f"model {name}": value for name, value in net.named_parameters() if value.requires_grad}

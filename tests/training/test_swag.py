@@ -1,6 +1,5 @@
 """SWAG: the guide has the moments of the trajectory, and what has no trajectory is refused."""
 
-import copy
 from typing import Any
 
 import pytest
@@ -61,21 +60,6 @@ def test_ordinary_parameters_end_at_their_mean() -> None:
     last = net[1].weight.detach().clone()
     assert not torch.equal(start, last)
     assert net[1].weight.requires_grad
-
-
-@pytest.mark.deep
-def test_it_starts_from_a_network_as_it_is() -> None:
-    model, exact, x, y = line()
-    how: Any = {"rank": 3, "steps": 200, "lr": 1e-4, "batch_size": 10, "seed": 0, **QUIET}
-    with torch.no_grad():
-        for name, value in exact.items():
-            model.net.get_parameter(name).copy_(value)
-    expected = pd.swag(model, exact, x, y, **how).mean()
-    for point in (model, model.net, copy.deepcopy(model.net)):
-        found = pd.swag(model, point, x, y, **how).mean()
-        assert all(torch.equal(found[name], value) for name, value in expected.items())
-    with pytest.raises(pd.errors.PyroDropoutError, match="point must be a guide"):
-        pd.swag(model, nn.Tanh(), x, y, **how)
 
 
 def test_what_has_no_trajectory_is_refused() -> None:

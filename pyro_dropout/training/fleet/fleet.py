@@ -56,7 +56,6 @@ class FleetRun(TrainingRun):
     """The training of a fleet."""
 
     total: int  # steps that fit takes
-    names: list[str]  # of each of ``values``: its path in the first replica's model or guide
     facts: Callable[[], Record]  # what must be the same when the training is resumed
 
 
@@ -212,8 +211,8 @@ class Fleet:
     ) -> FleetRun:
         """Return the training of all replicas, ready to start, for callers that take its steps themselves.
 
-        ``run.advance(n)`` takes n steps, ``run.values`` holds the parameters of all replicas, stacked, in the order of
-        ``run.names``, and ``run.publish()`` puts them into the replicas. Data on the replicas' device is not copied: a
+        ``run.advance(n)`` takes n steps, ``run.values`` holds the parameters of all replicas, stacked, in Pyro's
+        order, and ``run.publish()`` puts them into the replicas. Data on the replicas' device is not copied: a
         step sees what x and y hold when it is taken, so a learner may refill them in place between steps.
 
         Args:
@@ -324,8 +323,6 @@ class Fleet:
             "loss": told_loss(loss, self[0][0]),
             **({} if precision == "float32" else {"precision": precision}),
         }
-        paths = {id(parameter): path for path, parameter in tensors_of(*self[0]).items()}
-        run.names = [paths[id(value)] for value in parameters.by_name.values()]
         return run
 
     def __repr__(self) -> str:

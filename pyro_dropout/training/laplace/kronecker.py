@@ -89,7 +89,7 @@ class KroneckerSums(Sums):
                 block.outputs += 0.0 if g is None else _gram(_rows_out(layer.module, g))
         for block, layer in zip(self.blocks, self.layers, strict=True):
             for rows in self._rows_in(layer):
-                block.inputs += _gram_of_inputs(rows, bias=len(layer.sites) > 1)
+                block.inputs += _gram(rows)
                 layer.rows += len(rows)
             layer.seen = []
         self.count += len(f)
@@ -121,11 +121,12 @@ class KroneckerSums(Sums):
                 )
 
     def _rows_in(self, layer: Layer) -> Iterator[Tensor]:
-        """Yield the inputs of a layer, one row for each product with the weight."""
+        """Yield the inputs of a layer, one row for each product with the weight, with a one for the bias."""
         x = layer.seen[0][0]
         each = 0 if isinstance(layer.module, nn.Linear) else _patches(layer.module, x[:1]).numel()
         for part in x.split(max(1, _NUMBERS // each if each else len(x))):  # patches overlap: more than their input
-            yield _patches(layer.module, part)
+            rows = _patches(layer.module, part)
+            yield torch.cat([rows, rows.new_ones(len(rows), len(layer.sites) - 1)], -1)
 
     def _check_layers(self, f: Tensor, leaves: Weights) -> None:
         """Raise unless the slopes of the outputs in each weight are those that inputs and outputs of its layer give.
@@ -141,9 +142,7 @@ class KroneckerSums(Sums):
             direct = torch.cat([part.reshape(len(part), -1) for part in own.values()], -1)
             made = torch.zeros_like(direct)
             if g is not None:
-                inputs = torch.cat([*self._rows_in(layer)])
-                ones = torch.ones_like(inputs[:, : len(layer.sites) - 1])
-                made = _rows_out(layer.module, g).mT @ torch.cat([inputs, ones], -1)
+                made = _rows_out(layer.module, g).mT @ torch.cat([*self._rows_in(layer)])
             if not bool((direct - made).norm() <= 1e-3 * (direct.norm() + made.norm())):
                 raise PyroDropoutError(
                     f"structure='kron' needs a layer whose weight is used there and nowhere else, as it is, and"
@@ -200,16 +199,6 @@ def _gram(rows: Tensor) -> Tensor:
     fewer = rows.is_cuda and rows.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
     rows = rows if fewer else rows.to(F64)
     return rows.mT @ rows
-
-
-def _gram_of_inputs(rows: Tensor, bias: bool) -> Tensor:
-    """Return ``_gram`` of r, or of (r, 1): the ones of a bias are a column of sums, beside products of aligned rows."""
-    inner = _gram(rows)
-    if not bias:
-        return inner
-    sums = rows.sum(0, dtype=F64).unsqueeze(-1)
-    below = torch.cat([sums.mT, sums.new_full((1, 1), len(rows))], -1)
-    return torch.cat([torch.cat([inner.to(F64), sums], -1), below])
 
 
 def _rows_out(module: nn.Module, g: Tensor) -> Tensor:

@@ -88,6 +88,9 @@ def laplace(
         >>> bool(torch.isclose(guide.posterior("weight").variance, 1 / precision).item())
         True
     """
+    for name, value in (("batch_size", batch_size), ("num_data", num_data)):
+        if value is not None:
+            check_count(name, value)
     if isinstance(x, DataLoader) and not isinstance(x.dataset, IterableDataset):
         num_data = number_of_data(x, num_data)  # an epoch may leave some out, or hold some twice
     guide = AutoLaplace(model, structure, init=weights_at(model, point))
@@ -168,11 +171,38 @@ def finish(
 
     ``num_data`` is how many data the batches, pairs (x, y), stand for; unless ``judged``, confidence is not looked at.
     """
-    for name, value in (("batch_size", batch_size), ("num_data", num_data)):
-        if value is not None:
-            check_count(name, value)
     guide.set_curvature(None)
-    weights = guide.point()
+    weights, net = guide.point(), network_in(model)
+    sums, log_likelihood, seen = _added_up(guide.structure, model, weights, batches, batch_size)
+    scale = 1.0 if num_data is None else num_data / sums.count
+    priors = {name: base_distribution(model.prior_of(name)) for name in sums.sites}
+    gradient, tempered = {}, {name: net.tempered(name) for name in sums.sites}
+    for name, slope in sums.gradient.items():
+        how = None if guide.full_prior else tempered[name]
+        heat = 1.0 if how is None else how.at_point  # as in the point's loss
+        pull = (weights[name] - priors[name].loc).to(F64) / priors[name].scale.to(F64).square()
+        gradient[name] = scale * slope - heat * pull
+    if not all(bool(torch.isfinite(value).all()) for value in (log_likelihood, *gradient.values())):
+        raise RangeError(
+            f"log p(y | w) at the point, {log_likelihood.item():.4g}, and its gradient must be finite; are the weights?"
+        )
+    noise = _noise(model, scale * log_likelihood, scale * sums.count * sums.outputs)
+    curvature = Curvature(sums.finished(scale), scale * log_likelihood, num_data or sums.count, noise)
+    guide.set_curvature(curvature)
+    _warn_unless_trained(guide, gradient)
+    guide.prior_factor = 1.0
+    if validation is not None:
+        guide.prior_factor = tune_prior(guide, model, validation)
+    elif judged:
+        # The width of a default prior is no claim of the user's; that of a single layer is at full weight.
+        by_default = net._hidden > 0 and any(how is not None for how in tempered.values())
+        guide.prior_factor = judge_on_training_data(guide, net, seen, narrows=by_default)
+
+
+def _added_up(
+    structure: Structure, model: Any, weights: Weights, batches: Iterable[Pair], batch_size: int | None
+) -> tuple[Sums, Tensor, list[Pair]]:
+    """Return the sums over all data, log p(y | w), and the first data, as the network sees them."""
     sums: Sums | None = None
     seen: list[Pair] = []
     log_likelihood = torch.zeros((), dtype=F64, device=next(iter(weights.values())).device)
@@ -181,7 +211,7 @@ def finish(
             net, inputs, targets = data_inside(model, weights, x, y)
             whole, start = takes_all(net), 0
             if sums is None:
-                sums = _sums(guide.structure, net, weights, inputs)
+                sums = _sums(structure, net, weights, inputs)
             if (missing := _JUDGED - sum(len(known) for _, known in seen)) > 0:
                 seen.append((inputs, targets) if whole else (inputs[:missing], targets[:missing]))
             while start < len(targets):
@@ -195,29 +225,7 @@ def finish(
                 start += size
     if sums is None:
         raise ShapeError("a Laplace approximation needs at least one data point; the DataLoader gave none.")
-    scale = 1.0 if num_data is None else num_data / sums.count
-    priors = {name: base_distribution(model.prior_of(name)) for name in sums.sites}
-    gradient, tempered = {}, {name: network_in(model).tempered(name) for name in sums.sites}
-    for name, slope in sums.gradient.items():
-        how = None if guide.full_prior else tempered[name]
-        heat = 1.0 if how is None else how.at_point  # as in the point's loss
-        pull = (weights[name] - priors[name].loc).to(F64) / priors[name].scale.to(F64).square()
-        gradient[name] = scale * slope - heat * pull
-    if not all(bool(torch.isfinite(value).all()) for value in (log_likelihood, *gradient.values())):
-        raise RangeError(
-            f"log p(y | w) at the point, {log_likelihood.item():.4g}, and its gradient must be finite; are the weights?"
-        )
-    noise = _noise(model, scale * log_likelihood, scale * sums.count * f.shape[-1])
-    curvature = Curvature(sums.finished(scale), scale * log_likelihood, num_data or sums.count, noise)
-    guide.set_curvature(curvature)
-    _warn_unless_trained(guide, gradient)
-    guide.prior_factor = 1.0
-    if validation is not None:
-        guide.prior_factor = tune_prior(guide, model, validation)
-    elif judged:
-        # The width of a default prior is no claim of the user's; that of a single layer is at full weight.
-        by_default = network_in(model)._hidden > 0 and any(how is not None for how in tempered.values())
-        guide.prior_factor = judge_on_training_data(guide, net, seen, narrows=by_default)
+    return sums, log_likelihood, seen
 
 
 def _noise(model: Any, log_likelihood: Tensor, numbers: float) -> dict[str, Tensor]:

@@ -17,7 +17,9 @@ import torch
 
 import pyro_dropout as pd
 from pyro_dropout.training.checkpoints import training_checkpoint as resumption
+from pyro_dropout.training.checkpoints.fingerprint import told_update
 from pyro_dropout.training.checkpoints.training_checkpoint import Keeper
+from pyro_dropout.training.optimisers import named
 from tests.training.kills import train
 
 ROOT = Path(__file__).parents[3]
@@ -213,6 +215,26 @@ def test_another_training_is_refused(tmp_path: Path, done: Any, name: str) -> No
     with pytest.raises(pd.errors.PyroDropoutError, match=words):
         short(tmp_path, **options)
     assert sorted(path.read_bytes() for path in tmp_path.iterdir()) == before
+
+
+def late(step: int) -> Any:
+    return lambda t: torch.where(t < step, 1.0, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (late(30), late(31)),
+        (late(20_000), late(30_000)),
+        (lambda t: 0.5 * (1 + torch.cos(t / 100)), lambda t: 0.5 * (1 + torch.cos(t / 101))),
+        (lambda t: 1.0 if t < 500 else 0.5, lambda t: 1.0 if t < 501 else 0.5),
+        (None, late(4)),
+    ],
+)
+def test_schedules_are_told_apart(first: Any, second: Any) -> None:
+    told = [told_update(named("sgd", 0.1, schedule=schedule)) for schedule in (first, second)]
+    assert told[0] != told[1]
+    assert told[0] == told_update(named("sgd", 0.1, schedule=first))
 
 
 # --- what is on the disk, and what is said of it --------------------------------------------------------------------
