@@ -88,38 +88,35 @@ def _outputs(model: Model, guide: HasMoments, x: AnyInputs, asked: Request) -> t
         each = near.width * near.numbers
         _check_size("the Jacobian with respect to the random weights", count * each if whole else each, _MOST)
     _check_size("the covariances of the outputs at all points", count * near.width**2, _MOST // 4)
-    means: list[Tensor] = []
-    covariances: list[Tensor] = []
-    roots: list[Tensor] = []
+    found: list[tuple[Tensor, Tensor, Tensor]] = []
+    none = torch.zeros(0)
 
-    def run(block: Block) -> tuple[Tensor, Tensor]:
-        """Return E[f], and Cov[f] of each point or, if points are shared, the root of their covariance."""
-        found = None if last is None else last(x[block.points])
-        if found is not None:
-            return found
+    def run(block: Block) -> tuple[Tensor, Tensor, Tensor]:
+        """Return E[f], Cov[f] of each point and, if points share the draws, the root of their covariance."""
+        given = None if last is None else last(x[block.points])
+        if given is not None:
+            return given[0], given[1].to(F64), none
         f, rows = near.rows(x[block.points])
-        if not rows:
-            return f, f.new_zeros(*f.shape, 0 if asked.shared else near.width)
-        root = guide.covariance_root({k: v.flatten(0, 1) for k, v in rows.items()}).unflatten(0, f.shape)
-        return f, root if asked.shared else _squared(root)
-
-    def receive(block: Block, found: tuple[Tensor, Tensor]) -> None:
-        means.append(found[0])
-        covariances.append(_squared(found[1]) if asked.shared else found[1].to(F64))
+        root = f.new_zeros(*f.shape, 0)  # of points, which have no covariance
+        if rows:
+            root = guide.covariance_root({k: v.flatten(0, 1) for k, v in rows.items()}).unflatten(0, f.shape)
         if asked.shared:
-            outputs = count * found[0].shape[-1]
-            most = max(outputs, found[1].shape[-1])
+            outputs = count * f.shape[-1]
+            most = max(outputs, root.shape[-1])
             _check_size("the covariance of all points with shared=True", most * outputs, _MOST // 4)
-            roots.append(found[1].flatten(0, 1))
-        bar.update(len(found[0]))
+        return f, _squared(root), root if asked.shared else none
+
+    def receive(block: Block, parts: tuple[Tensor, Tensor, Tensor]) -> None:
+        found.append(parts)
+        bar.update(len(parts[0]))
 
     size = asked.chunk or _points_at_once(near, x, last is not None)
     one = slice(0, 1)
     blocks = [Block(one, one, points, whole) for points in cuts(count, count if whole else size)]
     with tqdm(total=count, disable=not asked.progress, unit="point", desc="predict") as bar:
         run_blocks(blocks, run, receive)
-    mean, covariance = (parts[0] if len(parts) == 1 else torch.cat(parts) for parts in (means, covariances))
-    return mean, covariance, _squared(torch.cat(roots)) if asked.shared else covariance[:0]
+    mean, covariance, root = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return mean, covariance, _squared(root.flatten(0, 1)) if asked.shared else covariance[:0]
 
 
 def _points_at_once(near: Jacobians, x: AnyInputs, last: bool) -> int:

@@ -205,11 +205,11 @@ def sbc(
         for first, second in tqdm(seeds.reshape(-1, 2).tolist(), disable=not progress, unit="data set"):
             seed_generators(first, device)
             with evaluating(model):
-                made = _simulate_network(call) if network else _simulate_sites(call)
-            posterior = fit(made.call.model, *made.call.args, **made.call.kwargs)
+                weights, outputs, whole = (_simulate_network if network else _simulate_sites)(call)
+            posterior = fit(whole.model, *whole.args, **whole.kwargs)
             seed_generators(second, device)
-            drawn, f = _posterior_draws(made.call, posterior, samples, network)
-            truth = rank({name: value for name, value in made.weights.items() if name in drawn}, made.outputs)
+            drawn, f = _posterior_draws(whole, posterior, samples, network)
+            truth = rank({name: value for name, value in weights.items() if name in drawn}, outputs)
             found.append(_ranks(truth, rank(drawn, f), samples))
     return SBCResult({name: torch.stack([row[name] for row in found]) for name in found[0]}, samples)
 
@@ -232,13 +232,8 @@ def _posterior_draws(call: ModelCall, posterior: object, samples: int, network: 
         return weights, functions.outputs(weights, x, samples)
 
 
-@dataclass(frozen=True)
-class _Simulated:
-    """One simulated data set."""
-
-    weights: Weights  # the latent sites that generated it, {site: (1, ...)}
-    outputs: Tensor | None  # f of a network, (1, N, outputs); None for any other model
-    call: ModelCall  # the model with its arguments, including the simulated data, as passed to the fit
+# The latent sites that generated the data, {site: (1, ...)}; f of a network, (1, N, outputs); the call with the data.
+_Simulated = tuple[Weights, Tensor | None, ModelCall]
 
 
 def _simulate_network(call: ModelCall) -> _Simulated:
@@ -249,7 +244,7 @@ def _simulate_network(call: ModelCall) -> _Simulated:
     latent = {name: site["value"].unsqueeze(0) for name, site in trace.iter_stochastic_nodes() if name != "y"}
     # The model's own y may be in internal units; f and the likelihood are in the units of the data.
     y = call.model.likelihood.distribution(f).sample()
-    return _Simulated(latent, f.unsqueeze(0), replace(call, args=(x, y)))
+    return latent, f.unsqueeze(0), replace(call, args=(x, y))
 
 
 def _simulate_sites(call: ModelCall) -> _Simulated:
@@ -274,7 +269,7 @@ def _simulate_sites(call: ModelCall) -> _Simulated:
         for name, site in sites.items()
         if name not in drawn and not site["infer"].get("_deterministic")
     }
-    return _Simulated(latent, None, _replaced(call, drawn, data))
+    return latent, None, _replaced(call, drawn, data)
 
 
 def _replaced(call: ModelCall, drawn: Weights, data: dict[str, Message]) -> ModelCall:
