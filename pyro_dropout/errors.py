@@ -80,7 +80,7 @@ class NoWeightWarning(UserWarning):
 
 
 class NotAvailableError(PyroDropoutError, AttributeError):
-    """A prediction does not have the attribute that was asked for; ``hasattr`` is then False.
+    """A prediction, or its network, does not have what was asked for; ``hasattr`` of an attribute is then False.
 
     Example:
         >>> import torch, pyro_dropout as pdrop

@@ -4,8 +4,8 @@ A high score means "unlike". Mutual information, entropy and energy are read off
 the features of the last hidden layer to those of the training inputs.
 """
 
+import contextlib
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from scipy.stats import rankdata
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from pyro_dropout.errors import PyroDropoutError, ShapeError
+from pyro_dropout.errors import NotAvailableError, ShapeError
 from pyro_dropout.generative.inputs import check_inputs, takes_all
 from pyro_dropout.generative.jacobians import last_layer
 from pyro_dropout.generative.likelihoods.moments import is_class
@@ -39,21 +39,18 @@ def energy(prediction: Prediction) -> Float[Tensor, " N"]:
     """Return the energy of each input, -log Σ_c exp f_c, averaged over the draws, (N,) (Liu et al. 2020)."""
     check_prediction(prediction)
     if not prediction.one_of_several or getattr(prediction.likelihood, "shape", None) is not None:
-        raise PyroDropoutError(
+        raise NotAvailableError(
             "the energy is that of the logits of one class among several, with the likelihood Categorical(); this"
             f" prediction is of {prediction.family}. Use the distance in the features (FeatureSupport)."
         )
     return -torch.cat([prediction.samples[:, piece].logsumexp(-1).mean(0) for piece in prediction.pieces()])
 
 
-_DISTANCE, _SCORES = "distance", ("mutual_information", "entropy", "energy", "epistemic")
-
-
 def features(model: PyroModel, posterior: object, x: object) -> Float[Tensor, "N K"]:
     """Return what enters the last layer at each input, (N, K), with the mean of the weights."""
     net: Any = model.model if isinstance(model, Standardised) else model
     if not isinstance(net, BayesianNet) or not isinstance(posterior, SiteGuide):
-        raise PyroDropoutError(
+        raise NotAvailableError(
             "the features of the last hidden layer are those of one BayesianNet at the mean of its guide's weights; got"
             f" {type(model).__name__} and {type(posterior).__name__}. Use mutual_information, entropy or energy."
         )
@@ -67,7 +64,7 @@ def features(model: PyroModel, posterior: object, x: object) -> Float[Tensor, "N
         for part in [inputs] if takes_all(net) else inputs.split(_AT_ONCE):
             last = last_layer(net, weights, part)
             if last.features is None:
-                raise PyroDropoutError(
+                raise NotAvailableError(
                     f"the network does not end with a Linear layer that gives its outputs (the last is {last.path!r}),"
                     " so its features are unknown. Use mutual_information, entropy or energy."
                 )
@@ -188,12 +185,14 @@ def out_of_distribution(
     train: object,
     inside: object,
     outside: object,
-    scores: Sequence[str] | None = None,
     *,
     samples: int = 200,
     seed: int | None = None,
 ) -> dict[str, Separation]:
     """Return how well each score of a network separates inputs outside its training data from those inside.
+
+    Classes have "mutual_information" and "entropy", one class among several "energy", numbers "epistemic", and networks
+    with features "distance".
 
     Args:
         model: a network.
@@ -201,8 +200,6 @@ def out_of_distribution(
         train: the training inputs, for the distance.
         inside: fresh inputs like these.
         outside: inputs unlike these.
-        scores: some of "distance", "mutual_information", "entropy" and "energy" for classes, and of "distance" and
-            "epistemic" for numbers; by default all that exist for this network.
         samples: draws of the weights.
         seed: of these draws.
 
@@ -218,21 +215,12 @@ def out_of_distribution(
         (['distance', 'energy', 'entropy', 'mutual_information'], 1.0)
     """
     answers = [predict(model, posterior, x, samples=samples, seed=seed, keep_samples=True) for x in (inside, outside)]
-    if scores is None:
-        one = answers[0].one_of_several and getattr(answers[0].likelihood, "shape", None) is None
-        scores = ["epistemic"]
-        if is_class(answers[0].target_distribution):
-            scores = ["mutual_information", "entropy", *(["energy"] if one else [])]
-        scores = [*([_DISTANCE] if isinstance(posterior, SiteGuide) else []), *scores]
-    unknown = [name for name in scores if name not in (*_SCORES, _DISTANCE)]
-    if unknown or isinstance(scores, str):
-        raise PyroDropoutError(f"scores must be a list of {', '.join((_DISTANCE, *_SCORES))}; got {scores!r}.")
-    found = {}
-    for name in scores:
-        if name == _DISTANCE:
-            support = FeatureSupport.of(model, posterior, train)
-            values = [support.score(x) for x in (inside, outside)]
-        else:
-            values = [energy(each) if name == "energy" else uncertainty_of(each, name) for each in answers]
-        found[name] = separation(*values)
-    return found
+    found: dict[str, list[Tensor]] = {}
+    with contextlib.suppress(NotAvailableError):
+        support = FeatureSupport.of(model, posterior, train)
+        found["distance"] = [support.score(x) for x in (inside, outside)]
+    names = ("mutual_information", "entropy") if is_class(answers[0].target_distribution) else ("epistemic",)
+    found |= {name: [uncertainty_of(each, name) for each in answers] for name in names}
+    with contextlib.suppress(NotAvailableError):
+        found["energy"] = [energy(each) for each in answers]
+    return {name: separation(*values) for name, values in found.items()}

@@ -43,20 +43,19 @@ def test_eights_and_nines_are_unlike_the_other_digits() -> None:
     assert support.flag(strange).float().mean() > 3 * support.flag(known[1000:]).float().mean()
 
 
-def test_a_score_that_does_not_exist_is_refused_by_name() -> None:
+def test_scores_that_do_not_exist_are_left_out_or_refused_by_name() -> None:
     x = torch.randn(40, 2)
     model = pd.BayesianNet(nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1)))
     guide = pd.AutoMeanField(model)
     assert set(ood.out_of_distribution(model, guide, x, x, x + 9, samples=20)) == {"distance", "epistemic"}
-    for name, said in {"energy": "the energy is that of the logits", "entropy": "entropy is for classes"}.items():
-        with pytest.raises(pd.errors.PyroDropoutError, match=said):
-            ood.out_of_distribution(model, guide, x, x, x, [name], samples=2)
-    with pytest.raises(pd.errors.PyroDropoutError, match="scores must be a list of distance"):
-        ood.out_of_distribution(model, guide, x, x, x, ["logits"], samples=2)
+    ensemble = pd.Ensemble(model, members=2)
+    assert set(ood.out_of_distribution(model, ensemble, x, x, x + 9, samples=20)) == {"epistemic"}
+    with pytest.raises(pd.errors.PyroDropoutError, match="the energy is that of the logits"):
+        ood.energy(pd.predict(model, guide, x, samples=2))
     with pytest.raises(
         pd.errors.PyroDropoutError, match="features of the last hidden layer are those of one BayesianNet"
     ):
-        ood.features(model, pd.Ensemble(model, members=2), x)
+        ood.features(model, ensemble, x)
     standard = pd.Standardised(model, x, x[:, :1])
     torch.testing.assert_close(ood.features(standard, guide, x), ood.features(model, guide, standard.standard_x(x)))
 
