@@ -9,17 +9,17 @@ from typing import Any, TypeVar
 
 import torch
 from pyro import poutine
-from torch import Tensor, nn
+from torch import nn
 from tqdm.auto import tqdm
 
 from pyro_dropout.comparison.comparison import Comparison
-from pyro_dropout.comparison.exams import Exam, SiteExam, bounds_of
+from pyro_dropout.comparison.exams import Exam, bounds_of, check_sites, numbered
 from pyro_dropout.comparison.findings import REFERENCE, Row, Score, distinct
 from pyro_dropout.comparison.standard_models import standard_guide
 from pyro_dropout.comparison.trained import Trained, as_a_fleet, for_seed, one_by_one
 from pyro_dropout.engines.choose import Compile
 from pyro_dropout.errors import DivergedError, IgnoredInputsWarning, PyroDropoutError, RangeError, ShapeError
-from pyro_dropout.generative.inputs import AnyInputs, check_inputs, check_pairs, inputs_of, takes_all
+from pyro_dropout.generative.inputs import check_inputs, check_pairs, inputs_of, takes_all
 from pyro_dropout.generative.likelihoods.likelihood import Likelihood as OwnLikelihood
 from pyro_dropout.generative.model_call import ModelCall, is_network
 from pyro_dropout.generative.networks import BayesianNet
@@ -134,13 +134,12 @@ def compare(
         raise PyroDropoutError(f"model must be a network or any other Pyro model; got {describe(model)}.")
     first = for_seed(model, numbers[0])
     network = is_network(first)
-    exam: Exam | SiteExam
-    if network:
-        exam = Exam(_pair("train", first, train), _pair("test", first, test), samples)
-    elif "linearised" in methods.values():
+    if not network and "linearised" in methods.values():
         raise PyroDropoutError("method='linearised' is for networks; other Pyro models predict with draws.")
-    else:
-        exam = SiteExam(_arguments("train", first, train), _arguments("test", first, test), samples)
+    given = _pair if network else _arguments
+    exam = Exam(given("train", first, train), given("test", first, test), samples)
+    if not network:
+        check_sites(exam.call, exam.asked)
     options: Record = {"steps": steps, "lr": lr, "batch_size": batch_size, "loss": loss, "compile": compile}
     training = options | {"schedule": schedule}
     rows: list[Row] = []
@@ -149,18 +148,18 @@ def compare(
         exam = replace(exam, reference=rows[0].answer)
     train_all = as_a_fleet if network else one_by_one
     for name, make in progress_over(named, progress):
-        own = replace(exam, method=methods.get(name, "mc")) if isinstance(exam, Exam) else exam
+        own = replace(exam, method=methods.get(name, "mc"))
         build = partial(_built, model, make)
         rows.append(examined(name, partial(train_all, build, numbers, own.call, training), own))
+    points = [call.args if network else numbered(call) for call in (exam.call, exam.asked)]
     said = "none" if reference is None else reference if isinstance(reference, str) else type(reference).__name__
     settings = {
         "seeds": len(numbers), **options, "schedule": getattr(schedule, "__name__", None), "samples": samples,
         "reference": said, "method": {name: how for name, how in methods.items() if how != "mc"},
-        "which_seeds": numbers, "device": str(exam.train[0].device),
+        "which_seeds": numbers, "device": str(points[0][0].device),
         "when": time.strftime("%Y-%m-%d %H:%M %z"), "model": str(first), **(labels or {}),
     }  # fmt: skip
-    call = exam.call if isinstance(exam, SiteExam) else None
-    return Comparison(rows, exam.train, exam.test, settings, time.perf_counter() - start, call)
+    return Comparison(rows, *points, settings, time.perf_counter() - start, None if network else exam.call)
 
 
 def progress_over(named: Mapping[str, Item], shown: bool) -> Iterator[tuple[str, Item]]:
@@ -175,7 +174,7 @@ def progress_over(named: Mapping[str, Item], shown: bool) -> Iterator[tuple[str,
 # --- one row ------------------------------------------------------------------------------------------------------
 
 
-def examined(name: str, train: Callable[[], Trained], exam: Exam | SiteExam) -> Row:
+def examined(name: str, train: Callable[[], Trained], exam: Exam) -> Row:
     """Return the row of a posterior: trained from all seeds, and scored; errors are recorded in its note."""
     row = Row(name)
     started = time.perf_counter()
@@ -211,7 +210,7 @@ def _told(cause: Exception) -> str:
     return f"{type(cause).__name__}: {cause}"
 
 
-def _score(row: Row, exam: Exam | SiteExam) -> None:
+def _score(row: Row, exam: Exam) -> None:
     """Fill in the scores of a row; the reference has those of its predictions alone."""
     for model, guide in row.trained:
         scores, answer = exam.answers(model, guide)
@@ -228,7 +227,7 @@ def _score(row: Row, exam: Exam | SiteExam) -> None:
                 row.scores.setdefault(name, Score()).note = reason
         for name, value in scores.items():
             row.scores.setdefault(name, Score()).add(value)
-    if isinstance(exam, Exam) and row.answer is not None:
+    if row.answer is not None:
         row.curve = exam.curve(row.answer, *row.trained[0])
 
 
@@ -238,7 +237,7 @@ def _built(model: PyroModel, make: MakeGuide, seed: int) -> tuple[PyroModel, Pyr
     return own, make(own)
 
 
-def reference_row(reference: object, model: PyroModel, exam: Exam | SiteExam, progress: bool) -> Row:
+def reference_row(reference: object, model: PyroModel, exam: Exam, progress: bool) -> Row:
     """Return the row that the others are compared with: "nuts", sampled here, or a posterior that is given."""
     if isinstance(reference, str):
         check_choice("reference", reference, ["nuts"], "a posterior that predict takes")
@@ -305,8 +304,8 @@ def _arguments(name: str, model: PyroModel, data: object) -> ModelCall:
     return call.with_num_data(only_if_needed=True)
 
 
-def _pair(name: str, model: Any, data: object) -> tuple[AnyInputs, Tensor]:
-    """Return (x, y); raise before training if they are no such pair, or do not fit the network."""
+def _pair(name: str, model: Any, data: object) -> ModelCall:
+    """Return (x, y) as arguments; raise before training if they are no such pair, or do not fit the network."""
     if not isinstance(data, tuple | list) or len(data) != 2:
         raise ShapeError(f"{name} must be a pair of tensors (x, y); got {type(data).__name__}.")
     x, y = inputs_of(data[0], f"{name}: x", takes_all(model)), data[1]
@@ -318,4 +317,4 @@ def _pair(name: str, model: Any, data: object) -> tuple[AnyInputs, Tensor]:
             model.likelihood.check_values(f, model.likelihood.checked(f, y))
     except (ShapeError, RangeError) as cause:
         raise type(cause)(f"{name}: {str(cause).splitlines()[0]}") from None
-    return x, y
+    return ModelCall(None, (x, y))

@@ -17,7 +17,7 @@ from pyro_dropout import registry
 from pyro_dropout.errors import PyroDropoutError, SingularError
 from pyro_dropout.generative.inputs import AnyInputs, takes_all
 from pyro_dropout.generative.likelihoods.moments import is_class, is_normal
-from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.generative.model_call import ModelCall, is_network
 from pyro_dropout.generative.observed_sites import check_whole, observed_sites, trace_of, value_of
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.judging.diagnostics.elbo_report import elbo_report
@@ -80,19 +80,31 @@ _UNDEFINED = "undefined, σ = 0"  # for the whole guide, or for a point-mass sit
 
 @dataclass(frozen=True)
 class Exam:
-    """The predictions and scores of networks; ``reference`` is the prediction of the reference at the test points."""
+    """The predictions and scores of posteriors.
 
-    train: tuple[AnyInputs, Tensor]
-    test: tuple[AnyInputs, Tensor]
+    Attributes:
+        call: the training data as the model's arguments, (x, y) of a network.
+        asked: the test data in the same form.
+        samples: draws of every prediction.
+        reference: what the reference predicts at the test data.
+        seed: of the draws.
+        method: how networks predict.
+    """
+
+    call: ModelCall
+    asked: ModelCall
     samples: int
     reference: Prediction | None = None
     seed: int = 0
     method: str = "mc"
 
-    @property
-    def call(self) -> ModelCall:
-        """The training data as arguments of a network."""
-        return ModelCall(None, self.train)
+    def answers(self, model: PyroModel, posterior: object) -> tuple[Scores, Prediction | None]:
+        """Return the scores that need predictions only, and the prediction at the test data; None for several sites."""
+        scores, answer = (self._of_network if is_network(model) else self._of_sites)(model, posterior)
+        if answer is not None and self.reference is not None and _has_distance(answer):
+            apart = predictive_distance(answer, self.reference)
+            scores |= {"d_mean": apart.mean, "d_std": apart.std, "d_w1": apart.wasserstein}
+        return scores, answer
 
     def predict(self, model: PyroModel, posterior: object, x: AnyInputs) -> Prediction:
         """Predict with shared draws (one function for all points), which every posterior supports."""
@@ -100,22 +112,39 @@ class Exam:
         found: Prediction = predict(model, posterior, x, samples=self.samples, seed=self.seed, keep_samples=True, **how)
         return found
 
-    def answers(self, model: PyroModel, posterior: object) -> tuple[Scores, Prediction]:
-        """Return the scores that need predictions only, and the prediction at the test points."""
-        answer, x = self.predict(model, posterior, self.test[0]), self.train[0]
-        scores = held_out_scores(answer, self.test[1])
+    def _of_network(self, model: PyroModel, posterior: object) -> tuple[Scores, Prediction]:
+        (x, _), (test, y) = self.call.args, self.asked.args
+        answer = self.predict(model, posterior, test)
+        scores = held_out_scores(answer, y)
         # Token ids, several inputs and graphs have no points between them.
         if isinstance(x, Tensor) and x.is_floating_point() and not takes_all(model):
             here, unit = self._doubt(model, posterior, x)
             for name, points in (("between", between(x)), ("outside", outside(x))):
                 scores[name] = over(self._doubt(model, posterior, points)[0], here, unit)
-        if is_normal(answer.target_distribution) or is_class(answer.target_distribution):
-            scores |= distances(answer, self.reference)
         return scores, answer
 
+    def _of_sites(self, model: PyroModel, posterior: object) -> tuple[Scores, Prediction | None]:
+        call = replace(self.asked, model=model)
+        how: Record = {"samples": self.samples, "seed": self.seed, "keep_samples": True, **call.kwargs}
+        predicted = predict(model, posterior, *call.args, **how)
+        found = predicted if isinstance(predicted, dict) else {predicted.site: predicted}
+        data = _data(call)
+        each = {name: found[name].log_prob(value_of(site)) for name, site in data.items()}
+        seen = {name: _seen(site, each[name]) for name, site in data.items()}
+        total = sum(float(torch.where(seen[name], value, 0.0).sum()) for name, value in each.items())
+        scores: Scores = {"log_lik": total / max(1, sum(int(mask.sum()) for mask in seen.values()))}
+        if len(data) > 1:
+            return scores, None
+        ((name, site),) = data.items()
+        if bool(seen[name].all()):
+            scores = held_out_scores(found[name], value_of(site)) | scores
+        return scores, found[name]
+
     def curve(self, answer: Prediction, model: PyroModel, posterior: object) -> tuple[Tensor, ...] | None:
-        """Return the bands along one input; None for several inputs or targets, or for classes."""
-        x, test = self.train[0], self.test[0]
+        """Return the bands of a network along one input; None for several inputs or targets, or for classes."""
+        if not is_network(model):
+            return None
+        x, test = self.call.args[0], self.asked.args[0]
         if not isinstance(x, Tensor) or not isinstance(test, Tensor) or not x.is_floating_point() or takes_all(model):
             return None
         if x.dim() != 2 or not x.shape[1] == answer.mean.shape[1] == 1 or not is_normal(answer.target_distribution):
@@ -148,12 +177,10 @@ def bounds_of(call: ModelCall, guide: object, samples: int, seed: int) -> tuple[
     return scores, {}
 
 
-def distances(answer: Prediction, reference: Prediction | None) -> dict[str, float]:
-    """Return the scores that compare a prediction with the reference's; none if there is no reference."""
-    if reference is None:
-        return {}
-    apart = predictive_distance(answer, reference)
-    return {"d_mean": apart.mean, "d_std": apart.std, "d_w1": apart.wasserstein}
+def _has_distance(answer: Prediction) -> bool:
+    """Whether the distance to another prediction is known: of normal targets, classes, and sites of any kind."""
+    kind = answer.target_distribution
+    return is_normal(kind) or is_class(kind) or isinstance(answer, SitePrediction)
 
 
 def held_out_scores(prediction: Prediction, y: Tensor) -> Scores:
@@ -181,58 +208,19 @@ def off_level(held: float, count: int, level: float = 0.95) -> str:
     return "narrow" if held < level else "wide"
 
 
-@dataclass(frozen=True)
-class SiteExam:
-    """The predictions and scores of other Pyro models: ``call`` has the training data, ``asked`` the test data."""
-
-    call: ModelCall
-    asked: ModelCall
-    samples: int
-    reference: Prediction | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        """Raise before training if the model does not accept the data, or observes nothing with them."""
-        names = []
-        for name, call in (("train", self.call), ("test", self.asked)):
-            try:
-                call.check_bound()
-                names.append(sorted(_data(call)))
-            except PyroDropoutError as cause:
-                raise type(cause)(f"{name}: {str(cause).splitlines()[0]}") from None
-            if not names[-1]:
-                raise PyroDropoutError(f"{name}: the model observes nothing with these arguments. Give it its data.")
-        if names[0] != names[1]:
-            raise PyroDropoutError(f"train and test must be data of the same sites; got {names[0]} and {names[1]}.")
-
-    @property
-    def train(self) -> tuple[Tensor, Tensor]:
-        """The indices of the training points, and their data."""
-        return _numbered(self.call)
-
-    @property
-    def test(self) -> tuple[Tensor, Tensor]:
-        """The indices of the test points, and their data."""
-        return _numbered(self.asked)
-
-    def answers(self, model: PyroModel, posterior: object) -> tuple[Scores, SitePrediction | None]:
-        """Return the scores that need predictions only and, if one site is observed, its prediction."""
-        call = replace(self.asked, model=model)
-        how: Record = {"samples": self.samples, "seed": self.seed, "keep_samples": True, **call.kwargs}
-        predicted = predict(model, posterior, *call.args, **how)
-        found = predicted if isinstance(predicted, dict) else {predicted.site: predicted}
-        data = _data(call)
-        each = {name: found[name].log_prob(value_of(site)) for name, site in data.items()}
-        seen = {name: _seen(site, each[name]) for name, site in data.items()}
-        total = sum(float(torch.where(seen[name], value, 0.0).sum()) for name, value in each.items())
-        scores: Scores = {"log_lik": total / max(1, sum(int(mask.sum()) for mask in seen.values()))}
-        if len(data) > 1:
-            return scores, None
-        ((name, site),) = data.items()
-        answer = found[name]
-        if bool(seen[name].all()):
-            scores = held_out_scores(answer, value_of(site)) | scores
-        return scores | distances(answer, self.reference), answer
+def check_sites(train: ModelCall, test: ModelCall) -> None:
+    """Raise before training if a Pyro model does not accept the data, or observes nothing with them."""
+    names = []
+    for name, call in (("train", train), ("test", test)):
+        try:
+            call.check_bound()
+            names.append(sorted(_data(call)))
+        except PyroDropoutError as cause:
+            raise type(cause)(f"{name}: {str(cause).splitlines()[0]}") from None
+        if not names[-1]:
+            raise PyroDropoutError(f"{name}: the model observes nothing with these arguments. Give it its data.")
+    if names[0] != names[1]:
+        raise PyroDropoutError(f"train and test must be data of the same sites; got {names[0]} and {names[1]}.")
 
 
 def _data(call: ModelCall) -> dict[str, Message]:
@@ -243,7 +231,8 @@ def _data(call: ModelCall) -> dict[str, Message]:
     return observed_sites(trace)
 
 
-def _numbered(call: ModelCall) -> tuple[Tensor, Tensor]:
+def numbered(call: ModelCall) -> tuple[Tensor, Tensor]:
+    """Return the indices of the points of a Pyro model, and their data."""
     found = [value_of(site) for site in _data(call).values()]
     y = found[0] if len(found) == 1 else torch.cat([value.reshape(-1).double() for value in found])
     return torch.arange(max(1, len(y) if y.dim() else 1)), y

@@ -53,7 +53,7 @@ def compare_table(
         wanted.check(bool(data.classes))
     place = torch.device(device)
     train, test = ((x.to(place), y.to(place)) for x, y in (data.train, data.test))
-    exam = Exam(train, test, samples, seed=seeds[0])
+    exam = Exam(ModelCall(None, train), ModelCall(None, test), samples, seed=seeds[0])
     rows: list[Row] = []
     recipes: dict[str, str] = {}
     suit = {name: suited(data, *plan) for name, plan in plans.items()}
@@ -77,7 +77,7 @@ def _reference(name: str, data: Dataset, wanted: Wanted, exam: Exam, progress: b
     plain = replace(wanted, guide="mean-field", members=None)
     recipe = first_recipe(data.train[0].shape[1], data.train[1], bool(data.classes), plain)
     model, _ = recipe.build(data.train, data.classes)
-    return reference_row(name, model.to(exam.train[1].device), exam, progress)
+    return reference_row(name, model.to(exam.call.args[1].device), exam, progress)
 
 
 def _trained(

@@ -11,6 +11,7 @@ from pyro_dropout.comparison import compare as comparison
 from pyro_dropout.comparison.comparison import Comparison
 from pyro_dropout.comparison.exams import Exam
 from pyro_dropout.comparison.findings import Row
+from pyro_dropout.generative.model_call import ModelCall
 
 QUICK: Any = {"steps": 25, "lr": 0.03, "compile": False, "progress": False}
 SETTINGS: Any = {
@@ -42,7 +43,7 @@ def scored(name: str, make: Any, exam: Exam, model: Any = small_model, seeds: tu
         torch.manual_seed(seed)
         own = model()
         guide = make(own)
-        pd.fit(own, guide, *exam.train, seed=seed, **QUICK)
+        pd.fit(own, guide, *exam.call.args, seed=seed, **QUICK)
         row.trained.append((own, guide))
     comparison._score(row, exam)
     return row
@@ -51,7 +52,8 @@ def scored(name: str, make: Any, exam: Exam, model: Any = small_model, seeds: tu
 @functools.cache
 def regression() -> Comparison:
     """Four guides along one input, one of which failed, with names that would break a careless page."""
-    exam = Exam(series(40), series(30), samples=30)
+    train, test = series(40), series(30)
+    exam = Exam(ModelCall(None, train), ModelCall(None, test), samples=30)
     rows = [
         scored("dropout", lambda model: pd.AutoDropout(model, keep=KEEP), exam),
         scored(HOSTILE, smooth(0.5), exam),
@@ -59,4 +61,4 @@ def regression() -> Comparison:
         Row("_broken", note=f"failed: RangeError: keep must lie in (0, 1]; got {HOSTILE}."),
     ]
     labels = {"title": f"Waves {HOSTILE}", "x": f"time ($s) {HOSTILE}", "y": "高さ (m)", "note": HOSTILE}
-    return Comparison(rows, exam.train, exam.test, {**SETTINGS, **labels}, 12.0)
+    return Comparison(rows, train, test, {**SETTINGS, **labels}, 12.0)

@@ -21,6 +21,7 @@ from pyro_dropout.comparison.exams import Exam
 from pyro_dropout.comparison.figure import calibration_curve
 from pyro_dropout.comparison.findings import Row, Score
 from pyro_dropout.comparison.report.page import facts, page
+from pyro_dropout.generative.model_call import ModelCall
 from tests.comparison.sample_comparison import HOSTILE, SETTINGS, regression, scored, series
 
 VOID = {"meta", "img"}
@@ -198,11 +199,12 @@ def test_other_targets_have_their_own_curves(kind: str) -> None:
         "yes and no": (pd.Bernoulli(), (x > 0).float(), 2),
         "counts": (pd.Poisson(), torch.poisson(torch.exp(x[:, :1])), 1),
     }[kind]
-    exam = Exam((x, y), (x, y), samples=40)
+    data = ModelCall(None, (x, y))
+    exam = Exam(data, data, samples=40)
     row = scored(
         "mean field", pd.AutoMeanField, exam, lambda: pd.BayesianNet(nn.Linear(2, width), likelihood=likelihood), (0, 1)
     )
-    compared = Comparison([row], exam.train, exam.test, {"seeds": 2}, 1.0)
+    compared = Comparison([row], (x, y), (x, y), {"seeds": 2}, 1.0)
     text = page(compared)
     alts = [str(each["alt"]) for each in Reader(text).all("img")]
     assert 'id="predictions"' not in text  # two inputs
