@@ -151,15 +151,15 @@ def compare(
         own = replace(exam, method=methods.get(name, "mc"))
         build = partial(_built, model, make)
         rows.append(examined(name, partial(train_all, build, numbers, own.call, training), own))
-    points = [call.args if network else numbered(call) for call in (exam.call, exam.asked)]
+    seen, held_back = (call.args if network else numbered(call) for call in (exam.call, exam.asked))
     said = "none" if reference is None else reference if isinstance(reference, str) else type(reference).__name__
     settings = {
         "seeds": len(numbers), **options, "schedule": getattr(schedule, "__name__", None), "samples": samples,
         "reference": said, "method": {name: how for name, how in methods.items() if how != "mc"},
-        "which_seeds": numbers, "device": str(points[0][0].device),
+        "which_seeds": numbers, "device": str(seen[0].device),
         "when": time.strftime("%Y-%m-%d %H:%M %z"), "model": str(first), **(labels or {}),
     }  # fmt: skip
-    return Comparison(rows, *points, settings, time.perf_counter() - start, None if network else exam.call)
+    return Comparison(rows, seen, held_back, settings, time.perf_counter() - start, None if network else exam.call)
 
 
 def progress_over(named: Mapping[str, Item], shown: bool) -> Iterator[tuple[str, Item]]:

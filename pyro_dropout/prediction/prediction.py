@@ -260,6 +260,8 @@ class Prediction:
         """Return at which points the moments are not finite, and should be: the outputs were not, (N,)."""
         mean, noise = self._sums["mean"], self._sums["noise"]
         rows = (~mean.isfinite() | noise.isnan()).reshape(len(mean) if mean.dim() else 1, -1).any(1)
+        if not bool(rows.any()):
+            return rows
         if self._samples is None:
             return rows & self._has_moments()
         outputs = self._samples.reshape(len(self._samples), len(rows), -1)
