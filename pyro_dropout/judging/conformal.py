@@ -17,10 +17,9 @@ from torch import Tensor
 
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.generative.likelihoods.moments import is_class
-from pyro_dropout.judging.checked_prediction import check_prediction, checked_targets
 from pyro_dropout.mathematics.checks import check_level
 from pyro_dropout.mathematics.shapes import Bool, Float
-from pyro_dropout.prediction.prediction import Prediction
+from pyro_dropout.prediction.prediction import Prediction, check_prediction
 from pyro_dropout.protocols import Record
 
 _F64 = torch.float64
@@ -49,7 +48,7 @@ def conformal(prediction: Prediction, y: Tensor) -> "Conformal":
         >>> bool((high - low > 3.6).all() & (high - low < 4.3).all())  # ±1.96
         True
     """
-    y = checked_targets(prediction, y)
+    y = check_prediction(prediction).checked_targets(y)
     if prediction.mean.dim() > 2:
         raise PyroDropoutError("conformal is for targets (N, D) or one class a row; this prediction has maps of them.")
     scores = _scores(prediction, y)

@@ -14,12 +14,11 @@ from torch import Tensor
 from pyro_dropout.errors import PyroDropoutError, ShapeError
 from pyro_dropout.generative.likelihoods.moments import is_class
 from pyro_dropout.generative.own_noise import check_no_noise
-from pyro_dropout.judging.checked_prediction import check_prediction, checked_targets
 from pyro_dropout.mathematics.checks import check_choice, check_finite, check_non_negative, check_number, check_rate
 from pyro_dropout.mathematics.shapes import Bool, Float, Int
 from pyro_dropout.prediction.plot_style import axes_or_new
 from pyro_dropout.prediction.predict import predict
-from pyro_dropout.prediction.prediction import Prediction
+from pyro_dropout.prediction.prediction import Prediction, check_prediction
 from pyro_dropout.protocols import Axes, PyroModel
 
 _F64 = torch.float64
@@ -197,7 +196,7 @@ class Cascade:
     def accuracy(self, y: Tensor) -> float:
         """Return how often the most probable class is right; with a Bernoulli likelihood, over all N·D targets."""
         self.weak.check_kind("accuracy(y)", "classes")
-        y = checked_targets(self.weak, y)
+        y = self.weak.checked_targets(y)
         right = self.mean.argmax(-1) == y if self.weak.one_of_several else (self.mean > 0.5) == (y > 0.5)
         return right[self.weak.counted(y)].to(_F64).mean().item()
 

@@ -24,12 +24,11 @@ from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.guides.base import SiteGuide
-from pyro_dropout.judging.checked_prediction import check_prediction
 from pyro_dropout.judging.decisions import check_vector, uncertainty_of
 from pyro_dropout.mathematics.checks import check_level
 from pyro_dropout.mathematics.shapes import Bool, Float
 from pyro_dropout.prediction.predict import predict
-from pyro_dropout.prediction.prediction import Prediction
+from pyro_dropout.prediction.prediction import Prediction, check_prediction
 from pyro_dropout.protocols import PyroModel
 
 _NEIGHBOURS, _MOST, _AT_ONCE = 5, 5000, 1024  # nearest features; training inputs that are kept; inputs in a pass

@@ -14,9 +14,8 @@ from torch import Tensor
 from pyro_dropout.errors import PyroDropoutError, ShapeError
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.likelihoods.moments import Running, block_log_prob, block_sums
-from pyro_dropout.judging.checked_prediction import check_prediction, checked_targets
 from pyro_dropout.mathematics.checks import check_positive, describe
-from pyro_dropout.prediction.prediction import Prediction
+from pyro_dropout.prediction.prediction import Prediction, check_prediction
 from pyro_dropout.prediction.site_prediction import SitePrediction
 from pyro_dropout.protocols import Likelihood
 
@@ -43,7 +42,7 @@ def refit_tau(prediction: Prediction, y: Tensor) -> float:
         0.25
     """
     _check_outputs(prediction, "refit_tau", gaussian=True)
-    y = checked_targets(prediction, y).to(_F64)
+    y = prediction.checked_targets(y).to(_F64)
     count, _, width = prediction.samples.shape
     pieces = [(prediction.samples[:, n].to(_F64) - y[n]).square().sum(-1) for n in prediction.pieces()]
     squares = torch.cat(pieces, 1)  # (T, N): ‖y - f_t‖²
@@ -84,7 +83,7 @@ def refit_temperature(prediction: Prediction, y: Tensor) -> float:
         0.75
     """
     _check_outputs(prediction, "refit_temperature", gaussian=False)
-    y = checked_targets(prediction, y)
+    y = prediction.checked_targets(y)
     y = y if prediction.one_of_several else y.to(_F64)
     samples, pieces = prediction.samples, list(prediction.pieces())
     count, points, _ = samples.shape

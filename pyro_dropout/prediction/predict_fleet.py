@@ -155,8 +155,8 @@ def predict_fleet(
         forward = _ForwardPass(fleet, x, rows)
         like = forward.like
         shape = (samples, *rows.shape, like.shape[-1])
-        kept = like.new_empty(shape) if keeps(keep_samples, math.prod(shape)) else None
-        forward.keep = kept is not None
+        forward.keep = keeps(keep_samples, math.prod(shape))
+        kept = like.new_empty(shape) if forward.keep else None
         budget = chunk or (_CUDA_ROWS if x.is_cuda else _CPU_ROWS)
         together = max(1, min(len(fleet), budget // rows.shape[1]))
         draws = max(1, min(samples, budget // (together * rows.shape[1])))

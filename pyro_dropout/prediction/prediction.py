@@ -25,7 +25,7 @@ from pyro_dropout.generative.likelihoods.moments import (
     is_class,
     moments_of,
 )
-from pyro_dropout.mathematics.checks import check_dense, check_finite, check_level, check_number
+from pyro_dropout.mathematics.checks import check_dense, check_finite, check_level, check_number, describe
 from pyro_dropout.prediction.tails import Tails, is_whole, log_tails, mixed, mixture_ends
 from pyro_dropout.protocols import Distribution, Likelihood
 
@@ -294,6 +294,8 @@ class Prediction:
         f = self.like[0, :1].expand(len(self._sums["mean"]), -1)
         checked: Tensor = self.likelihood.checked(f, y.to(f.device))
         self.likelihood.check_values(f, checked)
+        if not bool(torch.isfinite(checked).all()):
+            raise RangeError(f"y must be finite; got {describe(y)}.")
         if self.one_of_several:  # checked whatever the likelihood checks, because torch would crash on a GPU
             classes, known = self._sums["mean"].shape[-1], checked[self.counted(checked)]
             if not bool(((known >= 0) & (known < classes)).all()):
@@ -368,3 +370,11 @@ class Prediction:
         count, points, width = self.samples.shape
         size = max(1, _PIECE // (count * width))
         return (slice(start, start + size) for start in range(0, points, size))
+
+
+def check_prediction(prediction: object) -> Prediction:
+    """Return what a score was given; raise unless it is a ``Prediction``."""
+    if not isinstance(prediction, Prediction):
+        got = type(prediction).__name__
+        raise PyroDropoutError(f"prediction must be what predict(model, posterior, x) returns; got {got}.")
+    return prediction

@@ -179,7 +179,7 @@ class SitePrediction(Prediction):
         try:
             inside = self.likelihood.support.check(y)
         except NotImplementedError:  # a distribution without a support
-            return y
+            inside = torch.isfinite(y)
         if not bool(inside.all()):
             raise RangeError(f"y must lie in the support of site {self.site!r}, {self.family}; got {describe(y)}.")
         return y

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.errors import PyroDropoutError, ShapeError
-from pyro_dropout.judging.checked_prediction import checked_targets
 from pyro_dropout.mathematics.checks import (
     check_finite,
     check_level,
@@ -27,7 +26,7 @@ from pyro_dropout.mathematics.checks import (
 )
 from pyro_dropout.mathematics.shapes import Float
 from pyro_dropout.prediction.plot_style import PALETTE, axes_or_new
-from pyro_dropout.prediction.prediction import Prediction
+from pyro_dropout.prediction.prediction import Prediction, check_prediction
 from pyro_dropout.protocols import Axes
 from pyro_dropout.registry import score
 
@@ -124,7 +123,7 @@ def coverage(prediction: Prediction, y: Tensor, level: float = 0.95) -> float:
         0.75
     """
     check_level("level", level)
-    y = checked_targets(prediction, y)
+    y = check_prediction(prediction).checked_targets(y)
     prediction.check_kind("coverage", "numbers")
     low, high = prediction.interval(level)
     return ((low <= y) & (y <= high)).to(_F64).mean().item()
@@ -132,7 +131,7 @@ def coverage(prediction: Prediction, y: Tensor, level: float = 0.95) -> float:
 
 def least_level(prediction: Prediction, y: Tensor) -> Tensor:
     """Return the least level whose central interval holds each target, (N, D), in float64; 0 at the median."""
-    below, above = prediction.log_tails(checked_targets(prediction, y))
+    below, above = prediction.log_tails(prediction.checked_targets(y))
     return (1 - 2 * torch.minimum(below, above).exp()).clamp_min(0)
 
 
@@ -173,7 +172,7 @@ def coverage_error(prediction: Prediction, y: Tensor) -> float:
 
 def _pit(prediction: Prediction, y: Tensor, name: str) -> Tensor:
     """Return F(y) in float64, for the function of this name."""
-    y = checked_targets(prediction, y)
+    y = check_prediction(prediction).checked_targets(y)
     prediction.check_kind(name, "continuous numbers")
     return prediction.log_tails(y.to(_F64))[0].exp()
 

@@ -6,12 +6,11 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.generative.likelihoods.moments import is_class
-from pyro_dropout.judging.checked_prediction import check_prediction, checked_targets
 from pyro_dropout.judging.scores.calibration import coverage_error
 from pyro_dropout.mathematics.checks import check_count
 from pyro_dropout.mathematics.shapes import Float, Int
 from pyro_dropout.prediction.plot_style import axes_or_new
-from pyro_dropout.prediction.prediction import Prediction
+from pyro_dropout.prediction.prediction import Prediction, check_prediction
 from pyro_dropout.protocols import Axes
 from pyro_dropout.registry import score
 
@@ -181,6 +180,6 @@ def _classes_of(prediction: Prediction, y: Tensor, name: str) -> tuple[Tensor, T
     """
     check_prediction(prediction)
     prediction.check_kind(name, "classes")
-    y, probs = checked_targets(prediction, y), prediction.probs.to(_F64)
+    y, probs = prediction.checked_targets(y), prediction.probs.to(_F64)
     counted = prediction.counted(y)
     return (y[counted], probs[counted]) if probs.dim() > 2 or not bool(counted.all()) else (y, probs)

@@ -13,11 +13,10 @@ from torch import Tensor
 from pyro_dropout.errors import PyroDropoutError, RangeError
 from pyro_dropout.generative.likelihoods.moments import is_normal, normal_parts
 from pyro_dropout.generative.random_state import seeded
-from pyro_dropout.judging.checked_prediction import check_prediction, checked_targets
 from pyro_dropout.mathematics.checks import check_choice, check_seed
 from pyro_dropout.mathematics.mixtures import mixture_cdf
 from pyro_dropout.mathematics.shapes import Float
-from pyro_dropout.prediction.prediction import Prediction
+from pyro_dropout.prediction.prediction import Prediction, check_prediction
 from pyro_dropout.registry import score
 
 _F64 = torch.float64
@@ -63,7 +62,7 @@ def crps(
             f"crps(method='mixture') is for Gaussian likelihoods, and this prediction is of {prediction.family}; use"
             " crps(..., method='sample')."
         )
-    y = checked_targets(prediction, y).to(_F64)
+    y = prediction.checked_targets(y).to(_F64)
     found = []
     with seeded(seed if method == "sample" else None, prediction.like.device):
         for n in prediction.pieces():

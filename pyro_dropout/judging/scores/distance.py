@@ -7,9 +7,8 @@ from torch import Tensor
 
 from pyro_dropout.errors import PyroDropoutError, ShapeError
 from pyro_dropout.generative.likelihoods.moments import F64, base_of, is_class, is_normal
-from pyro_dropout.judging.checked_prediction import check_prediction
 from pyro_dropout.mathematics.mixtures import mixture_cdf
-from pyro_dropout.prediction.prediction import Prediction
+from pyro_dropout.prediction.prediction import Prediction, check_prediction
 from pyro_dropout.prediction.site_prediction import SitePrediction
 
 _GRID = 256  # points at which two distribution functions are compared

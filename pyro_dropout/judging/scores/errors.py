@@ -87,9 +87,6 @@ def interval_score(low: Tensor, high: Tensor, y: Tensor, level: float = 0.95) ->
         tensor([ 1.,  6., 11.])
     """
     check_level("level", level)
-    if not all(isinstance(each, Tensor) for each in (low, high, y)):
-        kinds = ", ".join(type(each).__name__ for each in (low, high, y))
-        raise ShapeError(f"low, high and y must be tensors; got {kinds}.")
     if not low.shape == high.shape == y.shape:
         shapes = ", ".join(str(tuple(each.shape)) for each in (low, high, y))
         raise ShapeError(f"low, high and y must have the same shape; got {shapes}.")
