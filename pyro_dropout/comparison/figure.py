@@ -2,14 +2,13 @@
 
 from typing import cast
 
-import torch
 from torch import Tensor
 
 from pyro_dropout.comparison.findings import REFERENCE, Findings, columns
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.likelihoods.moments import is_class
+from pyro_dropout.judging.scores.calibration import LEVELS, shares_inside
 from pyro_dropout.judging.scores.calibration import draw_band as draw_coverage_band
-from pyro_dropout.judging.scores.calibration import least_level
 from pyro_dropout.judging.scores.class_calibration import reliability
 from pyro_dropout.prediction.plot_style import literal_text
 from pyro_dropout.prediction.prediction import Prediction
@@ -19,7 +18,6 @@ from pyro_dropout.protocols import Axes, Figure
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 GREY = "#6b6b6b"  # of the reference
 _STYLES = ("-", "--", ":", "-.")
-_LEVELS = torch.linspace(0.05, 0.95, 19, dtype=torch.float64)
 _MANY = 500  # points beyond which they are drawn as one image
 _LONG = 24  # letters of a name in a legend
 
@@ -94,10 +92,9 @@ def calibration_curve(answer: Prediction, y: Tensor) -> tuple[Tensor, Tensor] | 
         kept = bins.count > 0
         return bins.confidence[kept].cpu(), bins.accuracy[kept].cpu()
     try:
-        least = least_level(answer, y).cpu().reshape(-1, 1)
+        return LEVELS, shares_inside(answer, y, LEVELS)
     except PyroDropoutError:
         return None
-    return _LEVELS, (least <= _LEVELS).double().mean(0)
 
 
 def draw_calibration(ax: Axes, comparison: Findings) -> None:

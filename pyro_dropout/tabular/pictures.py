@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.errors import ShapeError
-from pyro_dropout.judging.scores.calibration import CoverageCurve, coverage_curve, least_level
+from pyro_dropout.judging.scores.calibration import LEVELS, CoverageCurve, coverage_curve, shares_inside
 from pyro_dropout.judging.scores.class_calibration import reliability
 from pyro_dropout.prediction.plot_style import PALETTE, categories_below, finish, literal_text, percent
 from pyro_dropout.prediction.prediction import Prediction
@@ -97,9 +97,8 @@ def _coverage(prediction: Prediction, y: Tensor) -> CoverageCurve:
     """Return how often central intervals hold; those of whole numbers reach to the values that their level needs."""
     if not is_whole(prediction.target_distribution):
         return coverage_curve(prediction, y)
-    least, levels = least_level(prediction, y).cpu().reshape(-1), torch.linspace(0.05, 0.95, 19, dtype=torch.float64)
-    inside = (least.unsqueeze(1) <= levels).double().mean(0)
-    return CoverageCurve(levels, inside, torch.full_like(levels, torch.nan), len(least))
+    inside = shares_inside(prediction, y, LEVELS)
+    return CoverageCurve(LEVELS, inside, torch.full_like(LEVELS, torch.nan), y.numel())
 
 
 def _confusion(ax: Axes, prediction: Prediction, y: Tensor, encoding: Encoding, rows: str) -> None:

@@ -9,7 +9,6 @@ standard deviation of 5 is alarming if training points have 0.2 to 2, and reassu
 distribution is fitted to those of the training set, and a new one is reported as its percentile.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -31,7 +30,7 @@ from pyro_dropout.protocols import Axes
 from pyro_dropout.registry import score
 
 _F64 = torch.float64
-_LEVELS = tuple(k / 20 for k in range(1, 20))
+LEVELS = torch.arange(1, 20, dtype=_F64) / 20
 _GREY = "0.75"
 _TWO_SIDED_99 = 2.5758293035489004  # normal quantile of 0.995
 
@@ -96,7 +95,9 @@ def pit(prediction: Prediction, y: Tensor) -> Float[Tensor, "*N"]:
         >>> pdrop.judging.pit(answer, answer.mean + 20).min().item()
         1.0
     """
-    return _pit(prediction, y, "pit").to(prediction.mean)
+    y = check_prediction(prediction).checked_targets(y)
+    prediction.check_kind("pit", "continuous numbers")
+    return prediction.log_tails(y)[0].exp().to(prediction.mean)
 
 
 @score(
@@ -129,10 +130,11 @@ def coverage(prediction: Prediction, y: Tensor, level: float = 0.95) -> float:
     return ((low <= y) & (y <= high)).to(_F64).mean().item()
 
 
-def least_level(prediction: Prediction, y: Tensor) -> Tensor:
-    """Return the least level whose central interval holds each target, (N, D), in float64; 0 at the median."""
+def shares_inside(prediction: Prediction, y: Tensor, levels: Tensor) -> Tensor:
+    """Return the share of targets in the central interval of each level, (L,); intervals of whole numbers hold more."""
     below, above = prediction.log_tails(prediction.checked_targets(y))
-    return (1 - 2 * torch.minimum(below, above).exp()).clamp_min(0)
+    least = (1 - 2 * torch.minimum(below, above).exp()).clamp_min(0)  # level that holds the target; 0 at the median
+    return (least.cpu().reshape(-1, 1) <= levels).to(_F64).mean(0)
 
 
 def coverage_curve(prediction: Prediction, y: Tensor, levels: Sequence[float] | Tensor | None = None) -> CoverageCurve:
@@ -151,35 +153,23 @@ def coverage_curve(prediction: Prediction, y: Tensor, levels: Sequence[float] | 
         >>> curve.coverage.tolist(), bool(curve.width[0] < curve.width[1]), round(curve.error, 2)
         ([1.0, 1.0], True, 0.3)
     """
-    given: object = _LEVELS if levels is None else levels.tolist() if isinstance(levels, Tensor) else levels
+    given: object = LEVELS.tolist() if levels is None else levels.tolist() if isinstance(levels, Tensor) else levels
     if isinstance(given, str) or not isinstance(given, Sequence) or not given:
         raise ShapeError(f"levels must hold at least one level, as a list; got {describe(levels)}.")
     for level in given:
         check_level("levels", level)
-    asked = [float(level) for level in given]
-    where = _pit(prediction, y, "coverage_curve")
-    tails = [prediction.tail_ends(torch.tensor((1 - level) / 2, dtype=_F64).log()) for level in asked]
+    check_prediction(prediction).check_kind("coverage_curve", "continuous numbers")
+    asked = torch.tensor([float(level) for level in given], dtype=_F64)
+    inside = shares_inside(prediction, y, asked)
+    tails = [prediction.tail_ends(tail.log()) for tail in (1 - asked) / 2]
     width = torch.stack([(high - low).mean().cpu() for low, high in tails])
-    inside = torch.tensor([_inside(where, level) for level in asked], dtype=_F64)
-    return CoverageCurve(torch.tensor(asked, dtype=_F64), inside, width, where.numel())
+    return CoverageCurve(asked, inside, width, y.numel())
 
 
 def coverage_error(prediction: Prediction, y: Tensor) -> float:
     """Return the mean distance of coverage from its level, 0.05 to 0.95, without the slower widths."""
-    where = _pit(prediction, y, "ece")
-    return math.fsum(abs(_inside(where, level) - level) for level in _LEVELS) / len(_LEVELS)
-
-
-def _pit(prediction: Prediction, y: Tensor, name: str) -> Tensor:
-    """Return F(y) in float64, for the function of this name."""
-    y = check_prediction(prediction).checked_targets(y)
-    prediction.check_kind(name, "continuous numbers")
-    return prediction.log_tails(y.to(_F64))[0].exp()
-
-
-def _inside(where: Tensor, level: float) -> float:
-    """Return the share of targets in the central interval: those with a PIT between (1 - level)/2 and (1 + level)/2."""
-    return ((where - 0.5).abs() <= level / 2).to(_F64).mean().item()
+    prediction.check_kind("ece", "continuous numbers")
+    return float((shares_inside(prediction, y, LEVELS) - LEVELS).abs().mean())
 
 
 _SAME = 1e-12  # below this variance of the logarithms, the standard deviations differ only by rounding
