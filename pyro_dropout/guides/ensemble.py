@@ -170,8 +170,6 @@ class Ensemble(Summarised, StackedMembers):
 
     def mean(self) -> Weights:
         """Return E[w] of every site, the mean over members."""
-        if self.points:
-            return {name: value.mean(0) for name, value in self.draws_at(torch.arange(self.members)).items()}
         self.check_usable()
         means = self._of_each(lambda guide: guide.mean())
         return {name: torch.stack([each[name] for each in means]).mean(0) for name in means[0]}

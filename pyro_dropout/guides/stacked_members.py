@@ -13,7 +13,7 @@ from pyro import poutine
 from torch import Tensor, nn
 
 from pyro_dropout.errors import EmptyModelError, PyroDropoutError
-from pyro_dropout.generative.model_call import ModelCall, is_network
+from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.process_lock import RUNNING
 from pyro_dropout.generative.random_state import forked, seed_generators
 from pyro_dropout.generative.registration import tell_pyro
@@ -32,12 +32,15 @@ def tensors_of(guide: SiteGuide) -> dict[str, Tensor]:
     return {name: value.detach() for name, value in (*guide.named_parameters(), *guide.named_buffers())}
 
 
-def started(model: PyroModel, make: Make, template: SiteGuide, start: Start, seed: int) -> dict[str, Tensor]:
-    """Return the parameters that a member starts from, and its settings, by name."""
+def started(model: PyroModel, make: Make, template: SiteGuide, start: Start, seed: int, met: bool) -> dict[str, Tensor]:
+    """Return the parameters that a member starts from, and its settings, by name.
+
+    Of a model that had to be ``met``, because it names its sites only when it runs, they are draws from the prior.
+    """
     if start == "anchor":
         return at_anchors(template, seed)
     seed_generators(seed, next(site.start.device for site in template._sites.values()))
-    if not is_network(model):
+    if met:
         return tensors_of(template) | ({} if start == "module" else _drawn(template))
     fresh = model
     if start == "fresh":
@@ -212,13 +215,13 @@ class StackedMembers(nn.Module):
             other.is_member = True
             call.of(other)
             check_alike(self.template, other, settings=True)
-        self._make_members()
+        self._make_members(met=True)
 
-    def _make_members(self) -> None:
+    def _make_members(self, met: bool = False) -> None:
         """Make the tensors of members that start from the seeds."""
         template, seeds, make = self.template, self.seeds.tolist(), self._make[0]
         with forked():
-            rows = [started(self._model[0], make, template, self.start, seed) for seed in seeds]
+            rows = [started(self._model[0], make, template, self.start, seed, met) for seed in seeds]
         first, *others = rows
         equal = all(torch.equal(row[name], value) for row in others for name, value in first.items())
         if not self.anchored and self.points and others and equal:
