@@ -89,8 +89,8 @@ def test_every_equation_names_tests_that_exist() -> None:
         named = re.findall(r"^Test: `(tests/[\w/]+\.py)::(test_\w+)`$", body, re.MULTILINE)
         assert named, f"{name} needs a line 'Test: `tests/....py::test_...`'"
         for path, test in named:
-            functions = [node for node in ast.parse((ROOT / path).read_text("utf-8")).body if hasattr(node, "name")]
-            assert test in {node.name for node in functions}, f"{name} names {test}, which is not in {path}"
+            there = re.search(rf"^def {test}\(", (ROOT / path).read_text("utf-8"), re.MULTILINE)
+            assert there, f"{name} names {test}, which is not in {path}"
 
 
 @pytest.fixture

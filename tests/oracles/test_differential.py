@@ -14,6 +14,7 @@ def cases(counts: dict[str, int]) -> list[Case]:
 
 
 @pytest.mark.parametrize("case", cases(QUICK), ids=str)
+@pytest.mark.thinned(2)
 def test_two_ways_give_one_answer(case: Case) -> None:
     assert case.run()[0] == ""
 
