@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from pyro_dropout.generative.likelihoods import Bernoulli, Categorical
 from pyro_dropout.generative.networks import BayesianNet
-from pyro_dropout.generative.standardised import Standardised
+from pyro_dropout.generative.standardised import network_in
 from pyro_dropout.generative.trial_run import checked_with
 
 _ROUNDING = 1e-2  # of a sum of probabilities, in half precision too
@@ -16,7 +16,7 @@ _FEW = 10  # logits, which may all lie in [0, 1] by chance
 
 def warn_of_probabilities(model: object, f: Tensor, *, stacklevel: int) -> None:
     """Warn, once for a model, if its outputs f, (..., N, D), are probabilities where its likelihood takes logits."""
-    net = model.model if isinstance(model, Standardised) else model
+    net = network_in(model)
     if not isinstance(net, BayesianNet) or "probabilities" in checked_with(net):
         return
     likelihood = net.likelihood

@@ -126,6 +126,11 @@ class Standardised(nn.Module):
         return self.raw(self.model(self.standard_x(x), observed, num_data))
 
 
+def network_in(model: Any) -> Any:
+    """Return the network of a model that may standardise its data."""
+    return model.model if isinstance(model, Standardised) else model
+
+
 def _moments(name: str, value: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean and the standard deviation of each column, 1 for a constant one.
 

@@ -21,7 +21,7 @@ from pyro_dropout.generative.jacobians import last_layer
 from pyro_dropout.generative.likelihoods.moments import is_class
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.random_state import forked
-from pyro_dropout.generative.standardised import Standardised
+from pyro_dropout.generative.standardised import Standardised, network_in
 from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.judging.decisions import check_vector, uncertainty_of
@@ -47,7 +47,7 @@ def energy(prediction: Prediction) -> Float[Tensor, " N"]:
 
 def features(model: PyroModel, posterior: object, x: object) -> Float[Tensor, "N K"]:
     """Return what enters the last layer at each input, (N, K), with the mean of the weights."""
-    net: Any = model.model if isinstance(model, Standardised) else model
+    net: Any = network_in(model)
     if not isinstance(net, BayesianNet) or not isinstance(posterior, SiteGuide):
         raise NotAvailableError(
             "the features of the last hidden layer are those of one BayesianNet at the mean of its guide's weights; got"

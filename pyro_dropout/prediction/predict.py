@@ -18,7 +18,7 @@ from pyro_dropout.generative.own_noise import noise_of
 from pyro_dropout.generative.precision import Precision, check_precision, products_in
 from pyro_dropout.generative.probabilities import warn_of_probabilities
 from pyro_dropout.generative.process_lock import modules_stay, one_at_a_time
-from pyro_dropout.generative.standardised import Standardised
+from pyro_dropout.generative.standardised import network_in
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.guides.laplace import AutoLaplace
 from pyro_dropout.guides.summary import ignored_inputs
@@ -190,7 +190,7 @@ def _doubt(model: object, guide: AutoLaplace) -> str:
             "AutoLaplace has no curvature yet, so it is a point, and this prediction has no uncertainty about the"
             " weights: after SVI, or a loop of your own, write laplace(model, guide, x, y)."
         )
-    net = model.model if isinstance(model, Standardised) else model
+    net = network_in(model)
     then, likelihood = guide.curvature.tau, getattr(net, "likelihood", None)
     if then is None or not isinstance(likelihood, Gaussian) or likelihood.tau.shape != then.shape:
         return ""
@@ -255,7 +255,7 @@ def _check_posterior(model: object, posterior: object) -> None:
             f"{type(posterior).__name__} has not seen its model yet: first fit it, or call posterior(x, y) once, with"
             " the data."
         )
-    net: object = model.model if isinstance(model, Standardised) else model
+    net: object = network_in(model)
     known = getattr(trace, "nodes", {})
     if not isinstance(net, BayesianNet):
         return

@@ -23,7 +23,7 @@ from pyro_dropout.generative.inputs import inputs_of
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.random_state import forked
-from pyro_dropout.generative.standardised import Standardised
+from pyro_dropout.generative.standardised import Standardised, network_in
 from pyro_dropout.generative.trial_run import evaluating, quietly
 from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.guides.ensemble import Ensemble
@@ -109,7 +109,7 @@ def learned_from(model: object, posterior: object, x: Any, y: Tensor, num_data: 
 
 def _asked(model: object) -> BayesianNet | None:
     """Return the network of a model that can be asked: its arguments are x, y and N."""
-    net = model.model if isinstance(model, Standardised) else model
+    net = network_in(model)
     return net if isinstance(net, BayesianNet) and not net.whole_batch else None
 
 

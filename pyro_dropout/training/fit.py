@@ -19,7 +19,7 @@ from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.precision import Precision, check_precision, products_in
 from pyro_dropout.generative.process_lock import modules_stay, one_at_a_time
 from pyro_dropout.generative.random_state import seeded
-from pyro_dropout.generative.standardised import Standardised
+from pyro_dropout.generative.standardised import network_in
 from pyro_dropout.generative.trial_run import holders_of, owner_of
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.guides.summary import note_training
@@ -269,7 +269,7 @@ def _likelihood_beside(model: object, place: torch.device) -> None:
 
     A GPU that replays a recorded step cannot fetch numbers from there.
     """
-    inner = model.model if isinstance(model, Standardised) else model
+    inner = network_in(model)
     likelihood: object = inner.likelihood if isinstance(inner, BayesianNet) else None
     if isinstance(likelihood, nn.Module):
         likelihood.to(place)

@@ -13,7 +13,7 @@ import torch
 from pyro import poutine
 from pyro.infer import Predictive, Trace_ELBO
 from pyro.infer.autoguide import AutoDelta, AutoNormal
-from scipy import special, stats
+from scipy import stats
 from torch import Tensor, nn
 
 from pyro_dropout.errors import PyroDropoutError
@@ -115,17 +115,6 @@ def test_function_values_integrate_out_to_the_same_marginal() -> None:
     )
     direct = stats.multivariate_normal(np.zeros(9), covariance + np.eye(9) / tau)
     assert joint == pytest.approx(direct.logpdf(y.numpy().T).sum(), rel=1e-8)
-
-
-@pytest.mark.parametrize("space", ["weight", "function"])
-def test_classes_come_from_the_softmax_of_f(space: Any) -> None:
-    y = torch.tensor([0, 2, 1, 1, 0])
-    model = FiniteRankGP(2, 10, 3, space=space, likelihood=Categorical())
-    trace = poutine.trace(model).get_trace(POINTS, y)
-    trace.compute_log_prob()
-    logits = special.log_softmax(trace.nodes["_RETURN"]["value"].numpy(), axis=1)
-    assert trace.nodes["y"]["log_prob_sum"].item() == pytest.approx(logits[np.arange(5), y].sum(), rel=1e-5)
-    assert poutine.trace(model).get_trace(POINTS).nodes["y"]["value"].shape == (5,)
 
 
 def test_priors_are_as_wide_as_they_are_told() -> None:

@@ -9,14 +9,7 @@ from pyro.infer import SVI
 from pyro.optim import Adam
 from scipy import special, stats
 
-from pyro_dropout import (
-    ELBO,
-    AutoDropout,
-    BayesianNet,
-    Bernoulli,
-    Categorical,
-    Gaussian,
-)
+from pyro_dropout import ELBO, AutoDropout, BayesianNet, Bernoulli, Categorical, Gaussian
 from tests.contracts.likelihoods import LIKELIHOODS, N
 from tests.contracts.models import mlp
 from tests.contracts.test_likelihoods import density

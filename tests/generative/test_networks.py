@@ -8,11 +8,8 @@ import torch
 from pyro import poutine
 from torch import Tensor, nn
 
-from pyro_dropout import (
-    BayesianNet,
-    Categorical,
-)
-from tests.contracts.models import KINDS, Problem, tied
+from pyro_dropout import BayesianNet
+from tests.contracts.models import KINDS, Problem
 
 F64 = torch.float64
 # The kinds of model that are modules with a likelihood on top.
@@ -71,15 +68,6 @@ def test_sites_are_the_parameters_that_are_not_hidden(kind: str) -> None:
     hidden = set(problem.model.hidden_parameters())
     assert hidden | set(SITES[kind]) == {name for name, _ in problem.model.net.named_parameters()}
     assert all("norm" in name for name in hidden)
-
-
-def test_a_tied_parameter_is_one_site_for_both_layers() -> None:
-    model = BayesianNet(tied(), likelihood=Categorical())
-    assert model.sites["net.0.weight"].uses == 2
-    weights = prior_draws(model)
-    f = model.evaluate(weights, torch.tensor([[0, 0]]))
-    matrix = weights["net.0.weight"]
-    assert torch.allclose(f, torch.tanh(matrix[:1]) @ matrix.T + weights["net.1.bias"])
 
 
 # --- what it computes -----------------------------------------------------------------------------------------------

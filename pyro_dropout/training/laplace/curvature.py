@@ -15,7 +15,7 @@ from pyro_dropout.engines.engine import exact_products
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.inputs import AnyInputs, check_inputs, check_pairs, takes_all
 from pyro_dropout.generative.jacobians import Jacobians, last_layer
-from pyro_dropout.generative.standardised import Standardised
+from pyro_dropout.generative.standardised import Standardised, network_in
 from pyro_dropout.mathematics.curvature_blocks import F64, Block, Dense, Diagonal
 from pyro_dropout.protocols import Weights
 
@@ -125,11 +125,6 @@ class JacobianSums(Sums):
             block.add((root.mT @ rows.to(root)).flatten(0, 1))
         self.count += len(f)
         return f
-
-
-def network_in(model: Any) -> Any:
-    """Return the network of a model that may standardise its data."""
-    return model.model if isinstance(model, Standardised) else model
 
 
 def data_inside(model: Any, weights: Weights, x: object, y: Tensor) -> tuple[Any, AnyInputs, Tensor]:

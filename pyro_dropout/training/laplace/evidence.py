@@ -24,13 +24,12 @@ from pyro_dropout.generative.inputs import check_inputs, inputs_of, takes_all
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.process_lock import one_at_a_time
-from pyro_dropout.generative.standardised import Standardised
+from pyro_dropout.generative.standardised import Standardised, network_in
 from pyro_dropout.guides.laplace import MOST, AutoLaplace, Structure
 from pyro_dropout.mathematics.checks import check_count, check_positive
 from pyro_dropout.mathematics.curvature import NOISE, log_evidence, precisions_of
 from pyro_dropout.mathematics.curvature_blocks import F64
 from pyro_dropout.protocols import Weights
-from pyro_dropout.training.laplace.curvature import network_in
 from pyro_dropout.training.laplace.laplace import batches_of, measured, weights_at
 from pyro_dropout.training.laplace.most_probable import most_probable
 

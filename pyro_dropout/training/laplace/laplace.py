@@ -18,7 +18,7 @@ from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.own_noise import check_no_noise
 from pyro_dropout.generative.process_lock import modules_stay, one_at_a_time
 from pyro_dropout.generative.random_state import forked
-from pyro_dropout.generative.standardised import Standardised
+from pyro_dropout.generative.standardised import Standardised, network_in
 from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.guides.laplace import AutoLaplace, Structure, groups_of
 from pyro_dropout.mathematics.checks import check_count, check_finite, describe
@@ -26,7 +26,7 @@ from pyro_dropout.mathematics.curvature import Curvature
 from pyro_dropout.mathematics.curvature_blocks import F64, Dense, Kronecker
 from pyro_dropout.mathematics.shapes import base_distribution
 from pyro_dropout.protocols import HasMean, PyroModel, Weights
-from pyro_dropout.training.laplace.curvature import ASKER, JacobianSums, Sums, data_inside, network_in
+from pyro_dropout.training.laplace.curvature import ASKER, JacobianSums, Sums, data_inside
 from pyro_dropout.training.laplace.kronecker import KroneckerSums, layers_of
 from pyro_dropout.training.laplace.tuned_prior import Pair, judge_on_training_data, tune_prior
 from pyro_dropout.training.loader import Target, divided, number_of_data
