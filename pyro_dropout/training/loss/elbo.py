@@ -111,9 +111,13 @@ class ELBO(pyro.infer.ELBO):
 
     def _drawn(self, model: PyroModel, guide: PyroModel, args: Args, kwargs: Kwargs) -> Particle:
         """Return the terms of one draw for each data point or, if the model does not allow that, of a shared draw."""
-        if not self._shares:
-            self._look(guide, ModelCall(model, args, dict(kwargs)))
-        return self._run(model, guide, args, kwargs)
+        call = ModelCall(model, args, dict(kwargs))
+        if self.per_example == "auto" and not self._refusals:
+            self._look(guide, call)
+        drawn = self._run(model, guide, args, kwargs)
+        if self.per_example is True:  # a guide may make its parameters in its first run, as many as there are data
+            self._look(guide, call)
+        return drawn
 
     def _look(self, guide: PyroModel, call: ModelCall) -> None:
         """See, once for arguments of these shapes, whether each data point can have a draw; leave no other trace.

@@ -169,6 +169,28 @@ def test_a_loss_is_asked_anew_for_another_guide() -> None:
         elbo.loss(model, refused, X, Y)
 
 
+class OfItsData(nn.Module):
+    """A guide that makes its parameters in its first run, one for each data point."""
+
+    def forward(self, x: Tensor) -> None:
+        if not hasattr(self, "loc"):
+            self.loc = nn.Parameter(torch.zeros(len(x)))
+        pyro.module("of its data", self)
+        with pyro.plate("data", len(x)):
+            pyro.sample("z", dist.Normal(self.loc, 1.0))
+
+
+@pytest.mark.parametrize("per_example", [True, "auto"])
+def test_looking_at_other_data_comes_after_the_first_run(per_example: Any) -> None:
+    def model(x: Tensor) -> None:
+        with pyro.plate("data", len(x)):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(z, 1.0), obs=x[:, 0])
+
+    pyro.clear_param_store()
+    assert pd.ELBO(per_example=per_example).loss(model, OfItsData(), X) > 0
+
+
 @pytest.mark.parametrize("make", [pd.AutoMeanField, pd.AutoDropout])
 def test_where_nothing_is_refused_it_is_true(make: Any) -> None:
     found = []
