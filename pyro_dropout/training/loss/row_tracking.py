@@ -261,7 +261,8 @@ class Record:
         mixes = any(count and value.numel() % count for count in counts)
         if name in _PRODUCTS and isinstance(right, Tensor):
             mixes = mixes or (right.dim() <= 2 and self.of(right) is not None)
-        if subject.dim() and subject.shape[0] in counts - {1}:
+        flat = subject.dim() == 1 and any(count > 1 and len(subject) % count == 0 for count in counts)
+        if flat or (subject.dim() and subject.shape[0] in counts - {1}):
             mixes = mixes or _along_rows(name, subject, args, kwargs)
         return Lost(next(iter(track.counts)), operation, mixes=True) if mixes else track
 

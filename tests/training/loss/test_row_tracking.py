@@ -198,6 +198,8 @@ LOST: dict[str, Callable[..., Any]] = {
     "one after another": lambda x, w, v, b: torch.stack([f.roll(1, 0) for f in (x[:2] @ w).unbind()]),
     "pairs": lambda x, w, v, b: (x @ w)[FIRST] - (x @ w)[SECOND],
     "softmax over points": lambda x, w, v, b: torch.softmax(x @ w, 0),
+    "softmax over all numbers": lambda x, w, v, b: torch.softmax((x @ w).flatten(), 0).view(N, 2),
+    "all numbers in order": lambda x, w, v, b: (x @ w).flatten().sort()[0].view(N, 2),
     "softmin over points": lambda x, w, v, b: F.softmin(x @ w, 0),
     "of norm one over points": lambda x, w, v, b: F.normalize(x @ w, dim=0),
     "the norm of as many": lambda x, w, v, b: x[:2] + torch.norm(x[:2] @ w, 2, 0),
