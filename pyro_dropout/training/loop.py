@@ -233,11 +233,9 @@ class _Interruption:
         kept = f"stopped after {done} of {self._total} steps; the guide keeps what it has learned."
         if self._keeper is not None:
             step, folder = self._keeper.step, self._keeper.folder
-            written = "" if step == done else "its checkpoint could not be written; "
-            there = "there" if step == done else f"step {step}"
-            where = f"{written}training can resume from {there} (checkpoints in {folder})."
-            lost = f"no checkpoint could be written to {folder}, so nothing of this training is saved."
-            kept = f"stopped at step {done}; {where if step else lost}"
+            kept = f"stopped at step {done}; training can resume from step {step} (checkpoints in {folder})."
+            if not step:
+                kept = f"stopped at step {done}; no checkpoint could be written to {folder}, so nothing is saved."
         if self._progress or (self._keeper is not None and self._keeper.writes):
             print(f"\n{kept}", file=sys.stderr, flush=True)
         if number == signal.SIGINT:

@@ -39,10 +39,6 @@ class Loss(Protocol):
         """The loss of (model, guide, *args, **kwargs)."""
 
 
-class UntrainedError(WrongStepError):
-    """A parameter that a script has registered with Pyro gets no gradient."""
-
-
 class Parameters:
     """The trained tensors of a model and a guide, by their names in Pyro's store; the loss is run once to find them."""
 
@@ -110,7 +106,7 @@ class Parameters:
         lost = [name for name, value in unused if name in self._not_found or not is_told(value)]
         if lost:
             named = f"{', '.join(map(repr, lost[:4]))}{' and others' if lost[4:] else ''}"
-            raise UntrainedError(
+            raise WrongStepError(
                 f"the loss does not depend on {named}, which pyro.param or pyro.module registers, so it would not be"
                 " trained. Use it in the model or the guide (call its network, in place of F.linear(x, net.weight)),"
                 " leave it unregistered, or freeze it with requires_grad_(False)."

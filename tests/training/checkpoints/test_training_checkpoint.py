@@ -147,7 +147,7 @@ def test_a_signal_is_answered_with_a_checkpoint(
         short(tmp_path / "part")
     if code is not None:
         assert raised.value.code == code
-    assert f"stopped at step 60; training can resume from there (checkpoints in {tmp_path / 'part'})" in (
+    assert f"stopped at step 60; training can resume from step 60 (checkpoints in {tmp_path / 'part'})" in (
         capsys.readouterr().err
     )
     assert signal.getsignal(number) is handler
