@@ -157,15 +157,3 @@ def test_shapes_follow_torchs_rules(seed: int, components: int, rank: int, dtype
     assert big.mean.shape == big.variance.shape == big.stddev.shape == (4, 5, 3, 2)
     assert big.support.check(w).all()
     torch.testing.assert_close(q.log_prob(w), big.log_prob(w), rtol=digits(dtype, 1e-7), atol=digits(dtype, 1e-7, 1e-3))
-
-
-@given(seeds, dtypes)
-def test_draws_are_differentiable_in_means_and_widths(seed: int, dtype: torch.dtype) -> None:
-    torch.manual_seed(seed)
-    loc = torch.randn(3, 2, dtype=dtype, requires_grad=True)
-    scale = torch.rand(3, 2, dtype=dtype).add(0.1).requires_grad_()
-    w = BernoulliMixture(loc, 0.7, scale).rsample()
-    kept = torch.autograd.grad(w.sum(), loc, retain_graph=True)[0]
-    assert ((kept == 0) | (kept == 1)).all()
-    noise = torch.autograd.grad(w.sum(), scale)[0]
-    torch.testing.assert_close(w, kept * loc + scale * noise)

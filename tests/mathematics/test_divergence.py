@@ -21,7 +21,7 @@ from torch.distributions import (
 from pyro_dropout.errors import PyroDropoutError, SingularError
 from pyro_dropout.paper import BernoulliMixture, MultiplicativeNormal, RowMixture, kl, kl_gap
 from tests.oracles.both_types import digits, dtypes
-from tests.oracles.mixtures import kl_by_sampling, kl_two_components
+from tests.oracles.mixtures import kl_two_components
 
 F64 = torch.float64
 seeds = st.integers(0, 2**31)
@@ -54,31 +54,17 @@ def settings(count: int, seed: int) -> list[tuple[float, float, int, float, floa
     ]
 
 
-@pytest.mark.deep
-def test_exact_kl_against_adaptive_quadrature() -> None:
+@pytest.mark.parametrize("count", [20, pytest.param(1000, marks=pytest.mark.deep)])
+def test_exact_kl_against_adaptive_quadrature(count: int) -> None:
     worst = 0.0
-    for keep, d, rest, sigma, length_scale in settings(1000, seed=1):
+    for keep, d, rest, sigma, length_scale in settings(count, seed=1):
         q = one_row(keep, d, rest, sigma)
         # the part in l² grows like (l·d·σ)²; what the quadrature must resolve is the mixture, so l·σ·d stays moderate
         length_scale = min(length_scale, 10 / (sigma * max(d, 1)))
         found = kl(q, gaussian(length_scale), "exact").item()
-        expected = kl_two_components(keep, d, rest, sigma, length_scale)
-        worst = max(worst, abs(found - expected))
-    print(f"largest error over 1,000 settings: {worst:.2e}")
+        worst = max(worst, abs(found - kl_two_components(keep, d, rest, sigma, length_scale)))
+    print(f"largest error over {count:,} settings: {worst:.2e}")
     assert worst <= 1e-9
-
-
-@pytest.mark.parametrize("count", [4, pytest.param(1000, marks=pytest.mark.deep)])
-def test_exact_kl_against_a_million_draws(count: int) -> None:
-    # 4 standard errors: a correct KL fails one setting in 16,000, so 15 settings 1 run in 1,000 and 1,000 settings 6 %
-    # of runs; the seed is fixed.
-    rng = np.random.default_rng(2)
-    for keep, d, rest, sigma, length_scale in settings(count, seed=3):
-        rest = 1 + rest % 6
-        length_scale = min(length_scale, 10 / (sigma * max(d, 1)))
-        q = one_row(keep, d, rest, sigma)
-        mean, error = kl_by_sampling(rng, keep, q.loc[:, 0].numpy(), sigma, length_scale, 1_000_000)
-        assert abs(kl(q, gaussian(length_scale), "exact").item() - mean) <= 4 * error + 1e-9
 
 
 @given(seeds, st.floats(0.01, 0.999), st.floats(1e-3, 10), st.floats(0.1, 10), dtypes)

@@ -50,16 +50,10 @@ def test_weight_decay_is_the_exact_fraction(keep, tau, num_data, length_scale, d
 
 
 @given(keeps, positives, counts, positives, dtypes)
-def test_precision_undoes_weight_decay(keep, tau, num_data, length_scale, dtype):
+def test_implied_values_undo_weight_decay(keep, tau, num_data, length_scale, dtype):
     for ulp, p, t, scale in twice(dtype, keep, tau, length_scale):
         decay = weight_decay(p, t, num_data, scale)
         assert relative(implied_tau(p, decay, num_data, scale), t) < 8 * ulp
-
-
-@given(keeps, positives, counts, positives, dtypes)
-def test_implied_length_scale_undoes_weight_decay(keep, tau, num_data, length_scale, dtype):
-    for ulp, p, t, scale in twice(dtype, keep, tau, length_scale):
-        decay = weight_decay(p, t, num_data, scale)
         assert relative(implied_length_scale(p, t, decay, num_data), scale) < 8 * ulp
 
 
@@ -241,6 +235,3 @@ def test_one_step_of_torchs_sgd_is_one_step_down_the_objective(loss, outputs, se
         moved = ours[name].detach() - step * ours[name].grad
         slack = digits(dtype, 1e-12, 1e-5)
         torch.testing.assert_close(theirs[name].detach(), moved, rtol=slack, atol=slack)
-
-
-# --- what is refused --------------------------------------------------------------------------------------

@@ -33,23 +33,6 @@ def kl_two_components(keep: float, d: float, rest: int, sigma: float, length_sca
     return along + across
 
 
-def kl_by_sampling(
-    rng: np.random.Generator, keep: float, mean: np.ndarray, sigma: float, length_scale: float, draws: int
-) -> tuple[float, float]:
-    """Mean and standard error of log q - log p over draws of one row."""
-    z = rng.random(draws) < keep
-    w = z[:, None] * mean + sigma * rng.standard_normal((draws, len(mean)))
-    log_q = special.logsumexp(
-        [
-            np.log(max(keep, 1e-300)) + stats.norm.logpdf(w, mean, sigma).sum(1),
-            np.log(max(1 - keep, 1e-300)) + stats.norm.logpdf(w, 0, sigma).sum(1),
-        ],
-        axis=0,
-    )
-    each = log_q - stats.norm.logpdf(w, 0, 1 / length_scale).sum(1)
-    return float(each.mean()), float(each.std() / np.sqrt(draws))
-
-
 def mixture_log_density(w: np.ndarray, means: list, covariances: list, probs: list) -> np.ndarray:
     """Log density of a mixture of full-covariance Gaussians at the rows of w."""
     return special.logsumexp(
