@@ -85,11 +85,6 @@ def test_a_plain_normal_is_all_that_a_guide_asks_for() -> None:
         assert not torch.equal(guide.mean()["weight"], before)
 
 
-class OfTorch(AutoLaplace):
-    def weight_distribution(self, site: GuideSite, state: Any) -> Any:
-        return torch.distributions.Independent(torch.distributions.Normal(state.loc, state.log_scale.exp()), 2)
-
-
 @pytest.mark.deep
 @pytest.mark.parametrize("kind", [AutoLaplace, AutoPlain])
 def test_draws_in_place_are_refused_in_a_fleet_and_trained_one_by_one_in_comparisons(kind: Any) -> None:
@@ -117,37 +112,25 @@ def test_a_weight_in_a_plate_is_refused_by_name() -> None:
         pd.AutoDropout(in_a_plate)()
 
 
-class Unfinished(AutoLaplace):
-    def weight_distribution(self, site: GuideSite, state: Any) -> Any:
-        return dist.Laplace(state.loc, state.log_scale.exp())  # without to_event
-
-
-class OfAnotherShape(AutoLaplace):
-    def weight_distribution(self, site: GuideSite, state: Any) -> Any:
-        return dist.Normal(torch.zeros(7), 1.0).to_event(1)
-
-
-class NotADistribution(AutoLaplace):
-    def weight_distribution(self, site: GuideSite, state: Any) -> Any:
-        return state.loc
-
-
-class WithoutGradients(AutoLaplace):
-    def weight_distribution(self, site: GuideSite, state: Any) -> Any:
-        return dist.Poisson(state.log_scale.exp()).to_event(state.loc.dim())
+def of_torch(loc: Tensor, scale: Tensor) -> Any:
+    return torch.distributions.Independent(torch.distributions.Normal(loc, scale), 2)
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize(
-    ("kind", "words"),
+    ("make", "words"),
     [
-        (Unfinished, r"'weight'.*Write \.to_event\(2\)"),
-        (OfAnotherShape, r"'weight' a distribution of shape \(1, 2\)"),
-        (NotADistribution, "must give a distribution of Pyro for 'weight'; .* of type torch"),
-        (OfTorch, "must give a distribution of Pyro for 'weight'; .* of type torch"),
-        (WithoutGradients, "whose draws have no gradient"),
+        (dist.Laplace, r"'weight'.*Write \.to_event\(2\)"),
+        (lambda loc, scale: dist.Normal(torch.zeros(7), 1.0).to_event(1), r"'weight' a distribution of shape \(1, 2\)"),
+        (lambda loc, scale: loc, "must give a distribution of Pyro for 'weight'; .* of type torch"),
+        (of_torch, "must give a distribution of Pyro for 'weight'; .* of type torch"),
+        (lambda loc, scale: dist.Poisson(scale).to_event(2), "whose draws have no gradient"),
     ],
 )
-def test_what_will_not_do_is_said_when_the_guide_is_built(kind: Any, words: str) -> None:
+def test_what_will_not_do_is_said_when_the_guide_is_built(make: Any, words: str) -> None:
+    class Wrong(AutoLaplace):
+        def weight_distribution(self, site: GuideSite, state: Any) -> Any:
+            return make(state.loc, state.log_scale.exp())
+
     with pytest.raises(pd.errors.PyroDropoutError, match=words):
-        kind(pd.BayesianNet(nn.Linear(2, 1)))
+        Wrong(pd.BayesianNet(nn.Linear(2, 1)))

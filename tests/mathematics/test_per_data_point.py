@@ -12,30 +12,22 @@ Y = torch.zeros(6, 1)
 QUIET: Any = {"steps": 2, "compile": False, "progress": False}
 
 
+def picture(layer: nn.Module, units: int) -> nn.Module:
+    return nn.Sequential(layer, nn.Flatten(), nn.Linear(units, 1))
+
+
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
-
-
-def picture() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(8, 1))
-
-
-def in_groups() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(4, 2, 3, groups=2), nn.Flatten(), nn.Linear(8, 1))
-
-
-def upwards() -> nn.Module:
-    return nn.Sequential(nn.ConvTranspose2d(3, 2, 3), nn.Flatten(), nn.Linear(72, 1))
 
 
 CASES = {
     "one column": (mlp, (1,)),
     "seven columns": (mlp, (7,)),
     "one column, in positions": (mlp, (5, 1)),
-    "one channel": (picture, (1, 4, 4)),
-    "one channel, in groups": (in_groups, (1, 4, 4)),
-    "half the channels, in groups": (in_groups, (2, 4, 4)),
-    "one channel, transposed": (upwards, (1, 4, 4)),
+    "one channel": (lambda: picture(nn.Conv2d(3, 2, 3), 8), (1, 4, 4)),
+    "one channel, in groups": (lambda: picture(nn.Conv2d(4, 2, 3, groups=2), 8), (1, 4, 4)),
+    "half the channels, in groups": (lambda: picture(nn.Conv2d(4, 2, 3, groups=2), 8), (2, 4, 4)),
+    "one channel, transposed": (lambda: picture(nn.ConvTranspose2d(3, 2, 3), 72), (1, 4, 4)),
 }
 
 
