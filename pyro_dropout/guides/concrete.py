@@ -16,7 +16,7 @@ from pyro_dropout.guides.base import SiteGuide, State, matching, trained
 from pyro_dropout.guides.sites import GuideSite, Options, check_unless_by_site, per_row
 from pyro_dropout.mathematics.checks import check_keep, check_positive
 from pyro_dropout.mathematics.distributions import BernoulliMixture
-from pyro_dropout.mathematics.row_mixture_distribution import drawn
+from pyro_dropout.mathematics.weight_distribution import drawn
 from pyro_dropout.protocols import Distribution, PyroModel, SiteDistribution
 from pyro_dropout.registry import guide
 

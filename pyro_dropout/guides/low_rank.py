@@ -17,8 +17,8 @@ from pyro_dropout.mathematics.checks import check_choice, check_count
 from pyro_dropout.mathematics.distributions import LowRankNormal
 from pyro_dropout.mathematics.full_rank_normal import SharedNoise
 from pyro_dropout.mathematics.gaussian_rows import factorised, joint_log_det, mahalanobis
-from pyro_dropout.mathematics.row_mixture_distribution import LOG_2PI
 from pyro_dropout.mathematics.stand_ins import is_placeholder
+from pyro_dropout.mathematics.weight_distribution import LOG_2PI
 from pyro_dropout.protocols import Distribution, PyroModel, SiteDistribution
 from pyro_dropout.registry import guide
 
@@ -65,6 +65,7 @@ class NetBlock(LowRankNormal):
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Draw this site's block of the weights."""
         value = super().rsample(sample_shape)
+        assert self._draw is not None
         self.shared.noise[self.site] = self._draw.noise
         return value
 
@@ -76,14 +77,11 @@ class NetBlock(LowRankNormal):
         """Return this site's share of the joint log density of the last draw; the shares add up."""
         if is_placeholder(value):
             return super().log_prob(value)
-        if self._draw is None or self._draw.value() is not value:
-            raise PyroDropoutError(
-                "a network-wide low-rank guide has a density for whole draws only; guide.posterior(name) has one for"
-                " each site."
-            )
+        made = self._made_of(value)
+        assert made is not None
         log_det = 2 * self.log_scale().sum() + self.low_rank_log_det().squeeze()
         # Every share expects as many as it has numbers: beside a site whose KL is in closed form it must not be moved.
-        form: Tensor = self._draw.noise.new_full(self._draw.noise.shape[:-2], self.rest)
+        form: Tensor = made.noise.new_full(made.noise.shape[:-2], self.rest)
         if self.site == next(iter(self.shared.directions)):
             form = form + self.shared.surplus()
         return -0.5 * (form + log_det + self.rest * LOG_2PI)

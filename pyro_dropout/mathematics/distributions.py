@@ -8,8 +8,9 @@ from torch import Tensor
 from pyro_dropout.errors import ShapeError
 from pyro_dropout.mathematics.checks import check_finite, check_keep, check_non_negative, check_positive
 from pyro_dropout.mathematics.gaussian_rows import Factor, factorised, joint_log_det
-from pyro_dropout.mathematics.row_mixture_distribution import RowMixture, as_like, drawn
+from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
 from pyro_dropout.mathematics.shapes import Float, RowDim, RowLayout
+from pyro_dropout.mathematics.weight_distribution import as_like, drawn
 
 __all__ = ["BernoulliMixture", "LowRankNormal", "MultiplicativeNormal", "RowMixture"]
 

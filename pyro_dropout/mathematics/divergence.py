@@ -17,8 +17,9 @@ from torch.distributions import Distribution, Independent, Normal, kl_divergence
 from pyro_dropout.errors import PyroDropoutError, ShapeError, SingularError
 from pyro_dropout.mathematics.checks import check_choice, check_count
 from pyro_dropout.mathematics.label_entropy import label_entropy
-from pyro_dropout.mathematics.row_mixture_distribution import LOG_2PI, RowMixture, drawn
+from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
 from pyro_dropout.mathematics.shapes import base_distribution, broadcast_shape
+from pyro_dropout.mathematics.weight_distribution import LOG_2PI, drawn
 
 Method = Literal["large_k", "exact", "monte_carlo"]
 # Draws are made in blocks of about this many numbers, so that a million samples need no million-fold memory.

@@ -18,9 +18,9 @@ from pyro.distributions.util import sum_rightmost
 from torch import Size, Tensor
 from torch.distributions import Distribution, Independent, Normal, register_kl
 
-from pyro_dropout.errors import PyroDropoutError, ShapeError
-from pyro_dropout.mathematics.row_mixture_distribution import LOG_2PI, WeightDistribution, drawn
+from pyro_dropout.errors import ShapeError
 from pyro_dropout.mathematics.shapes import Float, base_distribution, broadcast_shape
+from pyro_dropout.mathematics.weight_distribution import LOG_2PI, Draw, WeightDistribution, drawn
 
 
 class SharedNoise:
@@ -108,7 +108,7 @@ class FullRankNormal(WeightDistribution):
 
     def _noted(self, value: Tensor, noise: Tensor) -> Tensor:
         """Return a draw, and keep the part of its noise, (..., n), that the density of a whole draw needs."""
-        self._draw = (weakref.ref(value), noise) if self.joint else None
+        self._draw = Draw(weakref.ref(value), None, noise, None) if self.joint else None
         return value
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -118,13 +118,9 @@ class FullRankNormal(WeightDistribution):
             raise ShapeError(
                 f"value must end in the event's shape {tuple(self.event_shape)}; got {tuple(value.shape)}."
             )
-        if self.joint and (self._draw is None or self._draw[0]() is not value):
-            raise PyroDropoutError(
-                "tensors that are drawn together have a density for whole draws only; guide.posterior(name) has one for"
-                " each site."
-            )
-        if self.joint:
-            noise = self._draw[1]
+        made = self._made_of(value)
+        if made is not None:
+            noise = made.noise
         else:
             off = (value - self.loc).reshape((*value.shape[:lead], -1, 1))
             noise = torch.linalg.solve_triangular(self._cholesky, off, upper=False).squeeze(-1)

@@ -5,42 +5,19 @@ input channel of a convolution, which is why ``row_dim`` is 1 by default. All we
 """
 
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import cast
 
 import torch
-from pyro.distributions import TorchDistribution
 from torch import Size, Tensor
-from torch.distributions import constraints
 
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError, SingularError
 from pyro_dropout.mathematics.checks import check_finite, check_non_negative, describe
 from pyro_dropout.mathematics.gaussian_rows import Factor, low_rank_factor, mahalanobis, standardise
 from pyro_dropout.mathematics.mixtures import mixture_quantile
 from pyro_dropout.mathematics.shapes import Float, Int, RowDim, RowLayout, broadcast_shape
-from pyro_dropout.mathematics.stand_ins import Draw, is_placeholder, no_density
-
-LOG_2PI = 1.8378770664093453
-
-
-class WeightDistribution(TorchDistribution):
-    """A distribution over a weight tensor. Copies with a larger batch share its parameters."""
-
-    arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012 - torch reads a class attribute
-    joint = False  # whether a draw shares noise with the draws of other sites
-    _draw: Any = None  # the last draw, and what it was made from
-
-    @constraints.dependent_property(is_discrete=False)
-    def support(self) -> constraints.Constraint:
-        """Every real tensor of the event's shape."""
-        return constraints.independent(constraints.real, len(self.event_shape))
-
-    def expand(self, batch_shape: Sequence[int], _instance: Self | None = None) -> Self:
-        """Return the same distribution with a larger batch; the parameters are shared, not copied."""
-        new = type(self).__new__(type(self)) if _instance is None else _instance
-        new.__dict__.update(self.__dict__)
-        new._batch_shape, new._draw = Size(batch_shape), None
-        return new
+from pyro_dropout.mathematics.stand_ins import is_placeholder, no_density
+from pyro_dropout.mathematics.weight_distribution import LOG_2PI, Draw, WeightDistribution, as_like, drawn
 
 
 class RowMixture(WeightDistribution):
@@ -308,7 +285,9 @@ class RowMixture(WeightDistribution):
 
     def label_log_prob(self) -> Tensor:
         """Return log p(z) of the labels of the last draw, (*sample_shape, *batch_shape)."""
-        return self._pick(self._draw.labels.unsqueeze(-1), self.log_probs().mT.unsqueeze(-1)).sum((-2, -1))
+        assert self._draw is not None
+        labels = cast(Tensor, self._draw.labels)
+        return self._pick(labels.unsqueeze(-1), self.log_probs().mT.unsqueeze(-1)).sum((-2, -1))
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log density of ``value``; for the last draw it is computed from the noise that made it."""
@@ -323,8 +302,8 @@ class RowMixture(WeightDistribution):
         event = self.event_shape
         if value.shape[value.dim() - len(event) :] != event:
             raise ShapeError(f"value must end in the event's shape {tuple(event)}; got {tuple(value.shape)}.")
-        made = self._draw is not None and self._draw.value() is value
-        joint = self.log_joint(*self._draw[1:]) if made else self.log_joint(None, self.to_rows(value))
+        made = self._made_of(value)
+        joint = self.log_joint(None, self.to_rows(value)) if made is None else self.log_joint(*made[1:])
         total = torch.logsumexp(joint, 0).sum(-1)
         return total.expand(broadcast_shape(total.shape, self.batch_shape))
 
@@ -378,16 +357,6 @@ class RowMixture(WeightDistribution):
 def apart(stacked: Tensor) -> tuple[Tensor, ...]:
     """Return the tensors along the first dimension; the gradient of a single one is a view, and not a copy."""
     return (stacked.squeeze(0),) if len(stacked) == 1 else stacked.unbind(0)
-
-
-def drawn(random: Callable[..., Tensor], shape: Sequence[int], like: Tensor) -> Tensor:
-    """Return random numbers of a shape in the type of ``like``."""
-    return random(shape, dtype=like.dtype, device=like.device)
-
-
-def as_like(value: float | Tensor, like: Tensor) -> Tensor:
-    """Return a number or a tensor in the type of ``like``."""
-    return value.to(like) if isinstance(value, Tensor) else like.new_full((), value)
 
 
 def _component(factor: Factor | None, label: int) -> Factor | None:

@@ -1,8 +1,6 @@
 """What stands in for weights and densities that do not exist: placeholders of draws, and densities not to be read."""
 
-import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -53,12 +51,3 @@ def no_density(like: Tensor, shape: torch.Size, site: str = "") -> Tensor:
     found = torch.zeros((), dtype=like.dtype, device=like.device).expand(shape).as_subclass(NoDensity)
     found.site = site
     return found
-
-
-class Draw(NamedTuple):
-    """The parts that a sample was made from: in float32 m + σε may round to m, and then only ε gives its density."""
-
-    value: weakref.ref[Tensor]
-    labels: Tensor
-    noise: Tensor
-    coefficients: Tensor | None

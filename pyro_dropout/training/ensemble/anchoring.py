@@ -20,8 +20,8 @@ from pyro_dropout.generative.priors import Tempered
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.guides.points import anchor, anchor_seed
-from pyro_dropout.mathematics.row_mixture_distribution import LOG_2PI
 from pyro_dropout.mathematics.shapes import base_distribution
+from pyro_dropout.mathematics.weight_distribution import LOG_2PI
 from pyro_dropout.protocols import Distribution, Trace
 from pyro_dropout.training.loss.temperature import Marks, numbers_of, share_of_data
 

@@ -18,8 +18,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from pyro_dropout.mathematics.divergence import Method, kl
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
-from pyro_dropout.mathematics.row_mixture_distribution import LOG_2PI, RowMixture
+from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
 from pyro_dropout.mathematics.shapes import base_distribution
+from pyro_dropout.mathematics.weight_distribution import LOG_2PI
 from pyro_dropout.protocols import Distribution, Message
 from pyro_dropout.training.loss.row_tracking import Args, Kwargs, Operation, carried, not_followed, tensors
 

@@ -1,0 +1,63 @@
+"""What distributions over weights share: batches hold no copies, and a draw remembers what it was made of."""
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Self
+
+from pyro.distributions import TorchDistribution
+from torch import Size, Tensor
+from torch.distributions import constraints
+
+from pyro_dropout.errors import PyroDropoutError
+
+LOG_2PI = 1.8378770664093453
+
+
+class Draw(NamedTuple):
+    """The parts that a sample was made from: in float32 m + σε may round to m, and then only ε gives its density."""
+
+    value: weakref.ref[Tensor]
+    labels: Tensor | None
+    noise: Tensor
+    coefficients: Tensor | None
+
+
+class WeightDistribution(TorchDistribution):
+    """A distribution over a weight tensor. Copies with a larger batch share its parameters."""
+
+    arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012 - torch reads a class attribute
+    joint = False  # whether a draw shares noise with the draws of other sites
+    _draw: Draw | None = None  # the last one, and what it was made from
+
+    @constraints.dependent_property(is_discrete=False)
+    def support(self) -> constraints.Constraint:
+        """Every real tensor of the event's shape."""
+        return constraints.independent(constraints.real, len(self.event_shape))
+
+    def expand(self, batch_shape: Sequence[int], _instance: Self | None = None) -> Self:
+        """Return the same distribution with a larger batch; the parameters are shared, not copied."""
+        new = type(self).__new__(type(self)) if _instance is None else _instance
+        new.__dict__.update(self.__dict__)
+        new._batch_shape, new._draw = Size(batch_shape), None
+        return new
+
+    def _made_of(self, value: Tensor) -> Draw | None:
+        """Return what a value was made of if it is the last draw, which has a density even if other sites share it."""
+        if self._draw is not None and self._draw.value() is value:
+            return self._draw
+        if self.joint:
+            raise PyroDropoutError(
+                "sites that are drawn together have a density for whole draws only; guide.posterior(name) has one for"
+                " each site."
+            )
+        return None
+
+
+def drawn(random: Callable[..., Tensor], shape: Sequence[int], like: Tensor) -> Tensor:
+    """Return random numbers of a shape in the type of ``like``."""
+    return random(shape, dtype=like.dtype, device=like.device)
+
+
+def as_like(value: float | Tensor, like: Tensor) -> Tensor:
+    """Return a number or a tensor in the type of ``like``."""
+    return value.to(like) if isinstance(value, Tensor) else like.new_full((), value)
