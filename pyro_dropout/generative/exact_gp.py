@@ -17,8 +17,7 @@ from tqdm.auto import tqdm
 
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError, SingularError
 from pyro_dropout.generative.process_lock import RUNNING
-from pyro_dropout.mathematics.checks import check_count, check_finite, check_non_negative, check_positive
-from pyro_dropout.mathematics.covariance import check_shape
+from pyro_dropout.mathematics.checks import check_count, check_finite, check_non_negative, check_positive, check_shape
 from pyro_dropout.mathematics.shapes import Float
 
 _JITTERS = (0.0, 1e-12, 1e-10, 1e-8, 1e-6)  # of the largest variance of f, where points lie close together

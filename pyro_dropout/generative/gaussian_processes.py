@@ -18,8 +18,7 @@ from pyro_dropout.generative.layers import one_for_each_point
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.likelihoods.likelihood import is_likelihood, observe
 from pyro_dropout.generative.registration import buffered
-from pyro_dropout.mathematics.checks import check_choice, check_count, check_positive
-from pyro_dropout.mathematics.covariance import check_shape
+from pyro_dropout.mathematics.checks import check_choice, check_count, check_positive, check_shape
 from pyro_dropout.mathematics.finite_rank import FiniteRankNormal, Nonlinearity, nonlinearity_of
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
 from pyro_dropout.mathematics.shapes import Float

@@ -76,6 +76,12 @@ def check_finite(name: str, value: object) -> None:
         raise RangeError(f"{name} must be finite; got {describe(value)}.")
 
 
+def check_shape(fits: bool, name: str, allowed: str, value: Tensor) -> None:
+    """Raise a ShapeError that names the allowed shape, unless the tensor fits."""
+    if not fits:
+        raise ShapeError(f"{name} must have shape {allowed}; got {tuple(value.shape)}.")
+
+
 def check_flag(name: str, value: object) -> None:
     """Raise unless ``value`` is True or False: any other value would silently be read as one of them."""
     if not isinstance(value, bool):

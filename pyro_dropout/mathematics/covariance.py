@@ -20,18 +20,12 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from pyro_dropout.errors import RangeError, ShapeError
-from pyro_dropout.mathematics.checks import check_count, check_positive
+from pyro_dropout.mathematics.checks import check_count, check_positive, check_shape
 from pyro_dropout.mathematics.shapes import Float
 from pyro_dropout.protocols import Context
 
 Number = float | int | Tensor
 Method = TypeVar("Method", bound=Callable[..., object])
-
-
-def check_shape(fits: bool, name: str, allowed: str, value: Tensor) -> None:
-    """Raise a ShapeError that names the allowed shape, unless the tensor fits."""
-    if not fits:
-        raise ShapeError(f"{name} must have shape {allowed}; got {tuple(value.shape)}.")
 
 
 def own_parameters(method: Method) -> Method:

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from pyro_dropout.errors import RangeError
-from pyro_dropout.mathematics.checks import check_choice, check_count, check_positive, check_seed
-from pyro_dropout.mathematics.covariance import Covariance, Number, check_shape, own_parameters
+from pyro_dropout.mathematics.checks import check_choice, check_count, check_positive, check_seed, check_shape
+from pyro_dropout.mathematics.covariance import Covariance, Number, own_parameters
 from pyro_dropout.mathematics.shapes import Float
 
 Nonlinearity = str | Callable[[Tensor], Tensor]

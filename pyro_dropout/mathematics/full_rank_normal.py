@@ -18,7 +18,6 @@ from pyro.distributions.util import sum_rightmost
 from torch import Size, Tensor
 from torch.distributions import Distribution, Independent, Normal, register_kl
 
-from pyro_dropout.errors import ShapeError
 from pyro_dropout.mathematics.shapes import Float, base_distribution, broadcast_shape
 from pyro_dropout.mathematics.weight_distribution import LOG_2PI, Draw, WeightDistribution, drawn
 
@@ -113,16 +112,12 @@ class FullRankNormal(WeightDistribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log density of ``value``, (*sample_shape, *batch_shape), or of the last draw a share of it."""
-        lead = value.dim() - self.loc.dim()
-        if lead < 0 or value.shape[lead:] != self.event_shape:
-            raise ShapeError(
-                f"value must end in the event's shape {tuple(self.event_shape)}; got {tuple(value.shape)}."
-            )
+        lead = self._check_value(value)
         made = self._made_of(value)
         if made is not None:
             noise = made.noise
         else:
-            off = (value - self.loc).reshape((*value.shape[:lead], -1, 1))
+            off = (value - self.loc).reshape((*lead, -1, 1))
             noise = torch.linalg.solve_triangular(self._cholesky, off, upper=False).squeeze(-1)
         found: Tensor = -0.5 * (noise.square().sum(-1) + len(self.root) * LOG_2PI) - self.half_log_det()
         return found.expand(broadcast_shape(found.shape, self.batch_shape))

@@ -12,7 +12,7 @@ import torch
 from torch import Size, Tensor
 
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError, SingularError
-from pyro_dropout.mathematics.checks import check_finite, check_non_negative, describe
+from pyro_dropout.mathematics.checks import check_finite, check_non_negative, check_shape, describe
 from pyro_dropout.mathematics.gaussian_rows import Factor, low_rank_factor, mahalanobis, standardise
 from pyro_dropout.mathematics.mixtures import mixture_quantile
 from pyro_dropout.mathematics.shapes import Float, Int, RowDim, RowLayout, broadcast_shape
@@ -64,8 +64,7 @@ class RowMixture(WeightDistribution):
     ) -> None:
         if validate_args is not False:
             check_finite("locs", locs)
-        if not locs.dim() or not len(locs):
-            raise ShapeError(f"locs must hold a mean for each component, (L, *shape); got {tuple(locs.shape)}.")
+        check_shape(locs.dim() > 0 and len(locs) > 0, "locs", "(L, *shape), a mean for each component", locs)
         self._build(list(apart(locs)), scale, probs, row_dim, cov_factor, validate_args is not False)
 
     def _build(
@@ -119,12 +118,13 @@ class RowMixture(WeightDistribution):
             raise ShapeError(f"scale must broadcast {allowed}; got {tuple(given.shape)}.") from None
 
     def _check_cov_factor(self, cov_factor: Tensor | None) -> Tensor | None:
-        if cov_factor is not None and self._validate:
+        if cov_factor is None:
+            return None
+        if self._validate:
             check_finite("cov_factor", cov_factor)
-        fits = {(n, self.rows, self.rest) for n in (1, self.components)}
-        if cov_factor is not None and tuple(cov_factor.shape[:-1]) not in fits:
-            allowed = f"(L, rows, rest, R) = ({self.components}, {self.rows}, {self.rest}, R), or 1 for L"
-            raise ShapeError(f"cov_factor must have shape {allowed}; got {tuple(cov_factor.shape)}.")
+        fits = tuple(cov_factor.shape[:-1]) in {(n, self.rows, self.rest) for n in (1, self.components)}
+        allowed = f"(L, rows, rest, R) = ({self.components}, {self.rows}, {self.rest}, R), or 1 for L"
+        check_shape(fits, "cov_factor", allowed, cov_factor)
         return cov_factor
 
     def to_rows(self, value: Float[Tensor, "*batch_and_shape"]) -> Float[Tensor, "*batch rows rest"]:
@@ -299,9 +299,7 @@ class RowMixture(WeightDistribution):
                 f"{type(self).__name__} has no density at scale=0: its draws lie on a set of volume zero, and KL(q||p)"
                 " is infinite. Use scale > 0 for a density, or compare predictive scores, which need none."
             )
-        event = self.event_shape
-        if value.shape[value.dim() - len(event) :] != event:
-            raise ShapeError(f"value must end in the event's shape {tuple(event)}; got {tuple(value.shape)}.")
+        self._check_value(value)
         made = self._made_of(value)
         joint = self.log_joint(None, self.to_rows(value)) if made is None else self.log_joint(*made[1:])
         total = torch.logsumexp(joint, 0).sum(-1)

@@ -9,6 +9,7 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 
 from pyro_dropout.errors import PyroDropoutError
+from pyro_dropout.mathematics.checks import check_shape
 
 LOG_2PI = 1.8378770664093453
 
@@ -40,6 +41,12 @@ class WeightDistribution(TorchDistribution):
         new.__dict__.update(self.__dict__)
         new._batch_shape, new._draw = Size(batch_shape), None
         return new
+
+    def _check_value(self, value: Tensor) -> Size:
+        """Return the shape of a batch of values; raise unless each has the shape of an event."""
+        lead, event = value.dim() - len(self.event_shape), tuple(self.event_shape)
+        check_shape(lead >= 0 and value.shape[lead:] == event, "value", f"(..., *{event})", value)
+        return value.shape[:lead]
 
     def _made_of(self, value: Tensor) -> Draw | None:
         """Return what a value was made of if it is the last draw, which has a density even if other sites share it."""
