@@ -102,7 +102,7 @@ def test_a_plain_pyro_model_is_met_when_it_is_first_called() -> None:
 
 def test_a_network_that_names_its_sites_when_it_runs_starts_at_draws_of_its_prior() -> None:
     """A deep GP: the layers of its copies are not there to be initialised anew."""
-    gp, x = pd.generative.DeepGP(2, [5], 1, likelihood=pd.Gaussian(4.0)), torch.randn(12, 2)
+    gp, x = pd.paper.DeepGP(2, [5], 1, likelihood=pd.Gaussian(4.0)), torch.randn(12, 2)
     ensemble = pd.Ensemble(gp, members=3, seed=0)
     pd.fit(gp, ensemble, x, x[:, :1], steps=2, compile=False, progress=False)
     assert all(not torch.equal(value[0], value[1]) for value in ensemble.stacked().values())
