@@ -46,6 +46,9 @@ def test_each_replica_predicts_what_it_predicts_alone() -> None:
         own = (answer.mean[k] - y[index[k]]).square().mean().sqrt()
         torch.testing.assert_close(scores["rmse"][k], own)
     torch.testing.assert_close(scores["log_likelihood"], answer.log_prob().mean(1))
+    assert torch.equal(answer.log_prob(y[index]), answer.log_prob())
+    with pytest.raises(pd.errors.ShapeError, match="targets for each of 3 replicas"):
+        answer.log_prob(y)
 
 
 @pytest.mark.deep
