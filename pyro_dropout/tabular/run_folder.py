@@ -197,19 +197,13 @@ class Run:
                 self._check_belongs(path)
 
     def _check_belongs(self, path: Path) -> None:
-        """Raise unless a file is of this run, and large enough for its weights: before anything is built."""
+        """Raise unless a file is of this run."""
         facts = read_facts(path)
         found = facts.get("extra" if path.name == POSTERIOR else "facts")
         if not isinstance(found, dict) or found.get("run") != self.identity:
             raise PyroDropoutError(
                 f"{path} belongs to another run: its identity is not that of {RECORD}. Put the files of one run"
                 " together again, or fit a new run."
-            )
-        outputs = len(self.encoding.classes) or 1
-        weights = self.recipe.width * (len(self.encoding.features) + outputs) * (self.recipe.members or 1)
-        if 4 * weights > path.stat().st_size:
-            raise PyroDropoutError(
-                f"{path} belongs to another model or guide: it is too small for the {weights} weights of {RECORD}."
             )
 
 

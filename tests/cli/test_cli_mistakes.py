@@ -67,14 +67,9 @@ def piped(path: Path) -> Path:
     return path
 
 
-TEN = "1,2\n" * 12
 MISTAKES: dict[str, tuple[Make, str]] = {
     # the file
     "no file": (lambda folder, fitted: ["fit", folder / "no.csv", "--out", folder / "run"], "no.csv'."),
-    "a folder": (lambda folder, fitted: ["fit", folder, "--out", folder / "run"], "is a folder; give a CSV"),
-    "empty": (of_table(""), "table.csv is empty"),
-    # the columns
-    "no such target": (of_table("a,b\n" + TEN, "--target", "z"), "no column 'z'; its columns are a, b"),
     # the options
     "no such command": (lambda folder, fitted: ["comparison"], "No such command 'comparison'"),
     "no such guide": (of_table(houses(), "--guide", "swag"), "guide must be one of auto, dropout, "),
@@ -87,9 +82,6 @@ MISTAKES: dict[str, tuple[Make, str]] = {
         lambda folder, fitted: ["compare", "co2", "--target", "y", "--out", folder / "o"], "'co2' has its own target",
     ),
     "no such device": (of_table(houses(), "--device", "abacus"), NO_DEVICE + "'abacus'"),
-    "no steps": (of_table(houses(), "--steps", 0), "steps must lie in [1, 1e+09]; got 0"),
-    "a negative seed": (of_table(houses(), "--seed", -1), "seed must lie in [0, 4.29497e+09]; got -1"),
-    "all held back": (of_table(houses(), "--held-back", 1), "held_back must lie in [0, 1); got 1"),
     "nothing held back": (of_compare("--held-back", 0), "'--held-back': compare needs some held-back rows"),
     # where things go
     "out is a run": (
@@ -117,7 +109,6 @@ MISTAKES: dict[str, tuple[Make, str]] = {
     "a missing column": (of_predict("area\n1\n"), "new.csv has no column 'town', which the run"),
     "text for an input": (of_predict("area,town\nbig,a\n"), "new.csv, row 2, column 'area': 'big' is not a number"),
     "no such run": (lambda folder, fitted: ["resume", folder / "none"], "there is no folder"),
-    "no run": (lambda folder, fitted: ["resume", folder], "is not a run: it has no run.json"),
     "a record with a hole": (of_run(swapped('"width"', '"depth"')), "run.json is damaged: 'depth' is missing or wrong"),
     "a table that is a pipe": (
         lambda folder, fitted: ["fit", piped(folder / "p.csv"), "--out", folder / "run"], "p.csv' is a pipe; give",
@@ -139,9 +130,7 @@ MISTAKES: dict[str, tuple[Make, str]] = {
     # what no disk, no record and no machine has
     "no name for the table": (lambda folder, fitted: ["fit", "", "--out", "run"], "'.' is a folder; give a CSV"),
     "a name with a null": (lambda folder, fitted: ["fit", "a\0b.csv", "--out", "run"], "a\\x00b.csv"),
-    "an older format": (of_run(swapped('"format": 6', '"format": 3'), "resume"), "has format 3; this version reads 6"),
     "reproduce a path": (lambda folder, fitted: ["reproduce", "../co2"], "unknown experiment '../co2'; choose from"),
-    # the experiments
 }  # fmt: skip
 
 

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-import pyro_dropout as pd
 from pyro_dropout.training.checkpoints.safe_files import LOCK, claimed
-from tests.cli.command import FEW, contents, houses, run, trees, written
+from tests.cli.command import FEW, contents, run, trees, written
 
 PLAIN = ["--guide", "dropout", *FEW]
 
@@ -57,15 +56,6 @@ def test_the_path_of_the_data_may_be_edited(twins: Path, tmp_path: Path) -> None
     assert predicted(tmp_path / "run", twins / "one.csv")[0] == 0
 
 
-def test_nothing_too_large_is_built(twins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copytree(twins / "one", tmp_path / "run")
-    kept = json.loads((tmp_path / "run" / "run.json").read_text("utf-8"))["identity"]
-    monkeypatch.setattr("pyro_dropout.tabular.run_folder.identity_of", lambda record: kept)  # as if it could be forged
-    edited(tmp_path / "run", lambda record: record["model"].update(width=10**9))
-    code, said = predicted(tmp_path / "run", twins / "one.csv")
-    assert (code, "it is too small for the 5000000000 weights" in said) == (2, True)
-
-
 # --- one process at a time --------------------------------------------------------------------------------------------
 
 
@@ -97,26 +87,3 @@ def test_a_killed_process_holds_nothing(twins: Path, tmp_path: Path) -> None:
     done = run("fit", twins / "one.csv", "--out", out, *PLAIN)
     assert done.exit_code == 0, done.stderr
     assert sorted(path.name for path in out.iterdir()) == ["checkpoints", "posterior.safetensors", "run.json"]
-
-
-# --- what is not ours -------------------------------------------------------------------------------------------------
-
-
-def test_a_run_that_diverges_removes_only_what_it_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data, out = written(tmp_path, houses()), tmp_path / "run"
-    train = pd.fit
-
-    def busy(*args: object, **options: object) -> object:
-        for name in ("notes.txt", "checkpoints/mine.txt", "mine/data.csv"):  # by others, during the training
-            (out / name).parent.mkdir(exist_ok=True)
-            (out / name).write_text("mine")
-        return train(*args, **options)  # type: ignore[arg-type]
-
-    for where in ("pyro_dropout.training.fit.fit", "pyro_dropout.tabular.choice.fit"):
-        monkeypatch.setattr(where, busy)
-    assert run("fit", data, "--out", out, "--lr", 1e30, *PLAIN).exit_code == 1
-    assert {name for name, what in contents(out).items() if what} == {
-        "notes.txt",
-        "checkpoints/mine.txt",
-        "mine/data.csv",
-    }
