@@ -9,7 +9,7 @@ import functools
 import itertools
 import math
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -18,9 +18,7 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.errors import PyroDropoutError, RangeError
-from pyro_dropout.protocols import Record
-from pyro_dropout.tables.notation import MARKS, NUMBER, Notation, without_blanks
-from pyro_dropout.tables.plain_data import built
+from pyro_dropout.tables.notation import NUMBER, Notation, without_blanks
 from pyro_dropout.tables.table import Bools, Floats, Ints, Table, brief, number_text
 
 Cycle = Literal["day", "week", "year"]
@@ -280,27 +278,6 @@ class Encoding:
         with contextlib.suppress(PyroDropoutError):
             return rows, self.targets_of(table.only(rows))
         return [], torch.empty(0, 1)
-
-    def as_json(self) -> Record:
-        """Return the argument of ``from_json``."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, found: Record) -> "Encoding":
-        """Return the encoding in a record; raise ``KeyError`` or ``TypeError`` if it is invalid."""
-        made = built(cls, found)
-        columns = (*made.inputs, made.outcome)
-        labels = [[*(column.categories or ()), *column.rare] for column in columns]
-        for names in ([column.name for column in columns], *labels):
-            if len(set(names)) < len(names):
-                raise TypeError("a column or a category that occurs twice")
-        if any((column.notation.decimal, column.notation.thousands) not in MARKS for column in columns):
-            raise TypeError("the notation of a column")
-        sizes = [len(column.features) - column.gaps for column in made.inputs]
-        filled = [len(column.fill) for column in made.inputs]
-        if not made.inputs or sizes != filled or len(made.ranges) not in (0, len(made.features)):
-            raise TypeError("inputs, and what fills and bounds them, do not fit together")
-        return made
 
 
 @dataclass(frozen=True)

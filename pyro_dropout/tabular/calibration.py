@@ -88,15 +88,10 @@ class Calibration:
 
     @classmethod
     def from_json(cls, found: Record, support: Support | None = None) -> "Calibration":
-        """Return what ``as_json`` was made from, {} for nothing; raise ``KeyError`` or ``TypeError`` otherwise."""
-        if not found:
-            return cls(support=support)
-        rows, scores, intervals = found["rows"], found["scores"], found["intervals"]
-        if not isinstance(scores, dict) or not all(isinstance(each, int | float) for each in scores.values()):
-            raise TypeError("the scores on held-back rows")
-        if not isinstance(rows, int):
-            raise TypeError("what is known of held-back rows")
-        return cls(rows, scores, None if intervals is None else Conformal.from_json(intervals), support)
+        """Return what ``as_json`` was made from; {} for nothing."""
+        intervals = found.get("intervals")
+        known = None if intervals is None else Conformal.from_json(intervals)
+        return cls(found.get("rows", 0), found.get("scores", {}), known, support)
 
 
 def calibrate(

@@ -3,6 +3,7 @@
 import datetime
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 
 import pyro_dropout as pd
 from pyro_dropout.tables.encoding import Encoding
+from pyro_dropout.tables.plain_data import built
 from pyro_dropout.tables.reading import read_inputs, read_table
 from tests.cli.command import FEW, run, written
 
@@ -76,7 +78,7 @@ def test_numbers_are_read_as_numbers_and_told(tmp_path: Path, name: str) -> None
     assert inputs(path, encoding)[:, 0].tolist() == pytest.approx(exact, rel=1e-6)
     assert (f"read as numbers: x ({told})" in data.note) == bool(told)
     # the rule is the run's, and the same text in a Parquet file is read alike
-    again = Encoding.from_json(json.loads(json.dumps(encoding.as_json())))
+    again = built(Encoding, json.loads(json.dumps(asdict(encoding))))
     other = as_parquet(tmp_path, column(cells))
     assert torch.equal(inputs(other, again), inputs(path, encoding))
     assert learned(other, target="y") == encoding
