@@ -20,7 +20,6 @@ from pyro_dropout.mathematics.checks import (
     check_positive,
 )
 from pyro_dropout.registry import guide_names
-from pyro_dropout.sklearn.network import ACTIVATIONS
 
 # What the choice decides, or has values of its own for.
 _DECIDED = ("activation", "keep", "length_scale", "tau", "learning_rate", "batch_size")
@@ -77,7 +76,7 @@ def check_settings(estimator: Any) -> None:
     own = {"max_steps": None, "members": None, "tau": "auto"}
     chosen = {name for name, value in own.items() if given.get(name, value) == value}
     check_choice("guide", given["guide"], ("auto", *guide_names()))
-    check_choice("activation", given["activation"], ACTIVATIONS)
+    check_choice("activation", given["activation"], ("relu", "tanh"))
     check_choice("compile", given["compile"], ("auto", True, False))
     check_keep("keep", given["keep"])
     check_flag("refit", given["refit"])

@@ -5,7 +5,6 @@ tensors.
 """
 
 import contextlib
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -27,13 +26,12 @@ from pyro_dropout.judging.recalibration import refit_tau, reweighted
 from pyro_dropout.prediction.predict import predict
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.registry import resolve_guide
-from pyro_dropout.tabular.recipe import Recipe
+from pyro_dropout.tabular.recipe import Recipe, layers
 from pyro_dropout.training.fit import fit
 from pyro_dropout.training.history import History
 
 Pair = tuple[Standardised, SiteGuide | Ensemble]
 Points = tuple[Tensor, Tensor]
-ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
 
 _POINTS, _DRAWS = 512, 32  # per forward pass; fixed, so that the draws do not depend on the number of points
 _FIRST_TAU = 10.0  # initial value for standardised targets, if the noise is learned
@@ -54,11 +52,7 @@ class Architecture:
         """Return a model in the units of the data, and its guide, ready to be trained."""
         x, y = train
         outputs = len(classes) or y.shape[1]
-        widths = [x.shape[1], *self.hidden]
-        layers: list[nn.Module] = []
-        for before, after in itertools.pairwise(widths):
-            layers += [nn.Linear(before, after), ACTIVATIONS[self.activation]()]
-        net = nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
+        net = layers([x.shape[1], *self.hidden, outputs], self.activation)
         likelihood: Likelihood = Categorical() if classes else Gaussian(torch.ones(outputs))
         model = BayesianNet(net, Prior(self.length_scale, width_scaled="all", tempered=True), likelihood)
         whole = Standardised(model, x, y)

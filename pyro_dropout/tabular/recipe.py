@@ -3,7 +3,9 @@
 A recipe is made of JSON values; it is the section "model" of a run's record. ``build`` makes the model and its guide.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -30,6 +32,7 @@ Data = tuple[Tensor, Tensor]
 _LARGEST_MEAN = 200.0  # of counts; larger ones are as good as continuous
 _SKEWED = 0.5
 _STRAIGHT = 1e-3  # a range, beside the distance from 0 or 1, over which log and logit are straight lines
+ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "silu": nn.SiLU, "tanh": nn.Tanh}
 Activation = Literal["relu", "silu"]
 Widths = Literal["default", "fixed", "learned"]
 
@@ -67,8 +70,7 @@ class Recipe(Settings):
         """Return the untrained model, in the units of the data, and its guide."""
         x, y = train
         outputs = len(classes) or y.shape[1] * (1 if self.noise == "constant" else 2)
-        hidden = nn.ReLU() if self.activation == "relu" else nn.SiLU()
-        net = nn.Sequential(nn.Linear(x.shape[1], self.width), hidden, nn.Linear(self.width, outputs))
+        net = layers([x.shape[1], self.width, outputs], self.activation)
         by_input = Prior(torch.ones(x.shape[1]), learn="*.weight", tempered=False)
         prior = {"default": None, "fixed": Prior(), "learned": by_input}[self.prior]
         model = Standardised(BayesianNet(net, prior, self._likelihood(y, bool(classes))), x, y)
@@ -98,6 +100,14 @@ class Recipe(Settings):
             rise = warm_up(max(1, steps // 2))
             loss = ELBO(per_example="auto", temperature=lambda done: self.temperature * rise(done))
         return {"loss": loss, "schedule": cosine_decay(steps) if self.decay else None}
+
+
+def layers(widths: Sequence[int], activation: str) -> nn.Sequential:
+    """Return linear layers of these widths, inputs first, with a non-linearity between each two."""
+    found: list[nn.Module] = []
+    for before, after in pairwise(widths):
+        found += [nn.Linear(before, after), ACTIVATIONS[activation]()]
+    return nn.Sequential(*found[:-1])
 
 
 def natural_scale(y: Tensor) -> Scale:

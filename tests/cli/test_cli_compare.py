@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,6 @@ import pytest
 import xarray
 
 import pyro_dropout as pd
-from pyro_dropout.comparison import folder as comparison_folder
 from pyro_dropout.tabular import choice
 from pyro_dropout.training.checkpoints.safe_files import claimed
 from tests.cli.command import FEW, contents, houses, run, table_of, trees, written
@@ -108,34 +106,6 @@ def test_where_nothing_can_be_computed_the_code_is_one(tmp_path: Path, monkeypat
     assert done.stderr.strip() == "pyro-dropout: no guide could be trained; the notes in the table say why."
     assert "- dropout diverged: the loss is nan at step 1" in done.stdout
     assert "the loss is nan at step 1" in (tmp_path / "out" / "report.html").read_text("utf-8")
-
-
-@pytest.mark.parametrize("stop", [2, 3, 4])
-def test_a_comparison_is_killed_while_it_replaces_another(
-    stop: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After a kill between two moves the record says that the folder is unfinished, and the next one replaces it."""
-    listed = ["comparison.json", "posteriors/a.nc", "posteriors/b.nc", "report.html"]
-    for name in ("posteriors/old.nc", *(f".unfinished/{name}" for name in listed[1:])):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("x")
-    (tmp_path / "comparison.json").write_text(json.dumps({"files": ["posteriors/old.nc"]}))
-    left, rename, replace = iter(range(stop)), Path.replace, os.replace
-
-    def until_killed(call: Any, *paths: Any) -> Any:
-        if next(left, None) is None:
-            raise SystemExit
-        return call(*paths)
-
-    monkeypatch.setattr(Path, "replace", lambda self, to: until_killed(rename, self, to))
-    monkeypatch.setattr(os, "replace", lambda self, to: until_killed(replace, self, to))
-    with pytest.raises(SystemExit):
-        comparison_folder._put(tmp_path, listed, {})
-    monkeypatch.undo()
-    assert json.loads((tmp_path / "comparison.json").read_text())["unfinished"]
-    with comparison_folder.claimed_folder(tmp_path):
-        assert not (tmp_path / ".unfinished").exists()
-        assert set(comparison_folder._older(tmp_path)) <= set(listed)
 
 
 def test_one_comparison_at_a_time_and_no_links(tmp_path: Path) -> None:
