@@ -78,7 +78,6 @@ def compare(
         raise options.refusal("--members", f"only an ensemble has members, not {', '.join(names)}.")
     where, reading = options.place(device), settings_of(settings)[0]
     from pyro_dropout.comparison.folder import claimed_folder, scores_of, write_folder
-    from pyro_dropout.datasets.bundled import BUNDLED
     from pyro_dropout.judging.diagnostics.arviz_export import arviz
     from pyro_dropout.tabular.compare_table import AUTOMATIC, compare_table
 
@@ -88,11 +87,10 @@ def compare(
         arviz()  # the results are written with it at the end: a broken installation fails before the work
         how: Record = {"seeds": list(range(reading.seed, reading.seed + seeds)), "samples": samples}
         how |= {"progress": not quiet}
-        if data in BUNDLED:
-            found = _series(data, settings)
+        found = _data(data, settings, reading)
+        if found.encoding is None:
             result = _compare_series(found, names, settings, reference, where, how)
         else:
-            found = _table(data, reading)
             plans = {AUTOMATIC: settings_of(settings)[1:]}
             for name in names:
                 members = settings["members"] if name in options.HAS_MEMBERS else None
@@ -111,27 +109,20 @@ def compare(
         raise typer.Exit(1)
 
 
-def _series(name: str, settings: "Record") -> "Dataset":
-    """Return a bundled series; raise if options are given that are for tables."""
-    from pyro_dropout.datasets.bundled import BUNDLED
-
-    for option in ("target", "scale", "noise"):
-        if settings[option] not in (None, "auto", "plain", "constant"):
-            raise options.refusal(f"--{option}", f"{name!r} has its own target and model; --{option} is for files.")
-    return BUNDLED[name]()
-
-
-def _table(name: str, reading: "Reading") -> "Dataset":
-    """Return a table with held-back rows."""
+def _data(name: str, settings: "Record", reading: "Reading") -> "Dataset":
+    """Return a bundled series, or a table with held-back rows; raise if options are given that are not for it."""
     from pyro_dropout.datasets.bundled import BUNDLED
     from pyro_dropout.tables.reading import read
 
+    if name in BUNDLED:
+        for option in ("target", "scale", "noise"):
+            if settings[option] not in (None, "auto", "plain", "constant"):
+                raise options.refusal(f"--{option}", f"{name!r} has its own target and model; --{option} is for files.")
+        return BUNDLED[name]()
     if not reading.held_back:
         raise options.refusal("--held-back", "compare needs some held-back rows for the scores.")
-    if not Path(name).exists() and (name in options.GUIDE_NAMES or not Path(name).suffix):
-        known = ", ".join(BUNDLED)
-        hint = " Separate guides with commas: --guides a,b." if name in options.GUIDE_NAMES else ""
-        raise typer.BadParameter(f"{name!r} is neither a file nor a bundled data set ({known}).{hint}")
+    if not Path(name).exists() and not Path(name).suffix:
+        raise typer.BadParameter(f"{name!r} is neither a file nor a bundled data set ({', '.join(BUNDLED)}).")
     return read(name, reading)
 
 
