@@ -64,9 +64,9 @@ def fit(
         _check_new(out)
         table = read(path, reading)
         facts = table, str(path.resolve()), sha256_of(path), reading, training, wanted
-        run, said, _ = plan_table(*facts, device=where, progress=not quiet)
+        run, _ = plan_table(*facts, device=where, progress=not quiet)
         run.write(out)
-        _train(run, table, out, where, checkpoint_every, as_json, quiet, said)
+        _train(run, table, out, where, checkpoint_every, as_json, quiet)
 
 
 def resume(
@@ -90,8 +90,7 @@ def resume(
         if data is not None:  # before training, so that the next resume knows it
             run = replace(run, file=str(data.resolve()))
             run.write(folder)
-        said = str(run.held_back.get("said", ""))
-        _train(run, table, folder, where, checkpoint_every, as_json, quiet, said)
+        _train(run, table, folder, where, checkpoint_every, as_json, quiet)
 
 
 def _train(
@@ -102,7 +101,6 @@ def _train(
     every: int | None,
     as_json: bool,
     quiet: bool,
-    said: str = "",
 ) -> None:
     """Train from the last checkpoint or from the start, write the posterior and print the result."""
     from pyro_dropout.errors import PyroDropoutError
@@ -114,7 +112,7 @@ def _train(
     how: Any = {"device": device, "progress": not quiet}
     how["checkpoint"] = Checkpoint(folder / CHECKPOINTS, every=every, run=run.identity)
     with _advised(advice):
-        fitted, history = train_run(run, data, said, **how)
+        fitted, history = train_run(run, data, **how)
     scores, loss = fitted.scores, float(history.losses[-1])
     record = {"steps": history.steps, "last_loss": loss, "scores": scores}
     try:
@@ -124,10 +122,10 @@ def _train(
         raise PyroDropoutError(f"{str(cause).rstrip('.')}; {advice.replace('continue', what)}") from None
     shown = os.path.relpath(folder)
     ended = f"loss {loss:.4g} at the last step (not comparable between guides)"
-    lines = [data.note, *([said] if said else []), f"{run.recipe.guide}: {history.steps} steps, {ended}."]
+    lines = [data.note, *([fitted.said] if fitted.said else []), f"{run.recipe.guide}: {history.steps} steps, {ended}."]
     lines += _told(scores, len(data.test[0])) if scores else []
     lines.append(f"To predict: {PROGRAM} predict {shown} NEW.csv --out predictions.csv --plot predictions.png")
-    named = {"folder": str(folder), "about": data.note, "guide": run.recipe.guide, "chosen": said}
+    named = {"folder": str(folder), "about": data.note, "guide": run.recipe.guide, "chosen": fitted.said}
     answer({**named, **record, "seconds": round(history.seconds, 2)}, as_json, lines)
 
 

@@ -71,8 +71,8 @@ def fit_table(
         digest = hashlib.sha256(repr((cells, table.rows.tolist())).encode()).hexdigest()
     dataset = read(table, reading)
     how: Any = {"device": device, "progress": progress}
-    run, said, held = plan_table(dataset, file, digest, reading, training, wanted, **how)
-    return train_run(run, dataset, said, held, **how)[0]
+    run, held = plan_table(dataset, file, digest, reading, training, wanted, **how)
+    return train_run(run, dataset, held, **how)[0]
 
 
 def plan_table(
@@ -83,31 +83,29 @@ def plan_table(
     training: Training,
     wanted: Wanted,
     **how: Any,
-) -> tuple[Run, str, Prediction | None]:
-    """Return an untrained run on all rows of a table, how it was chosen, and its prediction of the held-back rows."""
+) -> tuple[Run, Prediction | None]:
+    """Return an untrained run on all rows of a table, and its prediction of the held-back rows."""
     wanted, training = suited(data, wanted, training)
     assert data.encoding is not None
     encoding = data.encoding.seen(data.rows[0])
     if not len(data.test[0]):
         wanted.check(bool(data.classes))
         first = first_recipe(data.train[0].shape[1], data.train[1], bool(data.classes), wanted)
-        return Run(file, digest, reading, encoding, first, training), "", None
+        return Run(file, digest, reading, encoding, first, training), None
     choice = choose_recipe(data.train, data.test, data.classes, wanted, training, **how)
     held = calibrate(choice.prediction, data.test, data.train, data.classes, intervals=training.conformal)
-    run = Run(file, digest, reading, encoding, choice.recipe, training, held.as_json() | {"said": choice.said})
-    return run, choice.said, choice.prediction
+    told = held.as_json() | {"said": choice.said}
+    return Run(file, digest, reading, encoding, choice.recipe, training, told), choice.prediction
 
 
-def train_run(
-    run: Run, data: Dataset, said: str = "", held: Prediction | None = None, **how: Any
-) -> tuple[FittedTable, History]:
+def train_run(run: Run, data: Dataset, held: Prediction | None = None, **how: Any) -> tuple[FittedTable, History]:
     """Train a run with further arguments of ``fit``; return it with what is known of the rows of its table."""
     model, guide = run.build(data)
     options = run.training.options() | run.recipe.how(run.training.steps) | how
     history = fit(model, guide, *run.rows_of(data), **options)
     x = run.rows_of(data)[0]
     support = Support.of(x, seed=run.training.seed) if len(x) >= FEWEST else None
-    return FittedTable(run, model, guide, Calibration.from_json(run.held_back, support), data, said, held), history
+    return FittedTable(run, model, guide, Calibration.from_json(run.held_back, support), data, held), history
 
 
 def suited(data: Dataset, wanted: Wanted, training: Training) -> tuple[Wanted, Training]:

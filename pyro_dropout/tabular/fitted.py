@@ -47,7 +47,6 @@ class FittedTable:
         guide: its posterior.
         calibration: what the held-back rows say.
         data: the training rows and the held-back rows, if they are known.
-        said: how the recipe was chosen, in a line.
         held: the prediction of the held-back rows by a network that was not trained on them.
 
     Example:
@@ -66,13 +65,17 @@ class FittedTable:
     guide: nn.Module
     calibration: Calibration = field(default_factory=Calibration)
     data: Dataset | None = None
-    said: str = ""
     held: Prediction | None = None
 
     @property
     def encoding(self) -> Encoding:
         """How the columns of the table become numbers."""
         return self.run.encoding
+
+    @property
+    def said(self) -> str:
+        """How the recipe was chosen, in a line."""
+        return str(self.run.held_back.get("said", ""))
 
     @property
     def scores(self) -> dict[str, float]:
@@ -99,7 +102,7 @@ class FittedTable:
             calibration = Calibration.from_json(run.held_back, support)
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as cause:
             raise PyroDropoutError(f"{folder} is damaged: {cause} is missing or wrong. Fit the run again.") from None
-        return cls(run, model, guide, calibration, said=str(extra.get("said", "")))
+        return cls(run, model, guide, calibration)
 
     def save(self, folder: str | Path) -> None:
         """Write the run into a new or empty folder, for ``pyro-dropout predict`` and ``FittedTable.load``."""
@@ -117,7 +120,7 @@ class FittedTable:
         """Write the posterior beside the record of the run, and with it what rows of the table are like."""
         support = self.calibration.support
         packed = None if support is None else {k: _packed(v) for k, v in support.state().items()}
-        self.run.save(folder, self.model, self.guide, extra | {"support": packed, "said": self.said})
+        self.run.save(folder, self.model, self.guide, extra | {"support": packed})
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
