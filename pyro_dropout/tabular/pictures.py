@@ -4,11 +4,10 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.errors import ShapeError
-from pyro_dropout.judging.scores.calibration import LEVELS, CoverageCurve, coverage_curve, shares_inside
+from pyro_dropout.judging.scores.calibration import LEVELS, CoverageCurve, shares_inside
 from pyro_dropout.judging.scores.class_calibration import reliability
 from pyro_dropout.prediction.plot_style import PALETTE, categories_below, finish, literal_text, percent
 from pyro_dropout.prediction.prediction import Prediction
-from pyro_dropout.prediction.tails import is_whole
 from pyro_dropout.protocols import Axes, Figure
 from pyro_dropout.tables.encoding import Encoding
 
@@ -95,8 +94,6 @@ def _compared(
 
 def _coverage(prediction: Prediction, y: Tensor) -> CoverageCurve:
     """Return how often central intervals hold; those of whole numbers reach to the values that their level needs."""
-    if not is_whole(prediction.target_distribution):
-        return coverage_curve(prediction, y)
     inside = shares_inside(prediction, y, LEVELS)
     return CoverageCurve(LEVELS, inside, torch.full_like(LEVELS, torch.nan), y.numel())
 

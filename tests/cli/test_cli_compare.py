@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ import xarray
 
 import pyro_dropout as pd
 from pyro_dropout.tabular import choice
-from pyro_dropout.training.checkpoints.safe_files import claimed
 from tests.cli.command import FEW, contents, houses, run, table_of, trees, written
 
 
@@ -108,11 +105,8 @@ def test_where_nothing_can_be_computed_the_code_is_one(tmp_path: Path, monkeypat
     assert "the loss is nan at step 1" in (tmp_path / "out" / "report.html").read_text("utf-8")
 
 
-def test_one_comparison_at_a_time_and_no_links(tmp_path: Path) -> None:
+def test_links_are_not_followed(tmp_path: Path) -> None:
     data = written(tmp_path, houses())
-    with claimed(tmp_path / "out", make=True):
-        done = run("compare", data, "--out", tmp_path / "out", *FEW)
-    assert (done.exit_code, "is in use: another process" in done.stderr) == (2, True)
     (tmp_path / "far").mkdir()
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "comparison.json").write_text("{}")
@@ -157,17 +151,3 @@ def test_classes_and_series_have_no_scale_to_choose(tmp_path: Path) -> None:
     }.items():
         done = run("compare", *options, "--guides", "dropout", *FEW, "--out", tmp_path / "out")
         assert (done.exit_code, complaint in done.stderr) == (2, True), done.stderr
-
-
-@pytest.mark.deep
-def test_the_same_seed_gives_the_same_table_in_two_processes(tmp_path: Path) -> None:
-    data, times = written(tmp_path, houses()), {"us", "us_error", "seconds", "seconds_error"}
-    how = ["compare", data, "--target", "price", "--guides", "dropout", "--seeds", 2, "--steps", 20, "--samples", 30]
-    assert run(*how, "--quiet", "--out", tmp_path / "one").exit_code == 0
-    words = [sys.executable, "-m", "pyro_dropout", *map(str, how), "--quiet", "--out", str(tmp_path / "two")]
-    subprocess.run(words, check=True, capture_output=True)
-    one, two = (
-        [{k: v for k, v in row.items() if k not in times} for row in table_of(tmp_path / name / "table.csv")]
-        for name in ("one", "two")
-    )
-    assert one == two != []

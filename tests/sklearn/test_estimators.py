@@ -91,12 +91,6 @@ def test_digits_are_told_apart() -> None:
     assert doubt[wrong].mean() > 2 * doubt[~wrong].mean()
 
 
-def test_auto_tau_is_that_of_the_noise(fitted: Any) -> None:
-    # 100 held-back rows: log τ has a standard error of √(2/100) = 0.14, and a correct choice is off by more than 0.45
-    # with probability 0.2 %.
-    assert abs(np.log(fitted.tau_ * (30 * 0.5) ** 2)) < 0.45
-
-
 def test_a_point_is_answered_alike_alone_and_among_many(fitted: Any) -> None:
     X, _ = plane(1100, seed=3)
     mean, std = fitted.predict(X, return_std=True)

@@ -140,21 +140,6 @@ def test_what_is_no_data_frame_is_refused(frame: Any, message: str) -> None:
         table_of(frame)
 
 
-@pytest.mark.parametrize(("price", "dollars"), [("20999.50", 202211.0), ("20999", None)])
-def test_a_frame_is_read_as_its_file_is(tmp_path: Path, price: str, dollars: float | None) -> None:
-    """Its numbers have decimal points, which tell what $202,211 means; without any, both files and frames ask."""
-    path = tmp_path / "cars.csv"
-    rows = [f'"${k},211",{price}{k}' for k in range(202, 182, -1)]
-    path.write_text("\n".join(["run,price", *rows]))
-    pandas.read_csv(path).to_parquet(tmp_path / "cars.parquet")
-    for data in (path, tmp_path / "cars.parquet", table_of(pandas.read_csv(path))):
-        if dollars is None:
-            with pytest.raises(pd.errors.RangeError, match="decimal='point' or decimal='comma'"):
-                read_table(data)
-        else:
-            assert read_table(data).rows[0].max() == dollars
-
-
 # --- other files ------------------------------------------------------------------------------------------------------
 
 

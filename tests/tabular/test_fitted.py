@@ -204,17 +204,6 @@ def test_the_answer_for_a_row_does_not_depend_on_the_rows_beside_it(guide: str) 
     assert np.allclose(whole.iloc[[3, 700]][numbers], few[numbers], rtol=1e-4)
 
 
-def test_a_quantile_is_the_end_of_the_calibrated_interval_with_as_much_beyond_it() -> None:
-    found = pd.fit_table(houses(300), target="price", scale="log", **QUICK)
-    new = houses(20)
-    inner = found.predict(new, level=0.8, quantiles=[0.1, 0.9])
-    assert (inner["q=0.1"] == inner["lower"]).all()
-    assert (inner["q=0.9"] == inner["upper"]).all()
-    row = new.head(1)
-    at = found.predict(row, above=inner["upper"].iloc[0])
-    assert at.filter(like="p>").iloc[0, 0] == pytest.approx(0.1, abs=0.01)
-
-
 def test_counts_have_a_picture() -> None:
     found = pd.fit_table(houses(60).assign(price=np.arange(60) % 9), target="price", **QUICK)
     assert found.run.recipe.scale == "count"

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import pyro_dropout as pd
-from pyro_dropout.comparison.standard_models import GUIDES
 from pyro_dropout.tables.reading import read
 from pyro_dropout.tables.settings import Reading, Training
 from pyro_dropout.tabular.recipe import Recipe
@@ -32,26 +31,6 @@ def planned(folder: Path, target: str = "price", guide: str = "dropout") -> tupl
     data = read(path, how)
     assert data.encoding is not None
     return Run(str(path), sha256_of(path), how, data.encoding, Recipe(guide, 7), TRAINING), data
-
-
-@pytest.mark.deep
-@pytest.mark.filterwarnings("ignore:the point of this Laplace")
-@pytest.mark.parametrize("target", ["price", "kind"])
-@pytest.mark.parametrize("guide", GUIDES)
-def test_a_trained_run_answers_as_before(tmp_path: Path, guide: str, target: str) -> None:
-    run, data = planned(tmp_path, target, guide)
-    model, trained = run.build(data)
-    pd.fit(model, trained, *data.train, steps=2, lr=0.1, compile=False, progress=False, seed=0)
-    run.write(tmp_path)
-    run.save(tmp_path, model, trained, {})
-    again = Run.read(tmp_path)
-    assert again == run
-    one, other = (
-        pd.predict(*pair, data.train[0], samples=4, shared=True, seed=0)
-        for pair in ((model, trained), again.loaded(tmp_path)[:2])
-    )
-    assert torch.equal(one.mean, other.mean)
-    assert torch.equal(one.variance, other.variance)
 
 
 def test_the_data_must_be_the_same(tmp_path: Path) -> None:
