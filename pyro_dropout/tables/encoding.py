@@ -105,11 +105,16 @@ class Column:
 
     def places(self, table: Table) -> Ints:
         """Return the place of each cell among the categories and then the rare ones; -1 for gaps, -2 for numbers."""
-        if self.categories is None:
-            return np.where(np.isnan(self.numbers(table)), -1, -2)
-        known = {label: place for place, label in enumerate((*self.categories, *self.rare))}
-        codes, labels = self.coded(table)
-        return np.array([*(known.get(label, len(known)) for label in labels), -1], np.int64)[codes]
+
+        def compute() -> Ints:
+            if self.categories is None:
+                return np.where(np.isnan(self.numbers(table)), -1, -2)
+            known = {label: place for place, label in enumerate((*self.categories, *self.rare))}
+            codes, labels = self.coded(table)
+            return np.array([*(known.get(label, len(known)) for label in labels), -1], np.int64)[codes]
+
+        found: Ints = table.once(self, compute)
+        return found
 
     def gaps_in(self, table: Table) -> Bools:
         """Return which cells are missing, or words that mean it."""
