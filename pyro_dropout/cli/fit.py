@@ -174,8 +174,6 @@ def _claimed(folder: Path, make: bool = False) -> Iterator[None]:
     from pyro_dropout.tabular.run_folder import POSTERIOR, RECORD
     from pyro_dropout.training.checkpoints.safe_files import claimed, clear_unfinished
 
-    if os.environ.get("WORLD_SIZE", "1") not in ("", "1"):
-        raise options.refusal("fit", "a table is fitted by one process: start the command without torchrun.")
     with claimed(folder, make=make):
         clear_unfinished(folder, RECORD)
         clear_unfinished(folder, POSTERIOR)

@@ -31,10 +31,10 @@ def choose_columns(table: Table, target: str, how: Reading) -> tuple[dict[str, C
     Columns are left out if they have no values or one value, identify the rows, or hold free text. Those that are named
     in ``how.categorical`` or ``how.keep`` are used or refused.
     """
-    asked = {target, *how.categorical, *how.keep}
+    asked = dict.fromkeys((target, *how.categorical, *how.keep))
     for name in (*asked, *(name for name in how.drop if name not in table.unread)):
         table.column(name)
-    for name in asked & set(how.drop):
+    for name in filter(how.drop.__contains__, asked):
         what = "the target" if name == target else "used"
         raise PyroDropoutError(f"the column {name!r} cannot be both {what} and left out.")
     classes = {*how.categorical} - {target} | ({target} if how.task == "classification" else set())
@@ -63,13 +63,7 @@ def choose_columns(table: Table, target: str, how: Reading) -> tuple[dict[str, C
     used = {name: each for name, each in every.items() if name not in useless}
     found, unclear = settled(used, every, how.decimal, table.separator == ";")
     if unclear is not None:
-        two = used[unclear]
-        point, comma = (f"{each.value(two.cell):g}" for each in (two.notation, two.comma) if each is not None)
-        said = (
-            f"{brief(two.cell)} may mean {point} or {comma}, and so may the whole column. Say which: --decimal point"
-            f" for {point}, --decimal comma for {comma} (in Python decimal='point' or decimal='comma'); or"
-        )
-        raise _refused(table, unclear, two.cell, said, target)
+        raise _refused(table, unclear, used[unclear].cell, _two_readings(used[unclear]), target)
     columns = {name: _read_as(name, each) for name, each in found.items()}
     counting = [name for name in free if name in columns and _counts_rows(table, columns[name])]
     for name in counting if len(counting) < len(columns) - 1 else counting[1:]:
@@ -88,6 +82,15 @@ def _refused(table: Table, name: str, cell: str, said: str, target: str) -> Rang
     place = table.where(int((table.column(name) == cell).argmax()), name)
     classes = f"declare the column as categories (--categorical {quoted(name)})"
     return RangeError(f"{place}: {said} {'predict classes (--task classification)' if name == target else classes}.")
+
+
+def _two_readings(written: Written) -> str:
+    """Say what a cell may mean, and how to tell."""
+    point, comma = (f"{each.value(written.cell):g}" for each in (written.notation, written.comma) if each is not None)
+    return (
+        f"{brief(written.cell)} may mean {point} or {comma}, and so may the whole column. Say which: --decimal point"
+        f" for {point}, --decimal comma for {comma} (in Python decimal='point' or decimal='comma'); or"
+    )
 
 
 def _read_as(name: str, written: Written) -> Column:
