@@ -251,9 +251,8 @@ def _noted(model: PyroModel, guide: PyroModel, call: ModelCall, history: History
     if history.unfinished is not None:
         warnings.warn(history.unfinished.sentence(history.steps), UnfinishedTrainingWarning, stacklevel=5)
     history.learned, told = note_learned(model, guide, call)
-    history.unchecked = told if history.learned is None else ""
     if told:
-        warnings.warn(told, UserWarning if history.unchecked else IgnoredInputsWarning, stacklevel=5)
+        warnings.warn(told, UserWarning if history.learned is None else IgnoredInputsWarning, stacklevel=5)
     return history
 
 

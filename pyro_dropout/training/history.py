@@ -56,7 +56,6 @@ class History:
         learned: what the posterior of a network has learned from its inputs: its log-likelihood on training data beside
             that of the best constant, and how much each layer passes on; None where that is not known.
         unfinished: what the training left undone, if its loss was still falling at the end.
-        unchecked: why that could not be found out, in a sentence that ``fit`` warned with; empty if nothing went wrong.
 
     Example:
         >>> import torch, pyro_dropout as pdrop
@@ -76,7 +75,6 @@ class History:
     engine: str = "eager"
     why: str = ""
     learned: "Learned | None" = None
-    unchecked: str = ""
     unfinished: "StillFalling | None" = None
 
     def __repr__(self) -> str:

@@ -103,5 +103,4 @@ ROWS = [
     Row(SHAPE, "y", "got (12,)", lambda: pd.SVI(*pair(), pyro.optim.Adam({"lr": 0.1}), compile=False).step(X, Y[:, 0])),
     *out_of_range(pd.ELBO, kl="approximate", num_particles=0, temperature=-0.1, per_example="yes"),
     Row(errors.SingularError, "kl", "at scale=0", lambda: pd.ELBO(kl="monte_carlo").loss(*pair(), X, Y)),
-    Row(OTHER, "sites", "got 3", lambda: pd.per_example(sites=3)),
 ]  # fmt: skip

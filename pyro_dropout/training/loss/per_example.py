@@ -5,7 +5,7 @@ the placeholder, the layer is rewritten: masks on its inputs, noise on its outpu
 any other way is an error, never a silent approximation.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,7 +15,6 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.mathematics.per_data_point import Layer, Lookup, MatrixProduct, PerDataPoint, drawn_per_data_point
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
 from pyro_dropout.protocols import Message
@@ -41,7 +40,6 @@ class per_example(Messenger):
     distributions than ``RowMixture``, as guides of your own may have, are drawn once for all data points.
 
     Args:
-        sites: which sites to draw this way: a collection of names, or a function of the name; all by default.
         reused: draw Gaussian noise so that one draw can be used on several inputs, for layers that are called again.
 
     Example:
@@ -57,13 +55,8 @@ class per_example(Messenger):
         True
     """
 
-    def __init__(self, sites: Collection[str] | Callable[[str], bool] | None = None, *, reused: bool = False) -> None:
+    def __init__(self, *, reused: bool = False) -> None:
         super().__init__()
-        if sites is not None and not callable(sites) and (isinstance(sites, str) or not isinstance(sites, Collection)):
-            raise PyroDropoutError(
-                f"sites must be a collection of names, such as ['0.weight'], or a function of the name; got {sites!r}."
-            )
-        self._applies = sites if callable(sites) else lambda name: sites is None or name in sites
         self._reused = reused
         self._mode = _RewriteLayers()
 
@@ -87,7 +80,7 @@ class per_example(Messenger):
         if msg["done"] or msg["is_observed"] or not isinstance(fn, RowMixture):
             return
         # A scalar or a constrained site is drawn once for all data points, as always.
-        if infer.get("is_auxiliary") or not fn.event_shape or not self._applies(name):
+        if infer.get("is_auxiliary") or not fn.event_shape:
             if fn.joint:
                 advice = "Use shared draws (per_example=False), or AutoLowRank(per='layer')."
                 raise not_followed(name, "it is drawn once for all of them, and shares its noise with weights", advice)

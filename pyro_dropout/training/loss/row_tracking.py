@@ -171,8 +171,7 @@ class Lost:
         fault, advice = "mixes data points, each of which has its own draw", ""
         if not self.mixes:
             fault = "is not a layer"
-            advice = "Use F.linear or @ with data points first, leave the site out with per_example(sites=...), or"
-            advice += " use shared draws (per_example=False)."
+            advice = "Use F.linear or @ with data points first, or shared draws (per_example=False)."
         return not_followed(self.site, f"it reaches {name!r} through {self.operation}, which {fault}", advice)
 
 

@@ -39,10 +39,10 @@ def program(use: Callable[..., Any]) -> Callable[..., Any]:
     return model
 
 
-def outputs(model: Any, guide: Any, x: Tensor, context: per_example) -> Tensor:
+def outputs(model: Any, guide: Any, x: Tensor) -> Tensor:
     """The outputs with a draw for each data point."""
     guide(x, x)
-    with context:
+    with per_example():
         found: Tensor = poutine.replay(model, trace=poutine.trace(guide).get_trace(x, x))(x, x)
     return found
 
@@ -66,7 +66,7 @@ def test_each_point_has_masked_weights(use: str, row_dim: int) -> None:
     """Every output is that of one of the four masked matrices; all four appear (all but once in 10⁴ runs)."""
     model, x = program(MASKED[use]), torch.randn(40, 2)
     guide = AutoDropout(model, keep=0.5, row_dim=row_dim)
-    f = outputs(model, guide, x, per_example())
+    f = outputs(model, guide, x)
     q = guide.posterior("w")
     hits = []
     for kept in itertools.product((0.0, 1.0), repeat=2):
@@ -86,7 +86,7 @@ def test_each_point_has_masked_weights(use: str, row_dim: int) -> None:
 )
 def test_each_point_has_a_bias_of_its_own(use: Callable[..., Tensor]) -> None:
     model, x = program(use), torch.zeros(40, 2)
-    assert len(outputs(model, AutoMeanField(model), x, per_example()).unique(dim=0)) == 40
+    assert len(outputs(model, AutoMeanField(model), x).unique(dim=0)) == 40
 
 
 def _some(x: Tensor, w: Tensor, v: Tensor, b: Tensor) -> None:
@@ -327,18 +327,6 @@ def test_a_layer_that_meets_other_points_is_an_error(turn: Any, back: Any, make:
     model = BayesianNet(Reshaped(turn, back))
     with pytest.raises(ShapeError, match=r"drawn for 3 data points, .*first dimension is (4|12|1)\. Inputs must have"):
         ELBO().loss(model, make(model), torch.randn(3, 4, 2), torch.zeros(3, 2))
-
-
-# --- some of the sites ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("sites", [["v"], lambda name: name == "v"], ids=["names", "function"])
-def test_sites_can_be_chosen(sites: Any) -> None:
-    """With v alone drawn for each point, equal inputs meet one w."""
-    model, x = program(lambda x, w, v, b: x @ w), torch.ones(40, 2)
-    for chosen, different in ((sites, 1), (None, 40)):
-        f = outputs(model, AutoMeanField(model), x, per_example(chosen))
-        assert len(f.unique(dim=0)) == different
 
 
 def test_rows_across_a_kernel_are_refused() -> None:
