@@ -96,8 +96,6 @@ def kills(*words: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "words",
     [
-        pytest.param(("3",), marks=pytest.mark.deep),
-        pytest.param(("10",), marks=pytest.mark.deep),
         pytest.param(("150", "--seed", "100"), marks=pytest.mark.deep),
         pytest.param(("50", "--seed", "300", "--compiled"), marks=pytest.mark.deep),
     ],

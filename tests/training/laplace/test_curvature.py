@@ -1,6 +1,5 @@
 """The curvature of each likelihood and structure against Hessians by autograd, of the linearised model."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -239,20 +238,3 @@ def test_kron_of_a_convolution_is_its_definition(layer: nn.Module, shape: tuple[
     slopes = [torch.autograd.grad(f[:, d].sum(), s, retain_graph=True)[0].movedim(1, -1).flatten(0, -2) for d in (0, 1)]
     expected = 2.0 * sum(g.mT @ g for g in slopes)
     torch.testing.assert_close(block.outputs, expected, rtol=1e-10, atol=1e-12)
-
-
-def test_the_determinant_has_gradients_in_the_prior() -> None:
-    net = mlp(1)
-    model = pd.BayesianNet(net)
-    x, y = torch.randn(N, 2, dtype=F64), torch.randn(N, 1, dtype=F64)
-    sites = list(model.sites)
-    for structure in ("full", "layer", "kron", "diagonal"):
-        curvature = untrained(model, net, x, y, structure=structure).curvature
-
-        def log_det(*log_precision: Tensor, curvature: Any = curvature) -> Tensor:
-            found: Tensor = curvature.log_det(dict(zip(sites, (p.exp() for p in log_precision), strict=True)))
-            return found
-
-        at = tuple(torch.tensor(0.3 * k, dtype=F64, requires_grad=True) for k in range(len(sites)))
-        assert torch.autograd.gradcheck(log_det, at)
-        assert math.isclose(curvature.log_det(), curvature.log_det({n: 1 / model.prior_of(n).variance for n in sites}))
