@@ -140,24 +140,6 @@ class Step:
         how: Any = {"outside": self.outside, "like": self.like, "compile": False, "writes": writes}
         return Program(function, *self.arguments, **how)
 
-    def eagerly(self, row: Row, gradient: Gradient | None = None) -> Taken:
-        """Take a step, with this gradient in place of its own if there is one."""
-        with torch.no_grad():
-            gradient = gradient or self.gradient
-            if self.move is None or gradient is None:
-                assert self.whole is not None
-                *found, loss = tree_leaves(self.whole(self.values, self.state, self.t, self.lr, *self.inputs, *row))
-                copy_into(self.leaves, found)
-                self.t.add_(1)
-                return loss, True
-            loss, slopes = gradient(self.values, self.t, *self.inputs, *row)
-            if self.guarded:
-                sizes = torch.stack([loss.to(self.t), *(size.to(self.t) for size in torch._foreach_norm(slopes))])
-                if not bool(torch.isfinite(sizes).all()):
-                    return loss, False
-            self.move(slopes)
-            return loss, True
-
 
 class Loop:
     """What takes steps, one by one or many at once.
@@ -229,7 +211,22 @@ class Direct(Loop):
 
     def one(self, row: Row) -> Taken:
         """Take a step."""
-        return self._step.eagerly(row, self._gradient)
+        step = self._step
+        with torch.no_grad():
+            gradient = self._gradient or step.gradient
+            if step.move is None or gradient is None:
+                assert step.whole is not None
+                *found, loss = tree_leaves(step.whole(step.values, step.state, step.t, step.lr, *step.inputs, *row))
+                copy_into(step.leaves, found)
+                step.t.add_(1)
+                return loss, True
+            loss, slopes = gradient(step.values, step.t, *step.inputs, *row)
+            if self.guarded:
+                sizes = torch.stack([loss.to(step.t), *(size.to(step.t) for size in torch._foreach_norm(slopes))])
+                if not bool(torch.isfinite(sizes).all()):
+                    return loss, False
+            step.move(slopes)
+            return loss, True
 
 
 def is_large(values: Sequence[Tensor]) -> bool:

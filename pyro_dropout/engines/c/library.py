@@ -1,4 +1,4 @@
-"""A source in C, compiled to a library with the C++ compiler that torch's own would use, and its functions."""
+"""A source in C, compiled to a library with the C++ compiler that torch's own would use."""
 
 import ctypes
 import functools
@@ -6,9 +6,6 @@ import os
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
-
-from torch import Tensor
 
 from pyro_dropout.engines.engine import CannotError
 from pyro_dropout.engines.kernel_folder import private_folder
@@ -48,15 +45,3 @@ def _compiled(text: str, command: tuple[str, ...]) -> ctypes.CDLL:
         whole = [*command, *FLAGS, str(source), "-o", str(made), "-lm"]
         subprocess.run(whole, capture_output=True, timeout=_SECONDS, check=True)
         return ctypes.CDLL(str(made))
-
-
-def function_of(library: ctypes.CDLL, name: str, tensors: Sequence[Tensor]) -> Callable[[], None]:
-    """Return a function of a library, bound to the tensors that it reads and writes."""
-    function = getattr(library, name)
-    pointers = (ctypes.c_void_p * len(tensors))(*(each.data_ptr() for each in tensors))
-
-    def run(kept: Sequence[Tensor] = tensors) -> None:  # the tensors live as long as the function
-        if function(pointers):
-            raise IndexError("the number of a row is out of range")
-
-    return run

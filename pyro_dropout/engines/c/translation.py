@@ -12,20 +12,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, fx
 
-from pyro_dropout.engines.aliasing import owner
+from pyro_dropout.engines.aliasing import VIEWS, can_be_called, elsewhere, name_of, owner
 from pyro_dropout.engines.c.functions import C_TYPES, FUNCTIONS, is_slow, written
 from pyro_dropout.engines.c.nests import Nests
 from pyro_dropout.engines.engine import CannotError
-from pyro_dropout.engines.generated.formulas import (
-    COPIES,
-    DRAWS,
-    PRODUCTS,
-    VIEWS,
-    Formula,
-    can_be_called,
-    elsewhere,
-    name_of,
-)
+from pyro_dropout.engines.generated.formulas import COPIES, DRAWS, PRODUCTS, Formula
 from pyro_dropout.engines.generated.operations import Call, Lowering
 from pyro_dropout.engines.generated.values import (
     Constants,

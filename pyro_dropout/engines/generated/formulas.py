@@ -4,8 +4,6 @@ Each formula does what torch's own kernel does, in the same order and type, so t
 NaN stays NaN. A name that ends with ``_`` is a function, which each of the two languages has in its own form.
 """
 
-import functools
-import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,13 +11,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from pyro_dropout.engines.aliasing import shares_memory
-from pyro_dropout.engines.torch_internals import OpOverload
-
-VIEWS = {
-    *("detach", "alias", "view", "_unsafe_view", "expand", "unsqueeze", "squeeze", "select", "t", "transpose"),
-    *("permute", "slice", "diagonal", "unbind", "split", "split_with_sizes"),
-}
 DRAWS = {"rand": "uniform_", "randn": "normal_", "rand_like": "uniform_", "randn_like": "normal_"}
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
 _FILLS = {"zeros": 0, "zeros_like": 0, "new_zeros": 0, "ones": 1, "ones_like": 1, "new_ones": 1}
@@ -109,7 +100,6 @@ _POWERS = {
 }
 # Arguments that a recorded call may leave out.
 _DEFAULTS = {"leaky_relu": (0.01,), "softplus": (1.0, 20.0), "hardtanh": (-1.0, 1.0), "clamp": (None, None)}
-_NOT_BY_VALUES = {torch.Tag.nondeterministic_seeded, torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _CONDITIONS = {"where": 0, "masked_fill": 1}  # the argument that is asked whether it is zero
 # How many of the first arguments are tensors or numbers; those that follow must have these values.
 _RESTS: dict[str, tuple[int, tuple[object, ...]]] = {
@@ -118,12 +108,6 @@ _RESTS: dict[str, tuple[int, tuple[object, ...]]] = {
     "leaky_relu_backward": (3, (False,)),
     "binary_cross_entropy_with_logits": (2, (None, None, 0)),
 }
-
-
-def name_of(node: fx.Node) -> str:
-    """Return the name of an operation, without its overload; empty if it is none of torch's own."""
-    schema = getattr(node.target, "_schema", None)
-    return schema.name.removeprefix("aten::") if schema is not None else ""
 
 
 def filled_with(name: str, args: Sequence[Any]) -> float | int | None:
@@ -197,36 +181,6 @@ def _text(name: str, given: Sequence[Any], dtype: torch.dtype) -> str | None:
         text = _POWERS[float(given[1])]
         return text if dtype.is_floating_point or set("s/").isdisjoint(text) else None
     return (FORMULAS if dtype.is_floating_point else _OF_WHOLE_NUMBERS).get(name)
-
-
-@functools.cache
-def can_be_called(operation: OpOverload) -> bool:
-    """Whether an operation makes new tensors from the values of others, and nothing else."""
-    schema = operation._schema
-    makes = not schema.is_mutable and all(each.alias_info is None for each in schema.returns)
-    known = operation.namespace == "aten" and "empty" not in operation.name()
-    return makes and known and _NOT_BY_VALUES.isdisjoint(operation.tags)
-
-
-def elsewhere(node: fx.Node, operation: OpOverload) -> OpOverload:
-    """Return an operation; where it writes into a tensor that nothing else reads, its form that makes a new one."""
-    name, _, overload = operation.name().removeprefix("aten::").partition(".")
-    target = node.args[0] if node.args else None
-    if not name.endswith("_") or not isinstance(target, fx.Node) or name_of(target) in VIEWS:
-        return operation
-    if target.op != "call_function" or list(target.users) != [node] or not _alone(target):
-        return operation
-    return getattr(getattr(torch.ops.aten, name[:-1], operation), overload or "default", operation)
-
-
-def _alone(node: fx.Node) -> bool:
-    """Whether no other operation reads the memory that a tensor lies in, but for other parts of it."""
-    while shares_memory(node):
-        whole = node.all_input_nodes[0]
-        if node.target is not operator.getitem and list(whole.users) != [node]:
-            return False
-        node = whole
-    return True
 
 
 def literal(value: float | int | bool) -> str:
