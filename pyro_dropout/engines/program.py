@@ -27,13 +27,11 @@ class Program:
         like: programs that may equal this one, which is then not compiled again.
         compile: whether it is compiled; otherwise its tensor operations are replayed one by one.
         writes: how many of its first outputs are written over its first inputs, so that they do not exist twice. No two
-            inputs may share memory then. If it is compiled, either all of them are or none.
+            inputs may share memory then. One that is compiled writes over none.
 
     Attributes:
         lifted: where the tensors are that it reads besides its inputs, and those that were there first.
         twin: which of ``like`` it equals.
-        writable: whether inductor would write the first outputs over the first inputs as it should: it may leave out
-            the copy of what shows an input, and then reads what is written over it.
     """
 
     def __init__(
@@ -56,8 +54,7 @@ class Program:
         self.graph = traced(flat_function, flat)
         self._outputs = outputs[-1]
         self.lifted = [] if outside is None else lift_constants(self.graph, outside)
-        self.writable = not _showing(self.graph.graph, writes)
-        self.writes = writes if not compile or self.writable else 0
+        self.writes = 0 if compile else writes
         if self.writes:
             _write_over(self.graph.graph, self.writes)
             self.graph.recompile()

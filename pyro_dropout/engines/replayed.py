@@ -30,10 +30,10 @@ class Replayed:
             given = (step.values, step.t, *step.inputs, *step.row)
             return Direct(step, Program(step.gradient, *given, compile=self.compiles), self.name)
         program = step.recorded
-        if self.compiles and not program.writable:
-            program = step.program()
-            program.lifted = step.recorded.lifted
         if self.compiles:
+            if program.writes:  # inductor may read what has been written over
+                program = step.program()
+                program.lifted = step.recorded.lifted
             program.compile(tree_leaves(step.arguments))
         return Captured(step, program, self.name)
 

@@ -2,15 +2,18 @@
 
 import ctypes
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
-from pyro_dropout.engines.c.calls import written
 from pyro_dropout.engines.c.functions import functions
 from pyro_dropout.engines.c.translation import Translation
 from pyro_dropout.engines.engine import CannotError
+from pyro_dropout.engines.generated.formulas import PRODUCTS
 from pyro_dropout.engines.generated.values import UnsupportedError, Value
+from pyro_dropout.engines.torch_internals import OpOverload
 
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
 _ROW = "static inline long row(long long i, int count) { return i < 0 ? i + count : i; }"
@@ -52,20 +55,15 @@ class Source:
         return body
 
     def run(self, library: ctypes.CDLL) -> Callable[[], list[Tensor]]:
-        """Return the function that takes a step, with its library, and returns results that the next one writes over.
-
-        Which call of torch writes into memory is found by trying, at the first step.
-        """
+        """Return the function that takes a step with a library, and returns results that the next one writes over."""
         memory, results = self._memory, self._step.results
         pointers = (ctypes.c_void_p * len(memory))(*(each.data_ptr() for each in memory))
         draws = [getattr(place, fill) for fill, place in self._step.draws]
-        calls: dict[int, Callable[[], Any]] = {}
+        calls = [_written(*call) for call in self._step.calls]
         failed: list[BaseException] = []
 
         def called(number: int) -> int:
             try:
-                if number not in calls:
-                    calls[number] = written(*self._step.calls[number])
                 calls[number]()
             except BaseException as cause:  # the function in C ends, and it is raised after that
                 failed.append(cause)
@@ -73,7 +71,7 @@ class Source:
 
         function, callback = library.step, _CALLBACK(called)
 
-        def run() -> list[Tensor]:
+        def run(kept: Sequence[Tensor] = memory) -> list[Tensor]:  # memory lives as long as the function
             for draw in draws:
                 draw()
             wrong = function(pointers, callback)
@@ -84,6 +82,23 @@ class Source:
             return results
 
         return run
+
+
+def _written(
+    operation: OpOverload, args: Sequence[Any], named: dict[str, Any], places: Sequence[Tensor | None]
+) -> Callable[[], object]:
+    """Return a call of torch that writes what an operation gives into ``places``."""
+    name = operation.overloadpacket.__name__
+    if name in PRODUCTS:
+        return partial(getattr(torch, name), *args, **named, out=places[0])
+
+    def copied() -> None:
+        found = operation(*args, **named)
+        for place, each in zip(places, [found] if isinstance(found, Tensor) else found, strict=False):
+            if place is not None:
+                place.copy_(each)
+
+    return copied
 
 
 def _checked(rows: Value, count: int) -> list[str]:
