@@ -128,6 +128,7 @@ class Recorder(Mode):
         if isinstance(result, Tensor):
             self._note(result, node)
         elif isinstance(result, list | tuple):
+            node.meta["val"] = [_shape_of(each) if isinstance(each, Tensor) else None for each in result]
             for k, each in enumerate(result):
                 if each is not None:
                     self._note_all(each, self.graph.call_function(operator.getitem, (node, k)))

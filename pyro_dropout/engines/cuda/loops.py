@@ -135,31 +135,21 @@ class Loops(LoopText):
         return 1.05e-3 * tiles + 1.2e-5 * each + 2.3e-5 * terms
 
     def memory(self, start: int, most: int | None = None) -> tuple[list[str], int, int]:
-        """Return where tensors lie, after ``written``, as ``laid_out`` does."""
-        return laid_out(self._places, self._lives, start, most)
-
-
-def laid_out(
-    places: Mapping[str, tuple[int, torch.dtype]],
-    lives: Mapping[str, tuple[int, int]],
-    start: int,
-    most: int | None = None,
-) -> tuple[list[str], int, int]:
-    """Return the lines that say where tensors lie, the words of ``memory`` with ``start``, and those of ``far``."""
-    ends, taken = {"memory": start, "far": 0}, list[tuple[str, int, int, int, int]]()
-    lines = []
-    for name, (size, dtype) in sorted(places.items(), key=lambda each: lives.get(each[0], (-1, 0))):
-        words = -(-size * dtype.itemsize // WORD)
-        first, last = lives.get(name, (-1, 10**9))
-        for space in ("memory", "far"):
-            beside = [(a, b) for s, a, b, begin, end in taken if s == space and first <= end and begin <= last]
-            place = _gap(beside, start if space == "memory" else 0, words)
-            if space == "far" or most is None or place + words <= most:
-                break
-        taken.append((space, place, place + words, first, last))
-        ends[space] = max(ends[space], place + words)
-        lines.append(f"{c_type(dtype)}* {name} = ({c_type(dtype)}*)({space} + {place});")
-    return lines, ends["memory"], ends["far"]
+        """Return where tensors lie, after ``written``: lines, words of ``memory`` with ``start``, and of ``far``."""
+        ends, taken = {"memory": start, "far": 0}, list[tuple[str, int, int, int, int]]()
+        lines = []
+        for name, (size, dtype) in sorted(self._places.items(), key=lambda each: self._lives.get(each[0], (-1, 0))):
+            words = -(-size * dtype.itemsize // WORD)
+            first, last = self._lives.get(name, (-1, 10**9))
+            for space in ("memory", "far"):
+                beside = [(a, b) for s, a, b, begin, end in taken if s == space and first <= end and begin <= last]
+                place = _gap(beside, start if space == "memory" else 0, words)
+                if space == "far" or most is None or place + words <= most:
+                    break
+            taken.append((space, place, place + words, first, last))
+            ends[space] = max(ends[space], place + words)
+            lines.append(f"{c_type(dtype)}* {name} = ({c_type(dtype)}*)({space} + {place});")
+        return lines, ends["memory"], ends["far"]
 
 
 def _gap(taken: Sequence[tuple[int, int]], start: int, words: int) -> int:

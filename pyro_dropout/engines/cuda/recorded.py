@@ -57,7 +57,7 @@ def lowered(
     lanes: int,
 ) -> tuple[list[Value], Loops]:
     """Return the results of a function of these inputs, and the loops that compute them."""
-    graph, loops = shaped(traced(function, inputs), inputs), Loops(threads, lanes)
+    graph, loops = traced(function, inputs), Loops(threads, lanes)
     try:
         return Lowering(graph, values, constants, loops, prefix).outputs, loops
     except UnsupportedError:
@@ -71,28 +71,12 @@ def outside(name: str, example: Tensor) -> Value:
     return Value(shape, example.dtype, lambda at: f"{name}[{flat_index(at, shape)}]", name=name)
 
 
-class _Shapes(fx.Interpreter):
-    """Notes what each operation gives."""
-
-    def run_node(self, n: fx.Node) -> Any:
-        """Run one operation."""
-        n.meta["val"] = result = super().run_node(n)
-        return result
-
-
-def shaped(graph: fx.GraphModule, inputs: list[Tensor]) -> fx.GraphModule:
-    """Return a graph with an example of each value."""
-    with torch.no_grad():
-        _Shapes(graph).run(*inputs)
-    return graph
-
-
 def simpler(graph: fx.GraphModule, inputs: list[Tensor]) -> fx.GraphModule:
     """Return a graph with fewer kinds of operations."""
     with torch.no_grad():
         found: fx.GraphModule = make_fx(graph, decompositions(_MORE))(*inputs)
     found.graph.eliminate_dead_code()
-    return shaped(found, inputs)
+    return found
 
 
 def packed(tensors: Sequence[Tensor]) -> tuple[Tensor, list[str]]:

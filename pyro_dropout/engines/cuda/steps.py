@@ -12,13 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from pyro_dropout.engines.cuda.recorded import (
-    LANES,
-    compiled_kernel,
-    processor,
-    shaped,
-    simpler,
-)
+from pyro_dropout.engines.cuda.recorded import LANES, compiled_kernel, processor, simpler
 from pyro_dropout.engines.cuda.source import Recorded, Source, TooLargeError, steps_source
 from pyro_dropout.engines.engine import exact_products
 from pyro_dropout.engines.generated.values import WORD, Draws, UnsupportedError
@@ -55,7 +49,7 @@ class StepsOnGpu:
         self._copied: list[tuple[Tensor, Tensor]] = []  # tensors that are not contiguous, and their copies
         tensors = [*changed, *(self._contiguous(value) for value in tensors[recorded.writes :])]
         near, most = processor(self._device) if compile is None else (2**16, 1)
-        self._recorded = replace(recorded, graph=shaped(recorded.graph, recorded.inputs))
+        self._recorded = recorded
         try:
             source = steps_source(self._recorded, near, threads, lanes, most, processors)
         except TooLargeError:
@@ -117,7 +111,9 @@ class StepsOnGpu:
         for number in self._recorded.each:
             example = self._recorded.inputs[number]
             given[number] = example.new_empty(steps, *many, *example.shape)
-        results = [each.new_empty(steps, *many, *each.shape, device=self._device) for each in self._examples]
+        shapes = [(steps, *many, *each.shape) for each in self._examples]
+        pairs = zip(shapes, self._examples, strict=True)
+        results = [torch.empty(shape, dtype=each.dtype, device=self._device) for shape, each in pairs]
         whole = [*given, *self._constants, *drawn, *results]
         addresses = torch.tensor([value.data_ptr() for value in whole], dtype=torch.int64).to(self._device)
         return _Bound(addresses, [given[number] for number in self._recorded.each], results, whole)

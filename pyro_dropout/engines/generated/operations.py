@@ -94,10 +94,12 @@ class Lowering:
         for node in graph.graph.nodes:
             if node.op == "placeholder":
                 self._values[node] = next(places)
-            elif node.op == "get_attr" and constants.live:
-                self._values[node] = self._attribute(getattr(graph, node.target))
             elif node.op == "get_attr":
-                self._known[node] = getattr(graph, node.target)
+                held = node.meta["val"] = getattr(graph, node.target)
+                if constants.live:
+                    self._values[node] = self._attribute(held)
+                else:
+                    self._known[node] = held
             elif node.op == "output":
                 self.outputs = [self._value(each) for each in node.args[0]]
             else:
