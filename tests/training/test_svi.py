@@ -40,7 +40,7 @@ def eager_draws() -> Iterator[None]:
 
 def run_as_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a program as the graph that it was traced into; a C++ compiler takes seconds to build it."""
-    monkeypatch.setattr(compiled, "_compile", lambda graph, inputs: graph)
+    monkeypatch.setattr(compiled, "compiled", lambda graph, inputs: graph)
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_without_a_compiler_the_warning_says_so(monkeypatch: pytest.MonkeyPatch)
     def no_compiler(*args: Any) -> Any:
         raise RuntimeError("No working C++ compiler found")
 
-    monkeypatch.setattr(compiled, "_compile", no_compiler)
+    monkeypatch.setattr(compiled, "compiled", no_compiler)
     monkeypatch.setattr("shutil.which", lambda name: None)
     monkeypatch.setattr(library, "compiler", lambda: ())
     model, x, y = problem()
@@ -152,7 +152,7 @@ def test_without_a_compiler_the_warning_says_so(monkeypatch: pytest.MonkeyPatch)
         assert svi.step(x, y) > 0
 
 
-# --- trees of inputs, what lies around a model, saved state; on a GPU steps are replayed as CUDA graphs ---------------
+# --- trees of inputs, what lies around a model, saved state ------------------------------------------------------
 
 
 class Batch(NamedTuple):
