@@ -74,7 +74,6 @@ class Step:
             step holds what it reads as it is.
         like: recorded programs that may equal its own.
         chain: how many steps may run before the host looks at one, as in a CUDA graph; 0 if none may be captured.
-        buffers: how many of a row's first tensors a step may change, where it is captured alone.
         solo: the step of one network, if this is that of several.
     """
 
@@ -91,7 +90,6 @@ class Step:
     outside: Sequence[Found] | None = None
     like: Sequence[Program] = ()
     chain: int = CHAIN
-    buffers: int = 0
     solo: Solo | None = None
 
     @property

@@ -19,7 +19,7 @@ class InCuda:
 
     def loop(self, step: Step) -> Loop:
         """Return what takes the steps."""
-        if step.whole is None or step.chain < 2:
+        if step.whole is None or not step.chain:
             raise CannotError("the host has something to do between two steps")
         networks = 1 if step.solo is None else len(step.values[0])
         size = sum(each.numel() * each.itemsize for each in step.leaves) // networks

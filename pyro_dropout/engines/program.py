@@ -71,10 +71,10 @@ class Program:
         """Run the program."""
         return tree_unflatten(self.flat(tree_leaves(inputs)), self._outputs)
 
-    def flat(self, inputs: list[Tensor], lifted: Sequence[Tensor] | None = None) -> list[Tensor]:
-        """Run it on the leaves of its inputs, with ``lifted`` in place of what it would read itself."""
+    def flat(self, inputs: list[Tensor]) -> list[Tensor]:
+        """Run it on the leaves of its inputs."""
         with torch.no_grad():
-            found = self._run(*inputs, *(self.outside() if lifted is None else lifted))
+            found = self._run(*inputs, *self.outside())
         return [*inputs[: self.writes], *found]
 
     def outside(self) -> list[Tensor]:

@@ -58,15 +58,6 @@ class Captured(Loop):
     def one(self, row: Row) -> Taken:
         """Take a step."""
         step, program = self._step, self._program
-        if self._chain is not None and step.chain == 1:
-            with torch.no_grad():
-                for place, value in zip(self._chain.rows, [*row, *program.outside()], strict=True):
-                    place[0].copy_(value)
-                loss = self._chain.replay()[0]
-                for value, place in zip(row[: step.buffers], self._chain.rows, strict=False):
-                    if all(n == 1 or stride for n, stride in zip(value.shape, value.stride(), strict=True)):
-                        value.copy_(place[0])
-            return loss, True
         found = program.flat([*step.flat, *row])
         if not program.writes:  # one that writes over its inputs also counts
             copy_into(step.leaves, found[: len(step.leaves)])
@@ -75,7 +66,7 @@ class Captured(Loop):
 
     def at_once(self, steps: int) -> int:
         """Return how many of some steps the graph takes."""
-        return self._step.chain if self._chain is not None and steps >= self._step.chain > 1 else 0
+        return self._step.chain if self._chain is not None and steps >= self._step.chain else 0
 
     def many(self, steps: int, rows: Tensor | None) -> Tensor:
         """Take the steps of the graph."""
@@ -89,19 +80,13 @@ class Chain:
     """Some steps captured in one CUDA graph, which change the tensors of the step: a replay costs one launch.
 
     Attributes:
-        rows: what each step is given, its row and what the program reads besides, (steps, ...) each.
+        rows: the rows that the steps are given, (steps, ...) each.
     """
 
     def __init__(self, step: Step, program: Program) -> None:
         self._step, self._program = step, program
-        given = [*step.row, *program.outside()]
-        # One row keeps its strides, for which the program was compiled.
-        self.rows = [
-            each.clone()[None]
-            if step.chain == 1
-            else each.expand(step.chain, *each.shape).clone(memory_format=torch.contiguous_format)
-            for each in given
-        ]
+        whole = [each.expand(step.chain, *each.shape) for each in step.row]
+        self.rows = [each.clone(memory_format=torch.contiguous_format) for each in whole]
         # Every replay reads the memory that it was captured with, so all of it must live as long as the graph.
         self._ahead = torch.arange(step.chain, device=step.t.device, dtype=step.t.dtype)
         self._losses = self._warmed_up()
@@ -117,10 +102,8 @@ class Chain:
 
     def _taken(self, leaves: list[Tensor], time: Tensor, k: int) -> list[Tensor]:
         """Return the leaves after one step, and its loss."""
-        step, own = self._step, [each[k] for each in self.rows]
-        row, outside = own[: len(step.row)], own[len(step.row) :]
-        given = [*leaves, time, *step.flat[len(step.changed) :], *row]
-        return self._program.flat(given, outside)
+        step = self._step
+        return self._program.flat([*leaves, time, *step.flat[len(step.changed) :], *(each[k] for each in self.rows)])
 
     def _warmed_up(self) -> Tensor:
         """Let lazy initialisation and autotuning happen outside the capture; return a place for the losses."""

@@ -138,7 +138,7 @@ class CompiledStep:
                 like = [step for step in known if step._own is not None]
                 whole = make_step(gradients, self.parameters, self._update)
                 own = [value.clone() for value in values], whole_state.copied(self._update)
-                more: Any = {"outside": self._outside.tensors, "chain": 1, "buffers": count}
+                more: Any = {"outside": self._outside.tensors, "chain": 0}
                 step = Step(whole, *own, self._t, self._lr, row=row, like=[each.program for each in like], **more)
                 self.program = step.recorded
                 self._take_up(step, next((each for each in like if each.program is self.program.twin), None))
