@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.engines.engine import CannotError, Eager, Engine, Loop, Step, WrongStepError
-from pyro_dropout.engines.in_c import Generated
+from pyro_dropout.engines.in_c import InC
 from pyro_dropout.engines.in_cuda import InCuda
 from pyro_dropout.engines.replayed import Inductor, Replayed
 from pyro_dropout.mathematics.checks import check_choice
@@ -59,7 +59,7 @@ def engines_for(compile: HowCompiled, device: torch.device) -> list[Engine]:
         return [Eager()]
     if compile == "traced":
         return [Replayed(), Eager()]
-    written: list[Engine] = [Generated() if device.type == "cpu" else InCuda()]
+    written: list[Engine] = [InC() if device.type == "cpu" else InCuda()]
     if compile == "plain":
         return [*written, Replayed(), Eager()]
     compiled: list[Engine] = [*written, Inductor()]

@@ -22,7 +22,7 @@ _CLOSE = {torch.float32: 1e-4, torch.float64: 1e-9}
 _AWAY = (0.0, 0.0, 0.3, 3.0)  # how far from the start programs are compared; the second call goes on from the first
 
 
-class Generated:
+class InC:
     """Writes a whole step, with its optimiser, as C."""
 
     name = "C"
@@ -35,13 +35,13 @@ class Generated:
             raise CannotError("it has too many parameters")
         if not apart_in_memory([*step.flat, *step.row], len(step.changed)):
             raise CannotError("two of its tensors share memory")
-        return InC(step)
+        return StepsInC(step)
 
 
-class InC(Loop):
+class StepsInC(Loop):
     """Takes steps on the same tensors at every call: rows, and what the step reads besides, are copied there."""
 
-    name = Generated.name
+    name = InC.name
 
     def __init__(self, step: Step) -> None:
         super().__init__(step)

@@ -16,7 +16,7 @@ import pyro_dropout as pd
 from pyro_dropout.engines import choose, in_cuda, inductor
 from pyro_dropout.engines.cuda.steps import StepsOnGpu
 from pyro_dropout.engines.engine import CannotError, Eager, Engine
-from pyro_dropout.engines.in_c import Generated
+from pyro_dropout.engines.in_c import InC
 from pyro_dropout.engines.in_cuda import InCuda
 from pyro_dropout.engines.replayed import Inductor, Replayed
 from pyro_dropout.registry import guides
@@ -29,7 +29,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 STEPS = 50 if DEVICE == "cuda" else 8  # on a GPU: some chains, and single steps after them
 CLOSE = {torch.float32: 1e-5, torch.float64: 1e-10}
 
-ENGINES: dict[str, Engine] = {"recorded": Replayed(), "C": Generated(), "inductor": Inductor()}
+ENGINES: dict[str, Engine] = {"recorded": Replayed(), "C": InC(), "inductor": Inductor()}
 GUIDES: dict[str, Callable[[Any], Any]] = {
     **OF_SITES,
     **{
