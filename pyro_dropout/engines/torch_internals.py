@@ -27,11 +27,6 @@ from torch._subclasses import FakeTensorMode
 # fx.GraphModule, which takes a tenth of a second longer.
 from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
 
-# The modes that torch's functions run in now: looked at where a parameter stands in for another, and left for a moment
-# where a model is only looked at.
-from torch.overrides import _get_current_function_mode_stack as function_modes
-from torch.overrides import _pop_mode_temporarily as pop_mode_for_a_moment
-
 # Sees every operation below autograd: how steps are recorded, counted and checked. Documented, in a private module.
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
