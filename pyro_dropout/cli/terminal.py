@@ -50,7 +50,7 @@ def _terminate(number: int, frame: object) -> None:
 def answer(record: Mapping[str, object], as_json: bool, lines: Sequence[str]) -> None:
     """Print the result of a command: one JSON object, or lines of text."""
     if as_json:
-        print(for_json(json.dumps(plain(record), ensure_ascii=False, allow_nan=False)))
+        print(json.dumps(plain(record), allow_nan=False).replace("\x7f", r"\u007f"))  # the one that json leaves
     else:
         print("\n".join(map(for_terminal, lines)))
 
@@ -91,11 +91,6 @@ def percent(share: float) -> str:
 def for_terminal(text: str) -> str:
     r"""Return a text in which characters that a terminal would obey, or not show, are written as escapes."""
     return "".join(letter if letter.isprintable() else _escape(letter) for letter in text)
-
-
-def for_json(text: str) -> str:
-    """Return a JSON text without the control characters that JSON allows in strings; its meaning stays the same."""
-    return re.sub(r"[\x7f-\x9f\u2028-\u202e\u2066-\u2069]", lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def for_spreadsheet(text: str) -> str:

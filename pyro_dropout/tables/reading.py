@@ -3,7 +3,6 @@
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +13,7 @@ from pyro_dropout.tables.column_selection import choose_columns
 from pyro_dropout.tables.encoding import Column, Dataset, Encoding, Remarks, told
 from pyro_dropout.tables.files import read_file
 from pyro_dropout.tables.learning import learn
-from pyro_dropout.tables.settings import Missing, Reading, tuples
+from pyro_dropout.tables.settings import Missing, Reading
 from pyro_dropout.tables.table import Floats, Table
 
 _FEWEST = 10
@@ -24,7 +23,22 @@ _FAR, _NEAR = 2.0, 0.5  # spreads between a number and the next one: of any numb
 
 
 def read(path: str | Path | Table, how: Reading) -> Dataset:
-    """Return the data in a file, or in a table that was read from one."""
+    r"""Return the data in a file, or in a table that was read from one.
+
+    Columns that cannot be used (identifiers, free text, constants) are left out, and gaps are filled in. What was done
+    is said in the note of the result. About the target, nothing is guessed: rows without one are left out.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "trees.csv")
+        ...     _ = path.write_text("age,kind\n" + "12,oak\n30,elm\n,elm\n" * 10)
+        ...     data = read(path, Reading())
+        >>> data.classes, data.train[0].shape, data.test[1].shape
+        (('elm', 'oak'), torch.Size([24, 2]), torch.Size([6]))
+        >>> data.note.split("; ")[1]
+        'missing values filled in, with an indicator: age (10)'
+    """
     table = path if isinstance(path, Table) else read_file(path, encoding=how.encoding, separator=how.separator)
     names = [*table.columns, *table.unread]
     if len(names) < 2 or not table.columns:
@@ -56,30 +70,6 @@ def read(path: str | Path | Table, how: Reading) -> Dataset:
         f"{table.file}: " + "; ".join(notes) + ".",
         learned,
     )
-
-
-def read_table(path: str | Path | Table, **how: Any) -> Dataset:
-    r"""Return a file as data for regression or classification.
-
-    Columns that cannot be used (identifiers, free text, constants) are left out, and gaps are filled in. What was done
-    is said in the note of the result. About the target, nothing is guessed: rows without one are left out.
-
-    Args:
-        path: the file, or its table.
-        how: the fields of ``Reading``, such as target="price", drop=["id"] or held_back=0.0.
-
-    Example:
-        >>> import pathlib, tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     path = pathlib.Path(folder, "trees.csv")
-        ...     _ = path.write_text("age,kind\n" + "12,oak\n30,elm\n,elm\n" * 10)
-        ...     data = read_table(path)
-        >>> data.classes, data.train[0].shape, data.test[1].shape
-        (('elm', 'oak'), torch.Size([24, 2]), torch.Size([6]))
-        >>> data.note.split("; ")[1]
-        'missing values filled in, with an indicator: age (10)'
-    """
-    return read(path, Reading(**tuples(how.items())))
 
 
 def _stand_ins(table: Table, learned: Encoding) -> Remarks:

@@ -5,7 +5,7 @@ neither torch nor pandas, so that help texts come at once.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from itertools import chain
 from numbers import Integral, Real
@@ -136,12 +136,6 @@ class Training(Settings):
         return {name: value for name, value in asdict(self).items() if name != "conformal"}
 
 
-def tuples(given: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return arguments in which lists of columns are tuples, also of a single name."""
-    several = {each.name for each in fields(Reading) if isinstance(each.default, tuple)}
-    return {k: ((v,) if isinstance(v, str) else tuple(v)) if k in several else v for k, v in given}
-
-
 _KINDS = (Reading, Wanted, Training)
 _GIVEN = {"steps": 2000, "lr": 0.01}  # by default, of a guide that is named
 
@@ -152,7 +146,9 @@ def settings_of(options: Mapping[str, Any]) -> tuple[Reading, Wanted, Training]:
     strange = next((name for name in options if name not in known), None)
     if strange is not None:
         raise PyroDropoutError(f"there is no option {strange!r}; choose from {', '.join(sorted(known))}.")
-    given = tuples((name, value) for name, value in options.items() if value is not None)
+    given = {name: value for name, value in options.items() if value is not None}
+    for name in given.keys() & {each.name for each in fields(Reading) if isinstance(each.default, tuple)}:
+        given[name] = (given[name],) if isinstance(given[name], str) else tuple(given[name])
     aliases = {each.alias: each.name for each in listed_guides() if each.alias}
     guide = given.get("guide", "auto")
     given = ({} if guide == "auto" else _GIVEN) | given | {"guide": aliases.get(guide, guide)}

@@ -9,8 +9,8 @@ import pyarrow.parquet
 
 import pyro_dropout as pd
 from pyro_dropout import errors
-from pyro_dropout.tables.reading import read_table
 from tests.bad_input.row import OTHER, RANGE, SHAPE, Row, X, dense, fit, nothing_lost, pair
+from tests.cli.command import read_table
 
 DAMAGED, DIFFERENT = errors.DamagedFileError, errors.DifferentModelError
 FILE = "posterior.safetensors"

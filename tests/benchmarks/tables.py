@@ -15,11 +15,12 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from torch import Tensor
 
 from pyro_dropout.judging import Support
-from pyro_dropout.tables.reading import read_inputs, read_table
+from pyro_dropout.tables.reading import read_inputs
 from pyro_dropout.tables.table import table_of
 from tests.benchmarks.figures import Asked, Figure, benchmark
 from tests.benchmarks.first_hour_tables import TARGET
 from tests.benchmarks.first_hour_tables import tables as ten_tables
+from tests.cli.command import read_table
 
 ENOUGH = 400  # rows held back, over all repeats
 MANY = 16  # values from which a column can have a hole

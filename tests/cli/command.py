@@ -8,6 +8,10 @@ from unittest import mock
 from typer.testing import CliRunner
 
 from pyro_dropout.cli.main import app
+from pyro_dropout.tables.encoding import Dataset
+from pyro_dropout.tables.reading import read
+from pyro_dropout.tables.settings import settings_of
+from pyro_dropout.tables.table import Table
 
 FEW = ["--steps", "3", "--width", "5", "--no-compile", "--quiet"]
 
@@ -19,6 +23,11 @@ def without_fsync() -> Any:
 
 def run(*arguments: object) -> Any:
     return CliRunner().invoke(app, [str(part) for part in arguments], catch_exceptions=False)
+
+
+def read_table(path: str | Path | Table, **options: Any) -> Dataset:
+    """Return a file as data, with options of the command line."""
+    return read(path, settings_of(options)[0])
 
 
 def houses(count: int = 30) -> str:

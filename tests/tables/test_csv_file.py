@@ -7,8 +7,7 @@ import pytest
 
 import pyro_dropout as pd
 from pyro_dropout.tables.files import read_file
-from pyro_dropout.tables.reading import read_table
-from tests.cli.command import cells_in, written
+from tests.cli.command import cells_in, read_table, written
 
 KINDS = ("#1 oak", "elm", "ash")
 TREES = "kind,age,height\n" + "".join(f"{KINDS[k % 3]},{k},{k * 1.5}\n" for k in range(60))

@@ -17,7 +17,7 @@ import pyro_dropout as pd
 from pyro_dropout.tables import reading
 from pyro_dropout.tables.files import read_file
 from pyro_dropout.tables.table import MISSING
-from tests.cli.command import cells_in
+from tests.cli.command import cells_in, read_table
 
 NAME = "t.csv"
 # Where a message says that something is wrong: a row, a column, a byte, the header or its names, or the whole file.
@@ -156,7 +156,7 @@ def check(content: bytes) -> None:
 def forgives(path: Path) -> None:
     """What is read is finite, and predictions from the same file get the same inputs."""
     try:
-        data = reading.read_table(path, held_back=0.0)
+        data = read_table(path, held_back=0.0)
     except pd.errors.PyroDropoutError as mistake:
         says_where(mistake)
         return

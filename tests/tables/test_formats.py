@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 import pyro_dropout as pd
 from pyro_dropout.tables.files import read_file
 from pyro_dropout.tables.notation import NUMBER, is_number
-from pyro_dropout.tables.reading import read_inputs, read_table
+from pyro_dropout.tables.reading import read_inputs
 from pyro_dropout.tables.table import Table, cells_of, table_of
-from tests.cli.command import cells_in, written
+from tests.cli.command import cells_in, read_table, written
 
 ROWS = 60
 

@@ -11,9 +11,9 @@ import torch
 
 import pyro_dropout as pd
 from pyro_dropout.tables.encoding import Encoding
-from pyro_dropout.tables.reading import read_inputs, read_table, stand_in
+from pyro_dropout.tables.reading import read_inputs, stand_in
 from pyro_dropout.tables.table import Table
-from tests.cli.command import FEW, run, table_of, written
+from tests.cli.command import FEW, read_table, run, table_of, written
 
 ROWS = 40
 TOWNS = ("north", "south", "east")

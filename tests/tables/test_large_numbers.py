@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 import pyro_dropout as pd
 from pyro_dropout.tables.learning import centre_of
-from pyro_dropout.tables.reading import read_table
-from tests.cli.command import run, table_of, written
+from tests.cli.command import read_table, run, table_of, written
 
 NOW = 1_700_000_000
 

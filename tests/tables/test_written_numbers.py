@@ -15,8 +15,8 @@ import torch
 import pyro_dropout as pd
 from pyro_dropout.tables.encoding import Encoding
 from pyro_dropout.tables.plain_data import built
-from pyro_dropout.tables.reading import read_inputs, read_table
-from tests.cli.command import FEW, run, written
+from pyro_dropout.tables.reading import read_inputs
+from tests.cli.command import FEW, read_table, run, written
 
 # (cells, the numbers that they are, what is said about the column)
 WRITTEN: dict[str, tuple[Sequence[str], Sequence[float], str]] = {
