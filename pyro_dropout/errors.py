@@ -164,7 +164,7 @@ class DivergedError(PyroDropoutError):
         >>> try:
         ...     pdrop.fit(model, pdrop.AutoDropout(model), x, y, steps=3, compile=False, progress=False)
         ... except pdrop.errors.DivergedError as stop:
-        ...     print(str(stop).split(";")[0])
+        ...     print(str(stop).split(".")[0])
         the loss is nan at step 1
     """
 
