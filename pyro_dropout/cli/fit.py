@@ -2,7 +2,8 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -64,7 +65,8 @@ def fit(
         _check_new(out)
         table = read(path, reading)
         facts = table, str(path.resolve()), sha256_of(path), reading, training, wanted
-        run, _ = plan_table(*facts, device=where, progress=not quiet)
+        with _choosing(out) as before:
+            run, _ = plan_table(*facts, device=where, progress=not quiet, checkpoint=before)
         run.write(out)
         _train(run, table, out, where, checkpoint_every, as_json, quiet)
 
@@ -111,7 +113,7 @@ def _train(
     advice = f"to continue: {PROGRAM} resume {folder}"
     how: Any = {"device": device, "progress": not quiet}
     how["checkpoint"] = Checkpoint(folder / CHECKPOINTS, every=every, run=run.identity)
-    with _advised(advice):
+    with _advised(lambda: advice):
         fitted, history = train_run(run, data, **how)
     scores, loss = fitted.scores, float(history.losses[-1])
     record = {"steps": history.steps, "last_loss": loss, "scores": scores}
@@ -154,15 +156,36 @@ def _told(scores: dict[str, float], rows: int) -> list[str]:
 
 
 @contextlib.contextmanager
-def _advised(advice: str) -> Iterator[None]:
+def _advised(advice: Callable[[], str]) -> Iterator[None]:
     """Say how to continue if a signal ends a training."""
     try:
         yield
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"; {advice}") from None
+        raise KeyboardInterrupt(f"; {advice()}") from None
     except SystemExit as stop:
-        complain(f"stopped; {advice}")
+        complain(f"stopped; {advice()}")
         raise SystemExit(stop.code) from None
+
+
+@contextlib.contextmanager
+def _choosing(folder: Path) -> Iterator[Path]:
+    """Yield where the trainings are kept that choose what to train; only an interruption leaves them there."""
+    from pyro_dropout.tabular.run_folder import CHOOSING
+
+    where, kept = folder / CHOOSING, False
+
+    def advice() -> str:
+        nonlocal kept
+        kept = any(where.rglob("step-*.safetensors"))
+        told = f"the trainings that choose what to train are kept in {where}. To continue, give the same command again."
+        return told if kept else "nothing was written. The same command starts again."
+
+    try:
+        with _advised(advice):
+            yield where
+    finally:
+        if not kept:
+            shutil.rmtree(where, ignore_errors=True)
 
 
 # --- where things go --------------------------------------------------------------------------------------------------

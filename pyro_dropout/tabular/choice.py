@@ -12,6 +12,7 @@ final one; if more steps have made it worse than another candidate, that one is 
 
 import math
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.registry import resolve_guide
 from pyro_dropout.tables.settings import Training, Wanted
 from pyro_dropout.tabular.recipe import Data, Recipe, natural_scale
+from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint
 from pyro_dropout.training.fit import fit
 from pyro_dropout.training.history import History
 from pyro_dropout.training.loop import progress_bar, sharing_bar
@@ -77,6 +79,7 @@ def choose_recipe(
     *,
     device: torch.device | str | None = None,
     progress: bool = False,
+    checkpoint: Path | None = None,
 ) -> Choice:
     """Choose what to train on a table, by the rule at the head of this file; the same call gives the same choice."""
     wanted, training = wanted or Wanted(), training or Training()
@@ -86,7 +89,9 @@ def choose_recipe(
     few, steps, auto = max(1, training.steps // 4), training.steps, wanted.guide == "auto"
     options = training.options() | {"batch_size": batch_for(len(train[0]), training.batch_size), "device": device}
     place = train[0].device if device is None else device
-    search = _Search(train, (held[0].to(place), held[1].to(place)), classes, few, options | {"progress": False})
+    search = _Search(
+        train, (held[0].to(place), held[1].to(place)), classes, few, options | {"progress": False}, checkpoint
+    )
     chosen = first_recipe(train[0].shape[1], torch.cat([train[1], held[1]]), bool(classes), wanted)
     both = wanted.scale == "auto" and chosen.scale != "plain"
     noisy = wanted.noise == "auto" and not classes
@@ -116,6 +121,8 @@ class _Search:
     classes: tuple[str, ...]
     steps: int
     training: dict[str, Any]
+    folder: Path | None  # where trainings are kept until it is known what to train
+    trainings: int = 0
     tried: list[Choice] = field(default_factory=list)
     lost: list[tuple[Recipe, DivergedError]] = field(default_factory=list)
     best: Choice = field(init=False)
@@ -157,7 +164,10 @@ class _Search:
         return self.best.recipe if self.tried else self.lost[0][0]
 
     def _tried(self, recipe: Recipe, steps: int | None = None) -> Choice:
+        self.trainings += 1
         how = self.training | {"steps": steps or self.steps}
+        if self.folder is not None:  # a training that has ended is not repeated: it resumes from its last step
+            how["checkpoint"] = Checkpoint(self.folder / f"training-{self.trainings}", keep_last=1)
         method: Any = resolve_guide(recipe.guide).method
         with forked():
             torch.manual_seed(how["seed"])

@@ -1,7 +1,8 @@
 """``fit_table``: from a raw table to predictions with intervals, in one call; the command line takes the same way."""
 
 import hashlib
-from dataclasses import replace
+from dataclasses import asdict, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +83,14 @@ def plan_table(
     reading: Reading,
     training: Training,
     wanted: Wanted,
+    *,
+    checkpoint: Path | None = None,
     **how: Any,
 ) -> tuple[Run, Prediction | None]:
-    """Return an untrained run on all rows of a table, and its prediction of the held-back rows."""
+    """Return an untrained run on all rows of a table, and its prediction of the held-back rows.
+
+    ``checkpoint`` is a folder in which the trainings that choose are kept, so that the same call continues.
+    """
     wanted, training = suited(data, wanted, training)
     assert data.encoding is not None
     encoding = data.encoding.seen(data.rows[0])
@@ -92,7 +98,10 @@ def plan_table(
         wanted.check(bool(data.classes))
         first = first_recipe(data.train[0].shape[1], data.train[1], bool(data.classes), wanted)
         return Run(file, digest, reading, encoding, first, training), None
-    choice = choose_recipe(data.train, data.test, data.classes, wanted, training, **how)
+    if checkpoint is not None:  # what was kept of another table, command or version is of no use
+        bound = [version("pyro-dropout"), digest, asdict(reading), asdict(training), asdict(wanted)]
+        checkpoint = checkpoint / hashlib.sha256(repr(bound).encode()).hexdigest()[:16]
+    choice = choose_recipe(data.train, data.test, data.classes, wanted, training, checkpoint=checkpoint, **how)
     held = calibrate(choice.prediction, data.test, data.train, data.classes, intervals=training.conformal)
     told = held.as_json() | {"said": choice.said}
     return Run(file, digest, reading, encoding, choice.recipe, training, told), choice.prediction

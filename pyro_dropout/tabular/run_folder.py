@@ -32,7 +32,8 @@ from pyro_dropout.training.checkpoints.safe_files import check_name, check_no_li
 from pyro_dropout.training.checkpoints.tensor_file import read_facts
 
 RECORD, POSTERIOR, CHECKPOINTS = "run.json", "posterior.safetensors", "checkpoints"
-OWN = (RECORD, POSTERIOR, CHECKPOINTS)
+CHOOSING = "choosing"  # checkpoints of the trainings that choose what to train; removed when that is known
+OWN = (RECORD, POSTERIOR, CHECKPOINTS, CHOOSING)
 FORMAT = 6
 HELD_BACK = "held back"  # what the held-back rows say; not in a run without them
 _SECTIONS = ("data", "encoding", "model", "training")
@@ -143,9 +144,10 @@ class Run:
             raise PyroDropoutError(f"there is no folder {str(folder)!r}; create a run with pyro-dropout fit.")
         check_no_links(folder, *OWN)
         path = folder / RECORD
-        check_regular(
-            path, "a run's record is needed. Fit the run again.", f"{folder} is not a run: it has no {RECORD}."
-        )
+        missing = f"{folder} is not a run: it has no {RECORD}."
+        if (folder / CHOOSING).is_dir():
+            missing = f"{folder} was stopped before it was known what to train: give the same fit command again."
+        check_regular(path, "a run's record is needed. Fit the run again.", missing)
         try:
             if path.stat().st_size > _LONGEST:
                 raise ValueError

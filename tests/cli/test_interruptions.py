@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import pyro_dropout as pd
+from pyro_dropout.tabular import choice
 from tests.cli.command import contents, run, trees, written
 from tests.cli.kills import comparisons, fits, predicted
 
@@ -128,7 +129,35 @@ def test_the_interrupt_button_of_a_notebook(count: int) -> None:
     assert seen >= count // 4  # most interrupts came after some steps, and these are kept
 
 
-def test_sigterm_before_it_is_known_what_to_train(tmp_path: Path) -> None:
+def test_trainings_that_choose_are_not_repeated(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupted after each training that chooses: the same command ends as if nothing had been."""
+    data, out, real = whole / "table.csv", tmp_path / "run", choice.predict
+    words = ["fit", data, "--out", out, *FIT]
+    first: list[int] = []
+    for after in (1, 2):
+        asked = iter(range(1, after))
+
+        def predict(*args: Any, asked: Iterator[int] = asked, **options: Any) -> Any:
+            if next(asked, None) is None:
+                raise KeyboardInterrupt
+            return real(*args, **options)
+
+        monkeypatch.setattr(choice, "predict", predict)
+        done = run(*words)
+        assert done.exit_code == 130
+        assert "choosing. To continue, give the same command again." in " ".join(done.stderr.split())
+        assert len(list((out / "choosing").rglob("step-*"))) == after
+        first += [path.stat().st_mtime_ns for path in (out / "choosing").rglob("training-1/step-*")]
+    assert len(set(first)) == 1
+    assert "give the same fit command again" in run("resume", out).stderr
+    monkeypatch.setattr(choice, "predict", real)
+    assert run(*words).exit_code == 0
+    assert not (out / "choosing").exists()
+    assert predicted(out, data) == answers(whole)
+
+
+def test_sigterm_before_the_first_checkpoint_of_a_run(tmp_path: Path) -> None:
+    """Which guide to take is chosen first; these trainings have checkpoints of their own."""
     table, out = written(tmp_path, trees()), tmp_path / "run"
     words = ["fit", table, "--target", "kind", "--steps", "10000000", "--out", out]
     command = [sys.executable, "-m", "pyro_dropout", *map(str, words)]
@@ -140,6 +169,7 @@ def test_sigterm_before_it_is_known_what_to_train(tmp_path: Path) -> None:
         process.terminate()
         said += process.stderr.read()
     assert process.returncode == 143
-    assert b"stopped by SIGTERM before there was anything to keep" in said
+    assert b"training can resume from step" in said
+    assert b"stopped; the trainings that choose what to train are kept in" in said
     assert b"Traceback" not in said
-    assert not out.exists()
+    assert run(*words[:5], "3", *words[6:], "--quiet").exit_code == 0

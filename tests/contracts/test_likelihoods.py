@@ -63,7 +63,7 @@ def test_it_is_trained_predicted_and_judged(name: str) -> None:
     torch.testing.assert_close(answer.log_prob(y), torch.logsumexp(each, 0) - math.log(30))
     if is_class(answer.target_distribution):
         assert bool(((answer.probs >= 0) & (answer.probs <= 1)).all())
-        with pytest.raises(pd.errors.PyroDropoutError, match="is for numbers; .* use probs, reliability, ece or brier"):
+        with pytest.raises(pd.errors.PyroDropoutError, match=r"is for numbers; .*ece or brier"):
             pd.coverage(answer, y)
         return
     torch.testing.assert_close(answer.mean, p.mean.mean(0).to(answer.mean))
