@@ -59,11 +59,12 @@ def text(cells: pd.DataFrame) -> str:
         if here.empty:
             continue
         lines += [f"**{title}** ({', '.join(tables)})", ""]
-        lines += ["| guide | level after 2,000 steps | level after 20,000 | mean difference |", "|---|---|---|---|"]
+        lines.append("| guide | level after 2,000 steps | level after 20,000 | mean difference after 2,000 |")
+        lines.append("|---|---|---|---|")
         for name in [each for each in order if each in set(here.guide)]:
             mine = here[here.guide == name]
             early, late = (_share(mine.level[mine.steps == steps]) for steps in (2_000, 20_000))
-            lines.append(f"| {name} | {early} | {late} | {mine.gain.mean():+.3f} |")
+            lines.append(f"| {name} | {early} | {late} | {mine.gain[mine.steps == 2_000].mean():+.3f} |")
         lines.append("")
     ours = default[~default.guide.isin(_AS_THEY_COME)]
     lines += [f"With the default prior, {_share(ours.chance)} cells are at chance.", ""]
