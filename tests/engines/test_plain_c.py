@@ -219,6 +219,7 @@ def test_a_truth_value_that_c_does_not_write_is_left_to_torch() -> None:
 def test_rows_are_chosen_by_their_numbers() -> None:
     x, y, index = torch.randn(6, 3), torch.randn(6), torch.tensor([5, 0, -1, 2, -6])
     agrees(lambda x, y, index: [x[index] * 2, y[index] + 1, x[1:][index[1:3]]], x, y, index)
+    agrees(lambda x, y, index: [x.t()[:, index.abs() % 6] + 1, (x + 1)[index]], x, y, index)
     each = torch.tensor([[5, 0], [-1, 2], [3, -6]])  # the rows of each network of a fleet
     agrees(lambda x, y, each: [x[each] * 2, y[each] + 1], x, y, each)
     for wrong in (6, -7):

@@ -113,12 +113,14 @@ class Translation(Lowering):
                     raise UnsupportedError("an operation that is not on the CPU")
                 super()._lower(node)
             except UnsupportedError:
-                self._count_call(operation)
+                self._count_call(node, operation)
                 self._call(node, operation)
 
-    def _count_call(self, operation: OpOverload) -> None:
+    def _count_call(self, node: fx.Node, operation: OpOverload) -> None:
         self._called += 1
-        if not can_be_called(operation):
+        chosen = node.args[1] if operation is torch.ops.aten.index.Tensor else [None]
+        by_number = [each.meta["val"].dtype == torch.int64 for each in chosen if each is not None]  # type: ignore[union-attr]
+        if not (can_be_called(operation) or (by_number and all(by_number))):  # by truth values, a shape depends on them
             raise CannotError(f"{operation} changes a tensor, draws random numbers or returns a view")
         if self._called > _MOST_CALLS:
             raise CannotError(f"more than {_MOST_CALLS} operations have no form in C, of which the last is {operation}")
