@@ -73,7 +73,7 @@ REFUSED = (
         draws={"per-example"},
         applies=lambda guide, kind: kind in WHOLE and drawn_per_data_point(guide, some=True),
         error=NotFollowedError,
-        message="cannot follow",
+        message="is not a layer",
     ),
     Refusal(
         loss={"trace"},

@@ -47,7 +47,7 @@ class Anchoring(Messenger):
     ) -> None:
         super().__init__()
         self._anchors, self._heat = anchors, heat
-        self._data = dict(data) if rows is None else {name: value[rows] for name, value in data.items()}
+        self._data = dict(data) if rows is None else {name: value.index_select(0, rows) for name, value in data.items()}
 
     def _pyro_sample(self, msg: Trace) -> None:
         if site_is_subsample(msg) or (msg["infer"] or {}).get("_deterministic"):
