@@ -66,7 +66,7 @@ REFUSED = (
         draws={"per-example"},
         applies=lambda guide, kind: (guide, kind) == ("low-rank-net", "noisy"),
         error=PyroDropoutError,
-        message="drawn once for all data points",
+        message="drawn once for all of them",
     ),
     Refusal(
         loss={"mean-field", "trace", "elbo"},
