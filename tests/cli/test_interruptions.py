@@ -95,8 +95,6 @@ def interrupts(count: int) -> Iterator[float]:
     yield from (dice.uniform(0.0005, 0.3) for _ in range(count))
 
 
-# Python reports a signal that arrives in a destructor, and raises it no further.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("count", [8, pytest.param(200, marks=pytest.mark.deep)])
 def test_the_interrupt_button_of_a_notebook(count: int) -> None:
     """A notebook sends SIGINT anywhere in ``fit``: model and guide stay usable, with what was learned."""
