@@ -38,6 +38,13 @@ def test_against_mpmath(keep: float, d: float) -> None:
     assert entropy(keep, d) == pytest.approx(mixture_entropy_oracle(keep, d), abs=1e-13)
 
 
+@given(keeps, st.floats(0, 20))
+def test_float32_has_the_digits_of_float64(keep: float, d: float) -> None:
+    probs = torch.tensor([keep, 1 - keep])  # rounded before, so that both types are asked the same
+    single, double = (label_entropy(p, torch.tensor(d * d).to(p)).item() for p in (probs, probs.double()))
+    assert single == pytest.approx(double, rel=1e-4, abs=1e-30)
+
+
 @given(keeps, st.floats(0, 20), dtypes)
 def test_slopes_are_those_of_information_theory(keep: float, d: float, dtype: torch.dtype) -> None:
     """Slope in d² is -½E[Var(z|w)], so it lies in [-p(1-p)/2, 0]; slopes in p are mean surprises, at least 0."""
