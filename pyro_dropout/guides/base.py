@@ -140,7 +140,6 @@ class SiteGuide(Summarised, Marginals):
         self._sites: dict[str, GuideSite] = {}
         self._expected_sites: list[str] = []
         self._subsampled: set[str] = set()
-        self._noise: dict[str, SharedNoise] = {}  # of the sites of one draw, by block
         self.states = nn.ModuleDict()
 
     def _start(self) -> None:
@@ -158,7 +157,10 @@ class SiteGuide(Summarised, Marginals):
 
     @abstractmethod
     def weight_distribution(self, site: GuideSite, state: State) -> SiteDistribution:
-        """Return q(w) of a weight site, made from its tensors: a distribution of Pyro or of this package."""
+        """Return q(w) of a weight site, made from its tensors: a distribution of Pyro or of this package.
+
+        With ``block_of``, a guide takes the noise of the block too: q is then drawn with the other sites of the block.
+        """
 
     def family_of(self, site: GuideSite) -> str:
         """Return what a site's q is: "own", as these two make it; "gaussian", independent Gaussians; "map", a point."""
@@ -197,13 +199,6 @@ class SiteGuide(Summarised, Marginals):
         """Return the noise of one draw of a block: a number for each number of its sites."""
         return SharedNoise(sum(site.start.numel() for site in sites))
 
-    def joint_distribution(self, site: GuideSite, state: State, noise: SharedNoise) -> Distribution:
-        """Return q of a site in a block, whose draws are made of the noise of the block."""
-        raise NotImplementedError(f"{type(self).__name__} has sites that share noise, and no joint_distribution.")
-
-    def _joint(self, site: GuideSite) -> bool:
-        return self.block_of(site) is not None
-
     def _blocks(self) -> dict[str, list[GuideSite]]:
         found: dict[str, list[GuideSite]] = {}
         for site in self._sites.values():
@@ -211,34 +206,30 @@ class SiteGuide(Summarised, Marginals):
                 found.setdefault(block, []).append(site)
         return found
 
-    def _noise_of(self, site: GuideSite) -> SharedNoise:
-        return self._noise[str(self.block_of(site))]
-
-    def _before_sampling(self) -> None:
-        """Make what the sites of one draw share."""
-        self._noise = {block: self.shared_noise(sites) for block, sites in self._blocks().items()}
-
-    def _marginal(self, site: GuideSite) -> Distribution:
-        return self.weight_distribution(site, self._state(site)) if self._joint(site) else self._distribution(site)
+    def _shared(self) -> dict[str, SharedNoise]:
+        """Return what the sites of the same block share in one draw, by site."""
+        each = ((self.shared_noise(sites), sites) for sites in self._blocks().values())
+        return {site.name: noise for noise, sites in each for site in sites}
 
     def _tensors_of(self, site: GuideSite) -> dict[str, Tensor]:
-        if self.family_of(site) == "own" or self._joint(site):
+        if self.family_of(site) == "own" or self.block_of(site) is not None:
             return self.parameters_of(site)
         width = {} if self.family_of(site) == "map" else {"log_scale": trained(self.log_width(site))}
         return {"loc": trained(site.start), **width}
 
-    def _distribution(self, site: GuideSite) -> Distribution:
-        """Return q of a site, from its tensors; in a plate, of the elements that the plate shows now."""
-        state = self._state(site)
-        if not site.plates or self._joint(site):
-            return self._made(site, state)
-        names = [*state._parameters, *state._buffers]
-        shown = {name: pyro.subsample(getattr(state, name), event_dim=site.free_dim) for name in names}
-        return self._made(site, SimpleNamespace(**shown))
+    def _distribution(self, site: GuideSite, noise: SharedNoise | None = None) -> Distribution:
+        """Return q of a site, from its tensors: by itself, or drawn with the others of its block by their ``noise``.
 
-    def _made(self, site: GuideSite, state: State) -> Distribution:
-        if self._joint(site):
-            return self.joint_distribution(site, state, self._noise_of(site))
+        In a plate it is of the elements that the plate shows now.
+        """
+        state: State = self._state(site)
+        if self.block_of(site) is not None:
+            found: Distribution = cast(Any, self).weight_distribution(site, state, noise)
+            return found
+        if site.plates:
+            tensors = {**state._parameters, **state._buffers}
+            shown = {name: pyro.subsample(value, event_dim=site.free_dim) for name, value in tensors.items()}
+            state = SimpleNamespace(**shown)
         family = self.family_of(site)
         if family == "own":
             return self.weight_distribution(site, state)
@@ -277,9 +268,9 @@ class SiteGuide(Summarised, Marginals):
         for site in self._sites.values():
             self._states[site.key] = SiteState(**self._tensors_of(site))
         with torch.no_grad():
-            self._before_sampling()
-            for site in self._sites.values():
-                check_distribution(self._distribution(site), site, guide)
+            shared = self._shared()
+            for name, site in self._sites.items():
+                check_distribution(self._distribution(site, shared.get(name)), site, guide)
         kinds = {site.kind for site in self._sites.values()}
         marked = all("kind" in message["infer"] for _, message in found)
         # A guide in an AutoGuideList has some of the sites, and a model may say that none of them is a weight.
@@ -315,18 +306,18 @@ class SiteGuide(Summarised, Marginals):
             self._setup_prototype(*args, **kwargs)
         plates = self._create_plates(*args, **kwargs)  # type: ignore[no-untyped-call]
         self._tell()
-        self._before_sampling()
-        result: dict[str, Tensor] = {}
+        result, shared = {}, self._shared()
         for name, site in self._sites.items():
-            free = self._drawn_whole(site, plates) if self._joint(site) and not site.plain else None
+            noise = shared.get(name)
+            free = None if noise is None or site.plain else self._drawn_whole(site, noise, plates)
             with ExitStack() as stack:
                 for frame in site.plates:
                     stack.enter_context(plates[frame.name])
-                result[name] = self._sample(site) if free is None else self._sample_image(site, free)
+                result[name] = self._sample(site, noise) if free is None else self._sample_image(site, free)
         return result
 
-    def _sample(self, site: GuideSite) -> Tensor:
-        q = self._distribution(site)
+    def _sample(self, site: GuideSite, noise: SharedNoise | None) -> Tensor:
+        q = self._distribution(site, noise)
         if isinstance(q, dist.Delta):
             value = site.image(q.v)
             point = dist.Delta(value, event_dim=value.dim() if site.plain else site.event_dim)
@@ -343,7 +334,7 @@ class SiteGuide(Summarised, Marginals):
         log_density = 0.0 if poutine.get_mask() is False else site.log_volume(free, value)
         return pyro.sample(site.name, Image(value, log_density=log_density, event_dim=site.event_dim))  # type: ignore[no-untyped-call]
 
-    def _drawn_whole(self, site: GuideSite, plates: Mapping[str, pyro.plate]) -> Tensor:
+    def _drawn_whole(self, site: GuideSite, noise: SharedNoise, plates: Mapping[str, pyro.plate]) -> Tensor:
         """Draw a site together with its plates, so that it can share noise with other sites."""
         for frame in site.plates:
             if plates[frame.name].subsample_size != frame.size:
@@ -351,7 +342,7 @@ class SiteGuide(Summarised, Marginals):
                     f"site {site.name!r} is in plate {frame.name!r}, which is subsampled now and was not when"
                     f" {type(self).__name__} first saw the model. Call the guide first with the subsample."
                 )
-        q = self._distribution(site)
+        q = self._distribution(site, noise)
         q.lenient, q.site = True, site.name
         free = pyro.sample(f"{site.name}_unconstrained", q, infer={"is_auxiliary": True})
         lead = free.shape[: free.dim() - site.start.dim()]  # particles, and dimensions for inner plates

@@ -204,7 +204,7 @@ class Ensemble(Summarised, StackedMembers):
             for site in guide._sites.values():
                 q: Distribution = guide.posterior(site.name)
                 q = q.base_dist if isinstance(q, TransformedDistribution) else q
-                if guide._joint(site):
+                if guide.block_of(site) is not None:
                     raise SingularError(
                         f"members of {type(guide).__name__} share noise between sites, so that the mixture has no"
                         " density that can be computed site by site."

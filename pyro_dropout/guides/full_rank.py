@@ -14,7 +14,7 @@ from pyro_dropout.guides.base import SiteGuide, State, trained
 from pyro_dropout.guides.sites import GuideSite, Options
 from pyro_dropout.mathematics.checks import check_choice
 from pyro_dropout.mathematics.full_rank_normal import FullRankNormal, SharedNoise
-from pyro_dropout.protocols import Distribution, PyroModel, SiteDistribution
+from pyro_dropout.protocols import PyroModel, SiteDistribution
 from pyro_dropout.registry import guide
 
 MOST = 8192  # numbers in a block: L has 256 MB in float32, and training needs four times as much
@@ -70,9 +70,9 @@ class AutoFullRank(SiteGuide):
             "lower": trained(lower) if lower.numel() else lower,
         }
 
-    def weight_distribution(self, site: GuideSite, state: State) -> SiteDistribution:
-        """One Gaussian over the whole tensor, whatever the other sites are."""
-        return FullRankNormal(state.loc, self._root(state))
+    def weight_distribution(self, site: GuideSite, state: State, noise: SharedNoise | None = None) -> SiteDistribution:
+        """One Gaussian over the whole tensor: with the sites of the block, or whatever the other sites are."""
+        return FullRankNormal(state.loc, self._root(state), noise)
 
     @staticmethod
     def _root(state: State) -> Tensor:
@@ -87,10 +87,6 @@ class AutoFullRank(SiteGuide):
         if self.family_of(site) == "map" or site.shown_in_part(self._subsampled):
             return None
         return "" if self.per == "net" else site.name.rpartition(".")[0]
-
-    def joint_distribution(self, site: GuideSite, state: State, noise: SharedNoise) -> Distribution:
-        """One Gaussian with the sites of the block."""
-        return FullRankNormal(state.loc, self._root(state), noise)
 
     def _check_size(self, site: GuideSite, number: int) -> None:
         """Raise an error if the block of a site is too large."""

@@ -18,7 +18,7 @@ from pyro_dropout.mathematics.checks import check_choice
 from pyro_dropout.mathematics.curvature import OF_NOISE, Curvature, log_evidence
 from pyro_dropout.mathematics.curvature_blocks import Block, Dense, Diagonal, Kronecker
 from pyro_dropout.mathematics.full_rank_normal import SharedNoise
-from pyro_dropout.protocols import Distribution, PyroModel, SiteDistribution, Weights
+from pyro_dropout.protocols import PyroModel, SiteDistribution, Weights
 from pyro_dropout.registry import guide
 
 Structure = Literal["full", "layer", "kron", "diagonal", "last"]
@@ -102,9 +102,12 @@ class AutoLaplace(SiteGuide):
         """The point."""
         return {"loc": trained(site.start)}
 
-    def weight_distribution(self, site: GuideSite, state: State) -> SiteDistribution:
-        """A point, or what the curvature makes of it."""
-        found: SiteDistribution = self._at(site, state, None)
+    def weight_distribution(self, site: GuideSite, state: State, noise: SharedNoise | None = None) -> SiteDistribution:
+        """A point, or what the curvature makes of it: drawn with the others of its block, or by itself."""
+        block, loc = self._block(site.name), state.loc
+        if block is None:
+            return dist.Delta(loc, event_dim=loc.dim())
+        found: SiteDistribution = block.distribution(site.name, loc, noise)
         return found
 
     # --- the curvature ------------------------------------------------------------------------------------------------
@@ -148,7 +151,6 @@ class AutoLaplace(SiteGuide):
     def set_curvature(self, curvature: Curvature | None) -> None:
         """Make q the Gaussian with this curvature; with None, points again."""
         self._modules["measured"] = curvature
-        self._noise = {}
 
     @contextmanager
     def room_for(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
@@ -203,17 +205,6 @@ class AutoLaplace(SiteGuide):
         """Return the name of the block of a site whose numbers share noise."""
         block = self._block(site.name)
         return ",".join(block.shapes) if block is not None and block.sites_share else None
-
-    def joint_distribution(self, site: GuideSite, state: State, noise: SharedNoise) -> Distribution:
-        """What the curvature makes of the point, with the other sites of its block."""
-        return self._at(site, state, noise)
-
-    def _at(self, site: GuideSite, state: State, noise: SharedNoise | None) -> Distribution:
-        """Return the distribution of a site: drawn with the others of its block, or by itself."""
-        block, loc = self._block(site.name), state.loc
-        if block is None:
-            return dist.Delta(loc, event_dim=loc.dim())
-        return block.distribution(site.name, loc, noise)
 
     def layer_covariance(self, features: Tensor, sites: Sequence[str]) -> Tensor | None:
         """Return Cov[W φ + b] of a layer at N points, (N, outputs, outputs), from φ alone, if it is a block."""

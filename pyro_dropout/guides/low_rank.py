@@ -19,7 +19,7 @@ from pyro_dropout.mathematics.full_rank_normal import SharedNoise
 from pyro_dropout.mathematics.gaussian_rows import factorised, joint_log_det, mahalanobis
 from pyro_dropout.mathematics.stand_ins import is_placeholder
 from pyro_dropout.mathematics.weight_distribution import LOG_2PI
-from pyro_dropout.protocols import Distribution, PyroModel, SiteDistribution
+from pyro_dropout.protocols import PyroModel, SiteDistribution
 from pyro_dropout.registry import guide
 
 
@@ -139,9 +139,14 @@ class AutoLowRank(SiteGuide):
         width = self.log_width(site) - 0.5 * added.log1p()
         return {"loc": trained(site.start), "log_scale": trained(width), "factor": trained(_laid_out(factor))}
 
-    def weight_distribution(self, site: GuideSite, state: State) -> SiteDistribution:
-        """One Gaussian over the whole tensor."""
-        return LowRankNormal(state.loc, state.log_scale.exp(), state.factor)
+    def weight_distribution(self, site: GuideSite, state: State, noise: SharedNoise | None = None) -> SiteDistribution:
+        """One Gaussian over the whole tensor: with the other sites, or by itself."""
+        tensors = (state.loc, state.log_scale.exp(), state.factor)
+        if not isinstance(noise, SharedFactor):
+            return LowRankNormal(*tensors)
+        q = NetBlock(*tensors)
+        q.shared, q.site = noise, site.name
+        return q
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move the guide, as ``to`` does, and lay A out for the device that it is on then."""
@@ -158,9 +163,3 @@ class AutoLowRank(SiteGuide):
     def shared_noise(self, sites: list[GuideSite]) -> SharedNoise:
         """Return η, and what else the sites of the network share."""
         return SharedFactor({site.name: self._state(site).factor for site in sites})
-
-    def joint_distribution(self, site: GuideSite, state: State, noise: SharedNoise) -> Distribution:
-        """One Gaussian with the other sites."""
-        q = NetBlock(state.loc, state.log_scale.exp(), state.factor)
-        q.shared, q.site = cast(SharedFactor, noise), site.name
-        return q

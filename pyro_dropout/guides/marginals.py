@@ -38,23 +38,21 @@ class Marginals(AutoGuide):
     prototype_trace: Trace
 
     @abstractmethod
-    def _distribution(self, site: GuideSite) -> Distribution: ...
+    def _distribution(self, site: GuideSite, noise: SharedNoise | None = None) -> Distribution: ...
 
     @abstractmethod
     def _tell(self) -> None: ...
 
     @abstractmethod
-    def _joint(self, site: GuideSite) -> bool: ...
-
-    @abstractmethod
-    def _before_sampling(self) -> None: ...
-
-    @abstractmethod
-    def _noise_of(self, site: GuideSite) -> SharedNoise: ...
+    def _shared(self) -> dict[str, SharedNoise]: ...
 
     def _marginal(self, site: GuideSite) -> Distribution:
-        """Return q of one site by itself."""
+        """Return q of one site by itself, as it was learned."""
         return self._distribution(site)
+
+    def _asked(self, site: GuideSite, noise: SharedNoise | None) -> Distribution:
+        """Return q of a site as the queries of all sites together need it."""
+        return self._marginal(site) if noise is None else self._distribution(site, noise)
 
     def _known(self) -> list[GuideSite]:
         """Return all sites, with their parameters told to Pyro."""
@@ -106,14 +104,13 @@ class Marginals(AutoGuide):
                 why = "in a plate" if sites[name].plates else "constrained"
                 raise PyroDropoutError(f"the covariance of site {name!r} is not known: it is {why}. {_MONTE_CARLO}")
         with torch.no_grad():
-            self._before_sampling()
+            noises = self._shared()
             own: list[Tensor] = []
             shared: dict[SharedNoise, Tensor] = {}
-            for site, value in ((sites[name], value) for name, value in rows.items()):
-                q = self._distribution(site) if self._joint(site) else self._marginal(site)
-                root = _site_root(site, q, value)
-                if self._joint(site):  # the last columns belong to the noise that sites share, or to the first of it
-                    noise = self._noise_of(site)
+            for name, value in rows.items():
+                noise = noises.get(name)
+                root = _site_root(sites[name], self._asked(sites[name], noise), value)
+                if noise is not None:  # the last columns belong to the noise that sites share, or to the first of it
                     alone = max(0, root.shape[-1] - noise.size)
                     root, among = root[:, :alone], root[:, alone:]
                     among = pad(among, (0, noise.size - among.shape[-1]))
@@ -129,10 +126,8 @@ class Marginals(AutoGuide):
             sites = self._known()
             if not sites:
                 raise PyroDropoutError("the model has no latent site, so there is nothing to draw; run the model.")
-            self._before_sampling()
-            # of sites that share noise together; of all others from what was learned, with flips that are not relaxed
-            drawn_from = [self._distribution(site) if self._joint(site) else self._marginal(site) for site in sites]
-            drawn = [q.sample((n,)).clone() for q in drawn_from]
+            shared = self._shared()
+            drawn = [self._asked(site, shared.get(site.name)).sample((n,)).clone() for site in sites]
             return {site.name: site.image(value) for site, value in zip(sites, drawn, strict=True)}
 
     def median(self, *args: object, **kwargs: object) -> dict[str, Tensor]:
@@ -159,7 +154,7 @@ class Marginals(AutoGuide):
         # Pyro's own method takes the model away from the guide that is being pickled. A model is often a function that
         # cannot be pickled; the copy has none, but knows its sites.
         state = self.__dict__.copy()
-        state["_model"], state["master"], state["_noise"] = (None,), None, {}  # noise is left over from a draw
+        state["_model"], state["master"] = (None,), None
         for parameter in self.parameters():
             parameter.__dict__.pop("unconstrained", None)  # a weak reference that Pyro leaves
         return state
