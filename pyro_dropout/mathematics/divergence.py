@@ -42,34 +42,42 @@ def _prior(q: RowMixture, p: Distribution) -> tuple[Tensor, Tensor]:
     return loc, scale.log()
 
 
-def _component_kl(q: RowMixture, p: Distribution, whole: bool = False) -> list[Tensor]:
-    """Return KL(N_l‖p) of every component and row; at scale=0 without the terms in σ, which nothing moves.
-
-    With ``whole``, rows are summed over too, and one number stands where they stood: one pass over the weights.
-    """
+def _large_k(q: RowMixture, p: Distribution) -> Tensor:
+    """Return Σ_r Σ_l π_rl KL(N_l‖p) - H(z); at scale=0 without the terms in σ, which nothing moves."""
     loc, log_prior = _prior(q, p)
-    precision = torch.exp(-2 * log_prior)
-    sizes = (q.rows, q.rest) if whole else (1, q.rest)
-    half_log_det = _half_log_det(q, sizes)
+    precision, size = torch.exp(-2 * log_prior), (q.rows, q.rest)
+    diagonal, low_rank = _half_log_dets(q)
     # The normaliser of the prior is part of ½(l²σ² - log l²σ² - 1); with σ = 0 it goes too, unless l is being learned.
-    dropped = q.noiseless and not log_prior.requires_grad
-    normaliser = log_prior.new_zeros(()) if dropped else _total(log_prior, sizes)
-    added = q.factor_variance()
-    found = []
+    normalised = not q.noiseless or log_prior.requires_grad
+    probs = compact(q.probs)
+    log_probs = probs.clamp_min(torch.finfo(probs.dtype).tiny).log()  # 0·log 0 = 0, with a finite slope
+    total = _total(probs * log_probs, (q.rows, q.components))
     for label in range(q.components):
+        # Where all rows have the same probability, it is a factor of one sum over all weights.
+        by_row = None if len(probs) == 1 else probs[:, label].unsqueeze(-1)
         # ½(tr Λ Σ_l + m_lᵀ Λ m_l) - Σ log l, with Λ = l² the prior precision
-        squares = [_square_distance(q, label, loc)]
-        if not q.noiseless:
-            squares.append(compact(q.to_rows(q.scale)[min(label, q.scale.shape[0] - 1)]).square())
-        if added is not None:
-            squares.append(added[min(label, len(added) - 1)])
-        # What has a number for every weight is summed in one pass; what is one number for many is not blown up first.
-        dense = [each for each in squares if each.shape[-2:] == (q.rows, q.rest)]
-        terms = [each for each in squares if each.shape[-2:] != (q.rows, q.rest)]
-        terms += [functools.reduce(torch.add, dense)] if dense else []
-        quadratic = functools.reduce(torch.add, [_weighted(precision, each, sizes) for each in terms])
-        found.append(0.5 * quadratic + normaliser - half_log_det[min(label, len(half_log_det) - 1)])
-    return found
+        weighed = [_weighted(precision, each, size, by_row) for each in _squares(q, label, loc)]
+        found = 0.5 * functools.reduce(torch.add, weighed)
+        if normalised:
+            found = found + _total(log_prior, size, by_row)
+        half = [_total(values[min(label, len(values) - 1)], size, by_row) for values in diagonal]
+        half += [_total(values[min(label, len(values) - 1)], (q.rows, 1), by_row) for values in low_rank]
+        found = found - functools.reduce(torch.add, half) if half else found
+        total = total + (probs[0, label] * found if by_row is None else found)
+    return total
+
+
+def _squares(q: RowMixture, label: int, loc: Tensor) -> list[Tensor]:
+    """Return tensors by rows whose sum is E[(w - loc)²] under one component."""
+    squares = [_square_distance(q, label, loc)]
+    if not q.noiseless:
+        squares.append(compact(q.to_rows(q.scale)[min(label, q.scale.shape[0] - 1)]).square())
+    if (added := q.factor_variance()) is not None:
+        squares.append(added[min(label, len(added) - 1)])
+    # What has a number for every weight is summed in one pass; what is one number for many is not blown up first.
+    dense = [each for each in squares if each.shape[-2:] == (q.rows, q.rest)]
+    terms = [each for each in squares if each.shape[-2:] != (q.rows, q.rest)]
+    return [*terms, functools.reduce(torch.add, dense)] if dense else terms
 
 
 def compact(values: Tensor) -> Tensor:
@@ -80,26 +88,20 @@ def compact(values: Tensor) -> Tensor:
     return values
 
 
-def _total(values: Tensor, sizes: tuple[int, int]) -> Tensor:
-    """Sum over the weights of a row, and over the rows too where ``sizes`` counts them; 1 may stand for all of them."""
-    if sizes[0] == 1:
-        return _over_rest(values, sizes[1])
-    repeats = [size for size, held in zip(sizes, values.shape[-2:], strict=True) if held == 1]
+def _total(values: Tensor, size: tuple[int, int], by_row: Tensor | None = None) -> Tensor:
+    """Sum over rows and their weights, each row with its factor; one value may stand for all along a dimension."""
+    values = values if by_row is None else by_row * values
+    repeats = [count for count, held in zip(size, values.shape[-2:], strict=True) if held == 1]
     # Along memory first: a compiled step can make these sums on the way, where it reads the weights to update them.
     inner = -1 if values.stride(-1) <= values.stride(-2) else -2
-    return values.sum(inner, keepdim=True).sum((-2, -1)).unsqueeze(-1) * math.prod(repeats)
+    return values.sum(inner, keepdim=True).sum((-2, -1)) * math.prod(repeats)
 
 
-def _over_rest(values: Tensor, rest: int) -> Tensor:
-    """Sum over the last dimension, of size ``rest``; one value may stand for all of it."""
-    return values.squeeze(-1) * rest if values.shape[-1] == 1 else values.sum(-1)
-
-
-def _weighted(precision: Tensor, squares: Tensor, sizes: tuple[int, int]) -> Tensor:
+def _weighted(precision: Tensor, squares: Tensor, size: tuple[int, int], by_row: Tensor | None) -> Tensor:
     """Sum ``precision * squares`` over weights; a precision that they all share is multiplied with the sum."""
-    if precision.shape[-1] == 1 and (sizes[0] == 1 or precision.shape[-2] == 1):
-        return precision.squeeze(-1) * _total(squares, sizes)
-    return _total(precision * squares, sizes)
+    if precision.shape[-2:] == (1, 1):
+        return precision.squeeze(-1).squeeze(-1) * _total(squares, size, by_row)
+    return _total(precision * squares, size, by_row)
 
 
 def _square_distance(q: RowMixture, label: int, loc: Tensor) -> Tensor:
@@ -113,34 +115,20 @@ def _square_distance(q: RowMixture, label: int, loc: Tensor) -> Tensor:
     return q.to_rows(F.mse_loss(left, right, reduction="none"))
 
 
-def _half_log_det(q: RowMixture, sizes: tuple[int, int]) -> Tensor:
-    """Return ½(log det Σ_l + K) of every component and row; at scale=0 what is left when σ's own terms are dropped."""
+def _half_log_dets(q: RowMixture) -> tuple[list[Tensor], list[Tensor]]:
+    """Return ½(log det Σ_l + K), by weights and by rows, (1 or L, rows, ...); at scale=0 without the terms in σ."""
     if not q.singular:
         extra = q.low_rank_log_det()
-        diagonal = _total(compact(q.to_rows(q.scale)).log() + 0.5, sizes)
-        return diagonal if extra is None else diagonal + (extra if sizes[0] == 1 else extra.sum(-1, keepdim=True)) / 2
+        return [compact(q.to_rows(q.scale)).log() + 0.5], [] if extra is None else [extra.unsqueeze(-1) / 2]
     if not q.noiseless:
         raise SingularError("kl needs scale to be 0 for all weights or for none.")
     if q.cov_factor is None:
-        return q.like.new_zeros((1, 1))
+        return [], []
     # As σ → 0, log det(σ²I + VVᵀ) = (K - R) log σ² + log det VᵀV, and the second part moves with V.
     factor = q.cov_factor
     one = factor.shape[-1] == 1  # one direction, as of multiplicative noise, needs no matrix
     log_det = factor.square().sum((-2, -1)).log() if one else torch.linalg.slogdet(factor.mT @ factor)[1]
-    return (log_det if sizes[0] == 1 else log_det.sum(-1, keepdim=True)) / 2
-
-
-def _large_k(q: RowMixture, p: Distribution) -> Tensor:
-    probs = compact(q.probs)  # one row where all rows have the same probabilities
-    log_probs = probs.clamp_min(torch.finfo(probs.dtype).tiny).log()  # 0·log 0 = 0, with a finite slope
-    total = _over_rest((probs * log_probs).sum(-1), q.rows)  # -H(z)
-    if len(probs) == 1:  # then Σ_rows p_l KL(N_l‖p) is p_l times one sum over all weights
-        for label, each in enumerate(_component_kl(q, p, whole=True)):
-            total = total + probs[0, label] * each.squeeze(-1)
-        return total
-    for label, each in enumerate(_component_kl(q, p)):
-        total = total + _over_rest(probs[:, label] * each, q.rows)
-    return total
+    return [], [log_det.unsqueeze(-1) / 2]
 
 
 def _sampled_gap(q: RowMixture, num_samples: int) -> Tensor:
