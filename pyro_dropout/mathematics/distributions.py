@@ -56,12 +56,6 @@ class BernoulliMixture(RowMixture):
         RowLayout(loc.shape, row_dim).check_per_row("keep", kept)
         self._build([loc, None], scale, torch.stack([kept, 1 - kept], -1), row_dim, None, validate_args is not False)
 
-    def sample_masks(self, sample_shape: Sequence[int] = ()) -> list[Tensor]:
-        """Draw which rows are kept, and which are not."""
-        u = drawn(torch.rand, (*sample_shape, *self.batch_shape, self.rows), self.like)
-        kept = (u < self.keep).to(self.like.dtype)
-        return [kept, 1 - kept]
-
     @property
     def loc(self) -> Tensor:
         """The mean M of the kept rows."""

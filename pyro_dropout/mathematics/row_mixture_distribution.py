@@ -4,6 +4,8 @@ A row of the paper's W is what one input unit sends onward; in torch's layout it
 input channel of a convolution, which is why ``row_dim`` is 1 by default. All weights of a row share one label z.
 """
 
+import functools
+import itertools
 import weakref
 from collections.abc import Sequence
 from typing import cast
@@ -84,6 +86,7 @@ class RowMixture(WeightDistribution):
         self.components = len(means)
         self.layout = RowLayout(shape, row_dim)
         self.row_dim, self.rows, self.rest = self.layout.row_dim, self.layout.rows, self.layout.rest
+        self.to_rows, self.from_rows, self.per_row = self.layout.to_rows, self.layout.from_rows, self.layout.per_row
         self.probs = self._check_probs(probs).expand(self.rows, self.components)
         self.scale = self._check_scale(scale)
         self._cov_factor = self._check_cov_factor(cov_factor)
@@ -126,18 +129,6 @@ class RowMixture(WeightDistribution):
         allowed = f"(L, rows, rest, R) = ({self.components}, {self.rows}, {self.rest}, R), or 1 for L"
         check_shape(fits, "cov_factor", allowed, cov_factor)
         return cov_factor
-
-    def to_rows(self, value: Float[Tensor, "*batch_and_shape"]) -> Float[Tensor, "*batch rows rest"]:
-        """Lay a tensor of the event's shape out as (..., rows, rest)."""
-        return self.layout.to_rows(value)
-
-    def from_rows(self, value: Float[Tensor, "*batch rows rest"]) -> Float[Tensor, "*batch_and_shape"]:
-        """Undo ``to_rows``."""
-        return self.layout.from_rows(value)
-
-    def per_row(self, value: Tensor) -> Tensor:
-        """Reshape one number per row, (..., rows), so that it broadcasts against the event."""
-        return self.layout.per_row(value)
 
     @property
     def cov_factor(self) -> Tensor | None:
@@ -195,14 +186,25 @@ class RowMixture(WeightDistribution):
         standard = standardise(difference, self.log_scale()[0]).unsqueeze(0)
         return mahalanobis(standard, self.factor()).squeeze(0)
 
+    def _draw_levels(self, sample_shape: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
+        """Draw u for each row, and return the levels that divide its values among the components."""
+        # The last component takes the rest, so that rounding in the sums cannot leave any value out.
+        levels = list(itertools.accumulate(self.probs.unbind(-1)[:-1]))
+        return drawn(torch.rand, (*sample_shape, *self.batch_shape, self.rows), self.like), levels
+
     def sample_labels(self, sample_shape: Sequence[int] = ()) -> Int[Tensor, "*batch rows"]:
         """Draw one component label for each row."""
-        shape = (*sample_shape, *self.batch_shape, self.rows)
         if self.components == 1:  # nothing to draw
+            shape = (*sample_shape, *self.batch_shape, self.rows)
             return torch.zeros(shape, dtype=torch.long, device=self.like.device)
-        u = drawn(torch.rand, shape, self.like)
-        # The last component takes the rest, so that rounding in the sums cannot give an index past the last component.
-        return (u.unsqueeze(-1) >= self.probs.cumsum(-1)[..., :-1]).sum(-1)
+        u, levels = self._draw_levels(sample_shape)
+        return functools.reduce(torch.add, [(u >= level).long() for level in levels])
+
+    def sample_masks(self, sample_shape: Sequence[int] = ()) -> list[Tensor]:
+        """Draw which component each row takes, as one mask (*sample_shape, *batch_shape, rows) for each."""
+        u, levels = self._draw_levels(sample_shape)
+        below = [(u < level).to(u.dtype) for level in levels]
+        return [*below[:1], *(high - low for low, high in itertools.pairwise(below)), 1 - below[-1]]
 
     def sample_coefficients(self, shape: Sequence[int]) -> Tensor | None:
         """Draw η, (*shape, R), for rows of shape ``shape``; None without a low-rank part."""
@@ -220,11 +222,6 @@ class RowMixture(WeightDistribution):
         """Draw for a guide, whose loss takes the gradient of the draw."""
         self.check_labels()
         return self.rsample(Size(sample_shape))
-
-    def sample_masks(self, sample_shape: Sequence[int] = ()) -> list[Tensor]:
-        """Draw which component each row takes, as one mask (*sample_shape, *batch_shape, rows) for each."""
-        labels = self.sample_labels(sample_shape)
-        return [(labels == label).to(self.like.dtype) for label in range(self.components)]
 
     def _pick(self, labels: Tensor, choices: Tensor | list[Tensor | float]) -> Tensor:
         """Return for each row the one of ``choices`` (1 or L of them, broadcastable) that its label selects."""
