@@ -25,7 +25,6 @@ from pyro_dropout.guides.laplace import AutoLaplace
 from pyro_dropout.guides.mean_field import AutoMeanField
 from pyro_dropout.guides.points import Points
 from pyro_dropout.guides.stacked_members import StackedMembers, Start
-from pyro_dropout.guides.summary import Summarised
 from pyro_dropout.mathematics.checks import check_choice, check_count, check_seed
 from pyro_dropout.mathematics.mixtures import MemberMixture, balanced
 from pyro_dropout.protocols import Distribution, PyroModel, Weights
@@ -57,7 +56,7 @@ from pyro_dropout.registry import guide
     options=("members",),
     per_site=False,
 )
-class Ensemble(Summarised, StackedMembers):
+class Ensemble(StackedMembers):
     """M members of one kind, each trained from its own start; the posterior is their equal mixture.
 
     Train it with ``pdrop.fit(model, ensemble, x, y, ...)``, as any guide: all members are one computation. What they

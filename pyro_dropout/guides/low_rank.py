@@ -3,88 +3,20 @@
 With V = σA the covariance is diag σ² + V Vᵀ; A is what is trained.
 """
 
-from collections.abc import Callable, Sequence
-from functools import cached_property
+from collections.abc import Callable
 from typing import Literal, Self, Unpack, cast
 
 import torch
 from torch import Tensor
 
-from pyro_dropout.errors import PyroDropoutError, RangeError
+from pyro_dropout.errors import RangeError
 from pyro_dropout.guides.base import SiteGuide, State, trained
 from pyro_dropout.guides.sites import GuideSite, Options
 from pyro_dropout.mathematics.checks import check_choice, check_count
-from pyro_dropout.mathematics.distributions import LowRankNormal
+from pyro_dropout.mathematics.distributions import LowRankNormal, SharedFactor
 from pyro_dropout.mathematics.full_rank_normal import SharedNoise
-from pyro_dropout.mathematics.gaussian_rows import factorised, joint_log_det, mahalanobis
-from pyro_dropout.mathematics.stand_ins import is_placeholder
-from pyro_dropout.mathematics.weight_distribution import LOG_2PI
 from pyro_dropout.protocols import PyroModel, SiteDistribution
 from pyro_dropout.registry import guide
-
-
-class SharedFactor(SharedNoise):
-    """What the sites of a network-wide low-rank Gaussian share in one draw: η, each other's ε, and one log det."""
-
-    def __init__(self, directions: dict[str, Tensor]) -> None:
-        super().__init__(next(iter(directions.values())).shape[-1])
-        self.directions = directions
-        self.noise: dict[str, Tensor] = {}
-
-    @cached_property
-    def log_det(self) -> Tensor:
-        """The joint log det(I + AAᵀ) for each number of a site, computed on first use."""
-        blocks = list(self.directions.values())
-        return joint_log_det(blocks) / sum(map(len, blocks))
-
-    def draw(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        """Return η for ``shape`` draws, (*shape, R); with a new one, what sites have noted of the last is forgotten."""
-        before, found = self.drawn, super().draw(shape, like)
-        self.noise = self.noise if found is before else {}
-        return found
-
-    def surplus(self) -> Tensor:
-        """Return (ε + Aη)ᵀ(I + AAᵀ)⁻¹(ε + Aη), with the ε and A of all sites, less its expectation: their number."""
-        if self.drawn is None or len(self.noise) != len(self.directions):
-            raise PyroDropoutError("the joint density of a network-wide low-rank guide needs a draw of all its sites.")
-        noise = torch.cat([self.noise[name] for name in self.directions], -1)
-        factor = factorised(torch.cat([*self.directions.values()]))
-        return mahalanobis(noise, factor, self.drawn).squeeze(-1) - noise.shape[-1]
-
-
-class NetBlock(LowRankNormal):
-    """One site of a network-wide low-rank Gaussian; sites share η, and the joint determinant in proportion to size."""
-
-    joint = True
-    shared: SharedFactor
-
-    def sample_coefficients(self, shape: Sequence[int]) -> Tensor:
-        """Return the η that all sites of this draw share."""
-        return self.shared.draw(shape, self.like)
-
-    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Draw this site's block of the weights."""
-        value = super().rsample(sample_shape)
-        assert self._draw is not None
-        self.shared.noise[self.site] = self._draw.noise
-        return value
-
-    def low_rank_log_det(self) -> Tensor:
-        """Return this site's share of the joint log det(I + AAᵀ), (1, 1)."""
-        return (self.shared.log_det * self.rest).reshape(1, 1)
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Return this site's share of the joint log density of the last draw; the shares add up."""
-        if is_placeholder(value):
-            return super().log_prob(value)
-        made = self._made_of(value)
-        assert made is not None
-        log_det = 2 * self.log_scale().sum() + self.low_rank_log_det().squeeze()
-        # Every share expects as many as it has numbers: beside a site whose KL is in closed form it must not be moved.
-        form: Tensor = made.noise.new_full(made.noise.shape[:-2], self.rest)
-        if self.site == next(iter(self.shared.directions)):
-            form = form + self.shared.surplus()
-        return -0.5 * (form + log_det + self.rest * LOG_2PI)
 
 
 def _laid_out(factor: Tensor) -> Tensor:
@@ -141,12 +73,8 @@ class AutoLowRank(SiteGuide):
 
     def weight_distribution(self, site: GuideSite, state: State, noise: SharedNoise | None = None) -> SiteDistribution:
         """One Gaussian over the whole tensor: with the other sites, or by itself."""
-        tensors = (state.loc, state.log_scale.exp(), state.factor)
-        if not isinstance(noise, SharedFactor):
-            return LowRankNormal(*tensors)
-        q = NetBlock(*tensors)
-        q.shared, q.site = noise, site.name
-        return q
+        shared = cast(SharedFactor | None, noise)
+        return LowRankNormal(state.loc, state.log_scale.exp(), state.factor, shared, site.name)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move the guide, as ``to`` does, and lay A out for the device that it is on then."""

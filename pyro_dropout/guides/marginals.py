@@ -6,10 +6,8 @@ there are weights, and is never formed. A root is linear in its rows, and its co
 are: roots of the same sites can be stacked, and then hold the covariances between all of their rows.
 """
 
-import copy
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Self
 
 import pyro.distributions as dist
 import torch
@@ -147,25 +145,6 @@ class Marginals(AutoGuide):
                 site.name: torch.stack([site.image(value) for value in _quantiles(self._marginal(site), levels)])
                 for site in self._known()
             }
-
-    # --- copies -------------------------------------------------------------------------------------------------------
-
-    def __getstate__(self) -> dict[str, object]:
-        # Pyro's own method takes the model away from the guide that is being pickled. A model is often a function that
-        # cannot be pickled; the copy has none, but knows its sites.
-        state = self.__dict__.copy()
-        state["_model"], state["master"] = (None,), None
-        for parameter in self.parameters():
-            parameter.__dict__.pop("unconstrained", None)  # a weak reference that Pyro leaves
-        return state
-
-    def __deepcopy__(self, memo: dict[int, object]) -> Self:
-        made = type(self).__new__(type(self))
-        memo[id(self)] = made
-        state = {name: copy.deepcopy(value, memo) for name, value in self.__getstate__().items()}
-        made.__setstate__(state)  # type: ignore[no-untyped-call]
-        made._model = (memo.get(id(self.model), self.model),)
-        return made
 
 
 def _quantiles(fn: Distribution, levels: list[float]) -> list[Tensor]:

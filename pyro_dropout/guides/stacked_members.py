@@ -21,6 +21,7 @@ from pyro_dropout.generative.trial_run import modules_of
 from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.guides.points import Points, at_anchors, whole_prior
 from pyro_dropout.guides.sites import GuideSite
+from pyro_dropout.guides.summary import Summarised
 from pyro_dropout.protocols import PyroModel
 
 Start = Literal["anchor", "fresh", "module"]
@@ -111,7 +112,7 @@ def check_alike(template: SiteGuide, made: SiteGuide, settings: bool = False) ->
 _BAR = "|"  # stands for the dot in the name of a member's parameter: torch allows none
 
 
-class StackedMembers(nn.Module):
+class StackedMembers(Summarised):
     """Members of one kind, a row of every tensor for each; ``template`` is a guide that ``make`` has made."""
 
     seeds: Tensor
@@ -270,19 +271,9 @@ class StackedMembers(nn.Module):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        made = memo[id(self)] = type(self).__new__(type(self))
-        state, model = dict(self.__dict__), self._model[0]
-        del state["_model"]
-        made.__dict__ = {**copy.deepcopy(state, memo), "_model": (memo.get(id(model), model),)}
-        return made
-
     def __getstate__(self) -> dict[str, object]:
-        # A model that is a function is needed no more once its sites are known, and often cannot be pickled.
-        for parameter in self.parameters():
-            parameter.__dict__.pop("unconstrained", None)  # a weak reference that Pyro leaves
-        model = self._model[0] if isinstance(self._model[0], nn.Module) or not self.known else None
-        return {**self.__dict__, "_model": (model,)}
+        # Members are made from the model when its sites are known.
+        return super().__getstate__() | ({} if self.known else {"_model": self._model})
 
 
 def _name(key: str) -> str:

@@ -1,10 +1,12 @@
-"""What people see at work: an object in one line or as a card in a notebook, how a guide was trained, and durations."""
+"""What people see at work: an object in one line or as a card in a notebook, and how a guide was trained."""
 
 import base64
+import copy
 import html
 import io
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
 
 from torch import nn
 
@@ -65,7 +67,13 @@ def _state(guide: nn.Module) -> list[tuple[int, int]]:
 
 
 class Summarised(nn.Module):
-    """A guide that shows what is known of it as a line, and in notebooks as a card; ``_facts`` are its own, by name."""
+    """A guide that shows what is known of it as a line, and in notebooks as a card; ``_facts`` are its own, by name.
+
+    A copy shares the model, unless that is copied with it. A pickled guide knows its sites, but has no model: that is
+    often a function that cannot be pickled.
+    """
+
+    _model: tuple[Any]
 
     @abstractmethod
     def _facts(self) -> dict[str, object]: ...
@@ -79,3 +87,14 @@ class Summarised(nn.Module):
 
     def _repr_html_(self) -> str:
         return card(type(self).__name__, self._summary())
+
+    def __getstate__(self) -> dict[str, object]:
+        for parameter in self.parameters():
+            parameter.__dict__.pop("unconstrained", None)  # a weak reference that Pyro leaves
+        return {**self.__dict__, "_model": (None,), "master": None}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        made = memo[id(self)] = type(self).__new__(type(self))
+        made.__dict__.update(copy.deepcopy({**self.__getstate__(), "_model": None}, memo))
+        made._model = (memo.get(id(self._model[0]), self._model[0]),)
+        return made

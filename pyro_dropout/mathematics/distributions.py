@@ -1,16 +1,18 @@
 """The paper's q(w), and multiplicative and low-rank noise, as mixtures over the rows of a tensor (eqs. 10-12, §5)."""
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from pyro_dropout.errors import ShapeError
+from pyro_dropout.errors import PyroDropoutError, ShapeError
 from pyro_dropout.mathematics.checks import check_finite, check_keep, check_non_negative, check_positive
-from pyro_dropout.mathematics.gaussian_rows import Factor, factorised, joint_log_det
+from pyro_dropout.mathematics.full_rank_normal import SharedNoise
+from pyro_dropout.mathematics.gaussian_rows import Factor, factorised, joint_log_det, mahalanobis
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
 from pyro_dropout.mathematics.shapes import Float, RowDim, RowLayout
-from pyro_dropout.mathematics.weight_distribution import as_like, drawn
+from pyro_dropout.mathematics.weight_distribution import LOG_2PI, as_like, drawn, is_placeholder
 
 __all__ = ["BernoulliMixture", "LowRankNormal", "MultiplicativeNormal", "RowMixture"]
 
@@ -128,19 +130,58 @@ class MultiplicativeNormal(RowMixture):
         return self.like
 
 
+class SharedFactor(SharedNoise):
+    """What sites that are drawn from one low-rank Gaussian share in a draw: η, each other's ε, and one log det."""
+
+    def __init__(self, directions: dict[str, Tensor]) -> None:
+        super().__init__(next(iter(directions.values())).shape[-1])
+        self.directions = directions
+        self.noise: dict[str, Tensor] = {}
+
+    @cached_property
+    def log_det(self) -> Tensor:
+        """The joint log det(I + AAᵀ) for each number of a site, computed on first use."""
+        blocks = list(self.directions.values())
+        return joint_log_det(blocks) / sum(map(len, blocks))
+
+    def draw(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Return η for ``shape`` draws, (*shape, R); with a new one, what sites have noted of the last is forgotten."""
+        before, found = self.drawn, super().draw(shape, like)
+        self.noise = self.noise if found is before else {}
+        return found
+
+    def surplus(self) -> Tensor:
+        """Return (ε + Aη)ᵀ(I + AAᵀ)⁻¹(ε + Aη), with the ε and A of all sites, less its expectation: their number."""
+        if self.drawn is None or len(self.noise) != len(self.directions):
+            raise PyroDropoutError("the joint density of a network-wide low-rank guide needs a draw of all its sites.")
+        noise = torch.cat([self.noise[name] for name in self.directions], -1)
+        factor = factorised(torch.cat([*self.directions.values()]))
+        return mahalanobis(noise, factor, self.drawn).squeeze(-1) - noise.shape[-1]
+
+
 class LowRankNormal(RowMixture):
     """One Gaussian for all weights of a tensor, w = m + σ∘(ε + Aη): a ``RowMixture`` of one component and one row.
+
+    With ``shared`` it is one of several sites that are drawn together: they share η, and the joint determinant in
+    proportion to their sizes, and have their shares of the density of whole draws only.
 
     Args:
         loc: the mean, (*shape).
         scale: σ > 0, (*shape).
         directions: A, (K, R) for K weights.
+        shared: what the sites share, if there are several.
+        site: the name of this one.
     """
 
     def __init__(
-        self, loc: Float[Tensor, "*shape"], scale: Float[Tensor, "*shape"], directions: Float[Tensor, "K R"]
+        self,
+        loc: Float[Tensor, "*shape"],
+        scale: Float[Tensor, "*shape"],
+        directions: Float[Tensor, "K R"],
+        shared: SharedFactor | None = None,
+        site: str = "",
     ) -> None:
-        self.directions = directions
+        self.directions, self.shared, self.site, self.joint = directions, shared, site, shared is not None
         self._build([loc], scale, loc.new_ones(1), "all", None, False)
 
     @property
@@ -154,10 +195,14 @@ class LowRankNormal(RowMixture):
 
     def sample_coefficients(self, shape: Sequence[int]) -> Tensor:
         """Draw η, (*shape, R)."""
+        if self.shared is not None:
+            return self.shared.draw(shape, self.like)
         return drawn(torch.randn, (*shape, self.directions.shape[-1]), self.like)
 
     def _assemble(self, labels: Tensor, noise: Tensor, coefficients: Tensor | None) -> Tensor:
         assert coefficients is not None
+        if self.shared is not None:
+            self.shared.noise[self.site] = noise
         standard = noise + coefficients @ self.directions.mT
         return self.to_rows(self.like) + self.to_rows(self.scale[0]) * standard
 
@@ -166,5 +211,19 @@ class LowRankNormal(RowMixture):
         return factorised(self.directions[None, None])
 
     def low_rank_log_det(self) -> Tensor:
-        """Return log det(I + AAᵀ), (1, 1)."""
-        return joint_log_det([self.directions]).reshape(1, 1)
+        """Return log det(I + AAᵀ), (1, 1), or this site's share of it."""
+        found = joint_log_det([self.directions]) if self.shared is None else self.shared.log_det * self.rest
+        return found.reshape(1, 1)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return the log density of ``value``, or of the last draw this site's share; the shares add up."""
+        if self.shared is None or is_placeholder(value):
+            return super().log_prob(value)
+        made = self._made_of(value)
+        assert made is not None
+        log_det = 2 * self.log_scale().sum() + self.low_rank_log_det().squeeze()
+        # Every share expects as many as it has numbers: beside a site whose KL is in closed form it must not be moved.
+        form: Tensor = made.noise.new_full(made.noise.shape[:-2], self.rest)
+        if self.site == next(iter(self.shared.directions)):
+            form = form + self.shared.surplus()
+        return -0.5 * (form + log_det + self.rest * LOG_2PI)

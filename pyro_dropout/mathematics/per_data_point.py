@@ -18,7 +18,7 @@ from torch import Tensor
 from pyro_dropout.errors import NotFollowedError, ShapeError
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture, apart
 from pyro_dropout.mathematics.shapes import RowDim
-from pyro_dropout.mathematics.stand_ins import MARK
+from pyro_dropout.mathematics.weight_distribution import MARK
 
 POINTS_FIRST = "Inputs must have data points first, or use shared draws (per_example=False)."
 Product = Callable[[Tensor, Tensor], Tensor]

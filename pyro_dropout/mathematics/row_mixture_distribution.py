@@ -18,8 +18,15 @@ from pyro_dropout.mathematics.checks import check_finite, check_non_negative, ch
 from pyro_dropout.mathematics.gaussian_rows import Factor, low_rank_factor, mahalanobis, standardise
 from pyro_dropout.mathematics.mixtures import mixture_quantile
 from pyro_dropout.mathematics.shapes import Float, Int, RowDim, RowLayout, broadcast_shape
-from pyro_dropout.mathematics.stand_ins import is_placeholder, no_density
-from pyro_dropout.mathematics.weight_distribution import LOG_2PI, Draw, WeightDistribution, as_like, drawn
+from pyro_dropout.mathematics.weight_distribution import (
+    LOG_2PI,
+    Draw,
+    WeightDistribution,
+    as_like,
+    drawn,
+    is_placeholder,
+    no_density,
+)
 
 
 class RowMixture(WeightDistribution):
