@@ -73,11 +73,6 @@ def computes_otherwise(layer: nn.Module) -> bool:
     return any(getattr(type(layer), own, None) is not getattr(kind, own, None) or own in vars(layer) for own in methods)
 
 
-def is_hooked(layer: nn.Module) -> bool:
-    """Whether hooks see, and may change, what goes into a layer or comes out of it."""
-    return bool(layer._forward_hooks or layer._forward_pre_hooks)
-
-
 def hidden_by_default(name: str, module: nn.Module) -> bool:
     """Whether a parameter stays ordinary by default: of normalisation, a table of positions, or a token for all points.
 

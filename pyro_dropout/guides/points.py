@@ -45,7 +45,12 @@ class Points(SiteGuide):
 
 def anchor(template: SiteGuide) -> dict[str, Tensor]:
     """Draw how far the anchors of one member are from the means of the Gaussian priors, with torch's generator."""
-    return {name: prior.scale * _normal(prior, site) for name, (site, prior) in _priors(template).items()}
+    found = {}
+    for name, (site, prior) in _priors(template).items():
+        # On the CPU: the same numbers on every device.
+        noise = torch.randn(prior.batch_shape, dtype=site.start.dtype, device="cpu")
+        found[name] = prior.scale * noise.to(site.start.device)
+    return found
 
 
 def at_anchors(template: SiteGuide, seed: int) -> dict[str, Tensor]:
@@ -72,11 +77,6 @@ def _priors(template: SiteGuide) -> dict[str, tuple[GuideSite, Normal]]:
             )
         found[name] = site, base
     return found
-
-
-def _normal(prior: Normal, site: GuideSite) -> Tensor:
-    """Return standard normal numbers of a prior's shape, drawn on the CPU: the same on every device."""
-    return torch.randn(prior.batch_shape, dtype=site.start.dtype, device="cpu").to(site.start.device)
 
 
 def whole_prior(template: SiteGuide, name: str) -> Distribution:

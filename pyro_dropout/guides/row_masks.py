@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 from pyro_dropout.engines.torch_internals import tree_leaves
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.inputs import AnyInputs, call_net, copies
-from pyro_dropout.generative.layouts import computes_otherwise, is_hooked
+from pyro_dropout.generative.layouts import computes_otherwise
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.guides.other_randomness import runnable, training
@@ -111,7 +111,8 @@ def _refusal(dropout: str, what: str) -> PyroDropoutError:
 
 def _is(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> bool:
     """Whether a module computes what one of these kinds does: a subclass may compute anything else, and a hook too."""
-    return isinstance(module, kinds) and not computes_otherwise(module) and not is_hooked(module)
+    hooked = module._forward_hooks or module._forward_pre_hooks
+    return isinstance(module, kinds) and not computes_otherwise(module) and not hooked
 
 
 def _row_mask(node: fx.Node, modules: dict[str, nn.Module], uses: Counter[int]) -> RowMask | None:

@@ -26,7 +26,10 @@ class _LogDet(torch.autograd.Function):
 
     @staticmethod
     def forward(matrix: Tensor) -> tuple[Tensor, Tensor]:
-        return _log_det_and_inverse(matrix)
+        if matrix.is_cuda and matrix.shape[-1] <= _SWEEPS:
+            return _swept(matrix)
+        cholesky = cholesky_or_nan(matrix)
+        return 2 * cholesky.diagonal(dim1=-2, dim2=-1).log().sum(-1), torch.cholesky_inverse(cholesky)
 
     @staticmethod
     def setup_context(ctx: Context, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
@@ -38,13 +41,6 @@ class _LogDet(torch.autograd.Function):
         (inverse,) = ctx.saved_tensors
         found: Tensor = slope[..., None, None] * inverse
         return found
-
-
-def _log_det_and_inverse(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    if matrix.is_cuda and matrix.shape[-1] <= _SWEEPS:
-        return _swept(matrix)
-    cholesky = cholesky_or_nan(matrix)
-    return 2 * cholesky.diagonal(dim1=-2, dim2=-1).log().sum(-1), torch.cholesky_inverse(cholesky)
 
 
 def cholesky_or_nan(matrix: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n n"]:

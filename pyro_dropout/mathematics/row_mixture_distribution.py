@@ -274,7 +274,9 @@ class RowMixture(WeightDistribution):
         terms = []
         for label in range(self.components):
             shared = min(label, log_scale.shape[0] - 1)
-            part, eta = _component(factor, label), coefficients
+            eta, part = coefficients, None
+            if factor is not None:
+                part = Factor(*(each[min(label, len(each) - 1)] for each in vars(factor).values()))
             if labels is None:
                 residual = standardise(noise - locs[label], log_scale[shared])
             elif self.shared_covariance:
@@ -359,11 +361,3 @@ class RowMixture(WeightDistribution):
 def apart(stacked: Tensor) -> tuple[Tensor, ...]:
     """Return the tensors along the first dimension; the gradient of a single one is a view, and not a copy."""
     return (stacked.squeeze(0),) if len(stacked) == 1 else stacked.unbind(0)
-
-
-def _component(factor: Factor | None, label: int) -> Factor | None:
-    """Return the factor of one component, or the shared one."""
-    if factor is None:
-        return None
-    index = min(label, factor.log_det.shape[0] - 1)
-    return Factor(*(part[index] for part in vars(factor).values()))
