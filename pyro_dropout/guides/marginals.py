@@ -1,14 +1,17 @@
 """Queries of a trained guide: the distribution of one site, means, covariances, draws, medians and quantiles.
 
-Any Pyro distribution works: quantiles come from its ``icdf`` where it has one, and from draws otherwise. Covariances
-come as a factor, R Σ Rᵀ = root rootᵀ for rows R, such as those of a Jacobian: Σ itself has as many rows and columns as
-there are weights, and is never formed. A root is linear in its rows, and its columns mean the same whatever the rows
-are: roots of the same sites can be stacked, and then hold the covariances between all of their rows.
+Any Pyro distribution works: quantiles come from its ``icdf`` where it has one, and where each element of the site is
+an increasing function of one number; otherwise, as of a simplex, from draws. Covariances come as a factor,
+R Σ Rᵀ = root rootᵀ for rows R, such as those of a Jacobian: Σ itself has as many rows and columns as there are weights,
+and is never formed. A root is linear in its rows, and its columns mean the same whatever the rows are: roots of the
+same sites can be stacked, and then hold the covariances between all of their rows.
 """
 
+import contextlib
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import pyro.distributions as dist
 import torch
 from pyro.infer.autoguide import AutoGuide
@@ -26,7 +29,7 @@ from pyro_dropout.mathematics.shapes import base_distribution
 from pyro_dropout.protocols import Distribution, Trace
 
 _MONTE_CARLO = "Linearised predictions need covariances of real-valued weights outside all plates; use method='mc'."
-_DRAWS = 10_000  # for quantiles of a distribution that has no ``icdf``
+_DRAWS = 10_000  # for quantiles where there is no formula
 
 
 class Marginals(AutoGuide):
@@ -141,24 +144,22 @@ class Marginals(AutoGuide):
         if self.prototype_trace is None and (args or kwargs):
             self._setup_prototype(*args, **kwargs)  # type: ignore[no-untyped-call]
         with torch.no_grad():
-            return {
-                site.name: torch.stack([site.image(value) for value in _quantiles(self._marginal(site), levels)])
-                for site in self._known()
-            }
+            return {site.name: torch.stack(_quantiles(site, self._marginal(site), levels)) for site in self._known()}
 
 
-def _quantiles(fn: Distribution, levels: list[float]) -> list[Tensor]:
-    """Return quantiles of every element of a distribution."""
-    if isinstance(fn, dist.Delta):
-        return [fn.v for _ in levels]
-    base = base_distribution(fn)
+def _quantiles(site: GuideSite, q: Distribution, levels: list[float]) -> list[Tensor]:
+    """Return quantiles of every element of a site whose distribution in unconstrained space is q."""
+    if isinstance(q, dist.Delta):
+        return [site.image(q.v) for _ in levels]
+    base = base_distribution(q)
     like: Tensor = base.sample()
-    try:
-        return [base.icdf(like.new_full((), level)).expand(like.shape) for level in levels]
-    except NotImplementedError:
-        with forked():
-            draws = fn.sample((_DRAWS,))
-        return list(torch.quantile(draws.double(), draws.new_tensor(levels).double(), dim=0).to(draws))
+    if site.increasing:
+        with contextlib.suppress(NotImplementedError):
+            return [site.image(base.icdf(like.new_full((), level)).expand(like.shape)) for level in levels]
+    with forked():
+        draws = site.image(q.sample((_DRAWS,)))
+    found = np.quantile(draws.double().cpu().numpy(), levels, axis=0)
+    return list(torch.as_tensor(found).to(draws))
 
 
 def _site_root(site: GuideSite, q: Distribution, rows: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from pyro.infer.autoguide.initialization import init_to_median
 from pyro.ops.tensor_utils import periodic_repeat
 from pyro.poutine.indep_messenger import CondIndepStackFrame
 from torch import Size, Tensor, nn
-from torch.distributions import Transform, biject_to, constraints, register_kl
+from torch.distributions import IndependentTransform, Transform, biject_to, constraints, register_kl
 
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.generative.precision import HALF
@@ -117,6 +117,17 @@ class GuideSite:
     def shown_in_part(self, subsampled: Collection[str] = ()) -> bool:
         """Whether a plate of the site is subsampled: its elements are never seen together."""
         return any((f.full_size or f.size) != f.size or f.name in subsampled for f in self.plates)
+
+    @property
+    def increasing(self) -> bool:
+        """Whether each element grows with one number of unconstrained space, and depends on no other."""
+        inner = self.transform
+        while isinstance(inner, IndependentTransform):
+            inner = inner.base_transform
+        try:
+            return inner is None or (inner.domain.event_dim == 0 and bool(torch.as_tensor(inner.sign > 0).all()))
+        except NotImplementedError:
+            return False
 
     def image(self, free: Tensor) -> Tensor:
         """Map a value from unconstrained space to the support of the site."""
