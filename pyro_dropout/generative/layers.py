@@ -13,10 +13,9 @@ from torch import Size, Tensor, nn
 from pyro_dropout.engines.torch_internals import onednn
 from pyro_dropout.errors import NotFollowedError
 from pyro_dropout.generative.inputs import AnyInputs, X, copies
+from pyro_dropout.generative.own_rows import check_own_rows, placed, trial_counts
 from pyro_dropout.mathematics.per_data_point import (
-    POINTS_FIRST,
-    MisplacedPointsError,
-    Placement,
+    Probe,
     drawn_per_data_point,
 )
 from pyro_dropout.mathematics.shapes import broadcast_shape
@@ -55,43 +54,57 @@ def one_for_each_point(
     return single, x, particles
 
 
-def other_count(count: int) -> int:
-    """Return another number of data points than ``count``, smaller where it can be: a model may look up what it has."""
-    return next((other for other in (13, 11, 7, 5, 3, 2) if other < count), count + 1)
-
-
 def check_points_first(
-    run: Callable[[dict[str, Tensor], AnyInputs], object], weights: Mapping[str, Tensor], x: AnyInputs
+    net: nn.Module, run: Callable[[dict[str, Tensor], AnyInputs], Tensor], weights: Mapping[str, Tensor], x: AnyInputs
 ) -> None:
-    """Raise unless draws for each data point meet inputs with the data points first; ``run`` is the network.
+    """Raise unless the rows of a network's output each depend on the draws of one data point; ``run`` runs it.
 
     An input may have as many rows as there are data points and still not have one for each: a table of positions,
     learned queries, a sequence that comes first. So the network is run with another number of points: rows of the data
     change with it, and others do not.
     """
-    count = other_count(len(x))
-    recipes = {site: drawn_per_data_point(value) for site, value in weights.items()}
-    fresh = {site: weights[site] if r is None else Placement(r, count).weight for site, r in recipes.items()}
-    other = x[torch.arange(count, device=x.device) % len(x)]
-    try:
-        run(fresh, other)
-    except MisplacedPointsError as cause:
-        raise misplaced(cause) from None
-    except NotFollowedError:
-        raise
-    except Exception as cause:
-        raise NotFollowedError(
-            f"the network runs with {len(x)} data points but not with {count}, so a draw for each of them cannot be"
-            f" checked: {cause}. Use shared draws (per_example=False)."
-        ) from cause
+    for count in trial_counts(len(x)):
+        try:
+            with placed():
+                _check_rows(net, run, weights, x[torch.arange(count, device=x.device) % len(x)])
+        except NotFollowedError:
+            raise
+        except Exception as cause:
+            raise NotFollowedError(
+                f"the network runs with {len(x)} data points but not with {count}, so a draw for each of them cannot be"
+                f" checked: {cause}. Use shared draws (per_example=False)."
+            ) from cause
 
 
-def misplaced(cause: MisplacedPointsError) -> MisplacedPointsError:
-    """Return the error for a site that met an input whose first dimension did not change with the number of points."""
-    reason = (
-        "is used on an input whose first dimension is not that of the data points: it does not change with their number"
-    )
-    return MisplacedPointsError(f"site {cause.site!r} {reason}. {POINTS_FIRST}", cause.site, f"it {reason}")
+def _check_rows(
+    net: nn.Module, run: Callable[[dict[str, Tensor], AnyInputs], Tensor], weights: Mapping[str, Tensor], x: AnyInputs
+) -> None:
+    recipes = {site: recipe for site, value in weights.items() if (recipe := drawn_per_data_point(value)) is not None}
+    probes = {site: Probe(recipe, len(x)) for site, recipe in recipes.items()}
+    # A trained factor of the network's own may begin at zero, and hide what it multiplies.
+    others = {name: value for name, value in net.named_parameters() if name not in weights and value.requires_grad}
+    shaken = {name: value.detach() + 0.1 * torch.randn_like(value) for name, value in others.items()}
+
+    def outputs() -> dict[str, Tensor]:
+        drawn = {site: probe.weight for site, probe in probes.items()}
+        f = run({**weights, **shaken, **drawn}, x)
+        return {"the network": (f * torch.linspace(1, 2, f.shape[1]).to(f)).sum(1)}
+
+    def of_modules() -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        with contextlib.ExitStack() as hooks:
+            for path, module in list(net.named_modules())[1:]:
+                name = f"its module {path!r} ({type(module).__name__})"
+
+                def note(_: nn.Module, __: object, output: object, name: str = name) -> None:
+                    if isinstance(output, Tensor):
+                        found.setdefault(name, output.clone())
+
+                hooks.callback(module.register_forward_hook(note).remove)
+            final = outputs()
+        return {**found, **final}
+
+    check_own_rows(outputs, [*probes.values()], net, closer=of_modules)
 
 
 def recordable(modules: Iterable[nn.Module], recorded: bool) -> contextlib.AbstractContextManager[None]:

@@ -263,12 +263,17 @@ class BayesianNet(PriorWidths):
     def _check_points_first(self, weights: Weights, x: AnyInputs) -> None:
         """Raise if a draw for each data point met another dimension of the same size; once for inputs of a shape."""
         shapes = tuple(leaf.shape[1:] for leaf in leaves_of(x))
-        key = (shapes, self.net.training, *(drawn_per_data_point(value) is None for value in weights.values()))
+        key = (
+            shapes,
+            self.net.training,
+            torch.is_inference_mode_enabled(),
+            *(drawn_per_data_point(value) is None for value in weights.values()),
+        )
         known = checked_with(self)
         if key in known or not can_run(x):
             return
         with aside(self.net):
-            check_points_first(self._run, weights, x)
+            check_points_first(self.net, self._run, weights, x)
         known.add(key)
 
     def _vectorised(self, weights: Weights, x: AnyInputs, batch: Size) -> Tensor:

@@ -175,22 +175,40 @@ class PerDataPoint:
         return self._whole
 
 
-class Placement(PerDataPoint):
-    """Stands in for draws of a site for ``count`` data points, to see what inputs they meet; it draws nothing."""
+class Probe(PerDataPoint):
+    """Stands in for draws of a site for ``count`` data points, to see what depends on them: known weights, no noise.
+
+    Attributes:
+        moved: (count,), 1 for points with other weights than the rest, for which it is 0.
+    """
 
     def __init__(self, other: PerDataPoint, count: int) -> None:
         super().__init__(other.site, other.q)
         self.count, self.dtype = count, other.dtype
+        own = self._like.view(self.q.event_shape)
+        size = own.abs().mean()
+        size = torch.where(size > 0, size, (len(own) / own.numel()) ** 0.5)
+        self.known = own + size * torch.randn_like(own)
+        # No normalisation takes these factors of the units back, and no sign is left as it was.
+        factors = torch.empty(max(self.q.event_shape)).uniform_(-1, 1)
+        self._changes = factors + 0.5 * factors.sign() - 1
+        self.moved = torch.zeros(count)
+
+    def _factors(self, units: int, like: Tensor) -> Tensor:
+        return (1 + self.moved.to(like).unsqueeze(-1) * self._changes[:units].to(like)).to(like.device)
 
     def product(self, x: Tensor, layer: "Layer") -> Tensor:
-        """Return the layer's output with some weights."""
+        """Return the layer's output with the weights of each point."""
         self._check_count(len(x))
-        return layer.op(x, self._like.view(self.q.event_shape).to(self.dtype))
+        y = layer.op(x, self.known.to(self.dtype))
+        return layer.scale_out(y, self._factors(self.q.event_shape[layer.out_dim], y))
 
     def draws(self, count: int) -> Tensor:
-        """Return some weights for every data point."""
+        """Return the weights of each point."""
         self._check_count(count)
-        return self._like.view(self.q.event_shape).expand(count, *self.q.event_shape)
+        shape = self.q.event_shape
+        factors = self._factors(shape[-1], self.known)
+        return self.known * factors.reshape(count, *(1 for _ in shape[1:]), shape[-1])
 
 
 def drawn_per_data_point(value: object) -> PerDataPoint | None:

@@ -21,15 +21,13 @@ from torch import Tensor
 
 from pyro_dropout.engines.torch_internals import disable_current_modes, is_traced
 from pyro_dropout.errors import NotFollowedError
-from pyro_dropout.generative.layers import misplaced, other_count
-from pyro_dropout.generative.model_call import ModelCall, is_network
+from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.process_lock import one_at_a_time
-from pyro_dropout.generative.trial_run import aside, can_run, quietly
+from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.mathematics.checks import check_choice, check_count
 from pyro_dropout.mathematics.divergence import Method
-from pyro_dropout.mathematics.per_data_point import MisplacedPointsError
 from pyro_dropout.protocols import PyroModel, Trace
-from pyro_dropout.training.compile.functional import unvalidated
+from pyro_dropout.training.loss.data_axis import check_data_axis
 from pyro_dropout.training.loss.particle import Particle
 from pyro_dropout.training.loss.per_example import per_example as draw_per_example
 from pyro_dropout.training.loss.row_tracking import Args, Kwargs
@@ -233,25 +231,3 @@ def _total(terms: Iterable[Tensor]) -> Tensor:
 # The shapes of arguments that draws for each data point were tried with.
 _TRIED: "weakref.WeakKeyDictionary[ELBO, weakref.WeakKeyDictionary[PyroModel, set[object]]]"
 _TRIED = weakref.WeakKeyDictionary()
-
-
-def check_data_axis(guide: PyroModel, call: ModelCall) -> None:
-    """Raise if draws for each data point do not follow the data when there are more or fewer of them.
-
-    Only a model that has its data among its arguments can be run with other data.
-    """
-    leaves, count = list(call.leaves()), call.count
-    if count is None or is_network(call.model) or not can_run(leaves[0]):
-        return
-    rows = torch.arange(other_count(count)) % count
-    other = call.mapped(lambda leaf: leaf[rows.to(leaf.device)] if leaf.dim() and len(leaf) == count else leaf)
-    with aside(call.model, guide), draw_per_example(), unvalidated():
-        try:
-            trace = other.of(poutine.trace(guide).get_trace)
-            other.of(poutine.trace(poutine.replay(call.model, trace=trace)).get_trace)
-        except MisplacedPointsError as cause:
-            raise misplaced(cause) from None
-        except NotFollowedError:
-            raise
-        except Exception:
-            pass  # some of its data are elsewhere

@@ -36,8 +36,9 @@ class per_example(Messenger):
     The distribution for each data point is that of drawing whole weights; the cost is that of a mask. Works with the
     package's guides on Linear, ConvNd and Embedding layers, and on plain Pyro models that use ``F.linear`` or ``@``.
     Data points must come first in every input, and the distribution of each must depend only on its own outputs: a
-    model that sums or compares data points is rejected. BatchNorm mixes them but is allowed. Sites with other
-    distributions than ``RowMixture``, as guides of your own may have, are drawn once for all data points.
+    model that sums or compares data points is rejected. BatchNorm mixes them but is allowed. A ``BayesianNet`` is tried
+    with known weights, whatever operations it has; ``ELBO``, and so ``fit``, tries other Pyro models too. Sites with
+    other distributions than ``RowMixture``, as guides of your own may have, are drawn once for all data points.
 
     Args:
         reused: draw Gaussian noise so that one draw can be used on several inputs, for layers that are called again.

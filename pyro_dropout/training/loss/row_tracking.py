@@ -1,8 +1,9 @@
 """Tracks draws for each data point: a record of every tensor that was made from one.
 
 A layer turns a placeholder into values whose rows were each made with the draw of one data point (`Rows`). Any other
-operation uses it as if it were a draw, or mixes or moves data points that have their own draws, and then the draws are
-lost (`Lost`). The record is kept beside the tensors and never on them: they may be the user's.
+operation uses it as if it were a draw, or makes values that cannot have a row for each, and then the draws are lost
+(`Lost`). The record is kept beside the tensors and never on them: they may be the user's. Whether rows stay apart is
+seen in what the model does (``generative/own_rows.py``), and not in the names of its operations.
 
 torch gives a handler only the function and its arguments; what the function does with these comes first in this file.
 """
@@ -39,26 +40,6 @@ _CHECKS = {"__bool__", "is_nonzero", "equal", "allclose"}
 _READS = _CHECKS | {"item", "tolist", "numpy", "__float__", "__int__", "__index__", "__complex__", "__array__"}
 # Layers that update their own statistics, which are not part of their output.
 STATISTICS = (F.batch_norm, F.instance_norm, torch.batch_norm, torch.instance_norm)
-# Operations that mix or move rows if they run along the first dimension: where their dimension stands among their
-# arguments, and what it is if it is left out; None for all of them.
-_ALONG: dict[str, tuple[int, int | None]] = {
-    **dict.fromkeys(
-        ("sum", "mean", "prod", "std", "var", "std_mean", "var_mean", "nansum", "nanmean", "median"), (1, None)
-    ),
-    **dict.fromkeys(
-        ("max", "min", "amax", "amin", "aminmax", "argmax", "argmin", "all", "any", "logsumexp"), (1, None)
-    ),
-    **dict.fromkeys(("cumsum", "cumprod", "logcumsumexp", "cummax", "cummin", "flip"), (1, None)),
-    **dict.fromkeys(("norm", "linalg_norm", "linalg_vector_norm", "quantile", "take_along_dim", "roll"), (2, None)),
-    **dict.fromkeys(("gather", "index_select", "narrow", "select"), (1, None)),
-    **dict.fromkeys(("softmax", "log_softmax", "softmin", "sort", "argsort", "mode", "glu"), (1, -1)),
-    **dict.fromkeys(("chunk", "split", "tensor_split"), (2, 0)),
-    "unbind": (1, 0),
-    "flipud": (1, 0),
-    "normalize": (2, 1),
-    "topk": (2, -1),
-    "kthvalue": (2, -1),
-}
 _IN_PLACE = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")}
 _IN_PLACE |= {"__ilshift__", "__irshift__", "__setitem__"}
 # What is asked of a tensor that its values do not decide: answers are no tensors, and nothing is made from a draw.
@@ -66,7 +47,6 @@ _ASKED = ("shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_lea
 QUESTIONS = {getattr(getattr(Tensor, name), "__get__") for name in _ASKED}  # noqa: B009 - properties
 QUESTIONS |= {Tensor.dim, Tensor.size, Tensor.stride, Tensor.numel, Tensor.__len__, Tensor.is_contiguous}
 QUESTIONS |= {Tensor.is_complex, Tensor.is_floating_point, Tensor.element_size}
-_PRODUCTS = {"matmul", "mm", "__matmul__", "linear", "mv", "dot"}
 _OURS = ("pyro_dropout.", "jaxtyping", "typeguard")  # frames between the model and its operation
 _HOLDERS = (torch.distributions.Distribution, Transform, list, tuple, dict)
 
@@ -114,23 +94,6 @@ def _written_by_name(name: str, args: Args, kwargs: Kwargs) -> list[Tensor]:
 
 def _version(value: Tensor) -> int:
     return 0 if value.is_inference() else int(value._version)
-
-
-def _along_rows(name: str, subject: Tensor, args: Args, kwargs: Kwargs) -> bool:
-    """Whether an operation combines, selects or moves rows of its input ``subject``."""
-    if name in ("__getitem__", "__setitem__"):
-        index = args[1][0] if isinstance(args[1], tuple) and args[1] else args[1]
-        return not (index is None or index is Ellipsis or (isinstance(index, slice) and index == slice(None)))
-    if name not in _ALONG:
-        return False
-    place, default = _ALONG[name]
-    given = kwargs.get("dim", kwargs.get("dims", args[place] if len(args) > place else default))
-    if isinstance(given, Tensor):  # torch.max(a, b)
-        return False
-    if given is None or isinstance(given, bool):  # of all numbers; std(x, False) has no dimension
-        return True
-    dims = args[place:] if name == "flip" and isinstance(given, int) else given
-    return any(d in (0, -subject.dim()) for d in (dims if isinstance(dims, tuple | list) else (dims,)))
 
 
 def _reads_numbers(name: str, only_in_a_check: bool) -> bool:
@@ -235,7 +198,7 @@ class Record:
             self._changed = True
             made += [*changed, *(value._base for value in changed if value._base is not None)]
         for value in made:
-            self._note([value], lost or self._rows(name, operation, args, kwargs, carriers, value))
+            self._note([value], lost or self._rows(operation, carriers, value))
         return result
 
     def _lost(self, carriers: list[Tensor], operation: str) -> Lost | None:
@@ -248,22 +211,12 @@ class Record:
                 return track
         return None
 
-    def _rows(
-        self, name: str, operation: str, args: Args, kwargs: Kwargs, carriers: list[Tensor], value: Tensor
-    ) -> Track | None:
+    def _rows(self, operation: str, carriers: list[Tensor], value: Tensor) -> Track | None:
         """Return the record of an operation's result, for inputs whose rows each belong to a data point."""
         track = self._merged(carriers)
-        if not isinstance(track, Rows):
-            return track
-        counts = set(track.counts.values())
-        subject, right = carriers[0], kwargs.get("weight", args[1] if len(args) > 1 else None)
-        mixes = any(count and value.numel() % count for count in counts)
-        if name in _PRODUCTS and isinstance(right, Tensor):
-            mixes = mixes or (right.dim() <= 2 and self.of(right) is not None)
-        flat = subject.dim() == 1 and any(count > 1 and len(subject) % count == 0 for count in counts)
-        if flat or (subject.dim() and subject.shape[0] in counts - {1}):
-            mixes = mixes or _along_rows(name, subject, args, kwargs)
-        return Lost(next(iter(track.counts)), operation, mixes=True) if mixes else track
+        if isinstance(track, Rows) and any(count and value.numel() % count for count in track.counts.values()):
+            return Lost(next(iter(track.counts)), operation, mixes=True)
+        return track
 
     def check(self, name: str, fn: Distribution, *others: object) -> None:
         """Raise unless the distribution of a site is valid with a draw for each data point.

@@ -120,6 +120,7 @@ FOLLOWED: dict[str, Callable[..., Any]] = {
     "of norm one each": lambda x, w, v, b: F.normalize(x @ w),
     "in order of each": lambda x, w, v, b: torch.sort(x @ w)[0],
     "the norm of each": lambda x, w, v, b: x + torch.norm(x @ w, 2, -1, keepdim=True),
+    "each turned by itself": lambda x, w, v, b: torch.stack([f.roll(1, 0) for f in (x[:2] @ w).unbind()]),
     "a check of values": lambda x, w, v, b: x @ w if torch.isfinite(x @ w).all() else x,
     "given back untouched": lambda x, w, v, b: x.type_as(w).expand_as(x) @ w.contiguous().to(x) + w.new_zeros(2),
 }
@@ -195,7 +196,6 @@ LOST: dict[str, Callable[..., Any]] = {
     "groups": _groups,
     "the draw of one point for all": lambda x, w, v, b: x + (x @ w)[0],
     "halves": lambda x, w, v, b: torch.cat([*reversed((x[:4] @ w).chunk(2)), x[4:] @ v]),
-    "one after another": lambda x, w, v, b: torch.stack([f.roll(1, 0) for f in (x[:2] @ w).unbind()]),
     "pairs": lambda x, w, v, b: (x @ w)[FIRST] - (x @ w)[SECOND],
     "softmax over points": lambda x, w, v, b: torch.softmax(x @ w, 0),
     "softmax over all numbers": lambda x, w, v, b: torch.softmax((x @ w).flatten(), 0).view(N, 2),
