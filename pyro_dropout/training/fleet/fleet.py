@@ -6,7 +6,7 @@ is one program, in which a layer of all replicas is one batched matrix product.
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,15 @@ from pyro_dropout.training.checkpoints.tensor_file import digest
 from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint, Keeper
 from pyro_dropout.training.collapse import warn_of_replicas
 from pyro_dropout.training.compile.functional import Buffers, Loss, Parameters, loss_and_gradients, make_step
-from pyro_dropout.training.fleet.replicas import Replica, build_replicas, finite_rows, over_replicas, rows_of, stacked
+from pyro_dropout.training.fleet.replicas import (
+    Replica,
+    build_replicas,
+    check_one_function,
+    finite_rows,
+    over_replicas,
+    rows_of,
+    stacked,
+)
 from pyro_dropout.training.history import History
 from pyro_dropout.training.laplace.laplace import as_points, finish_on
 from pyro_dropout.training.loop import loop
@@ -49,6 +57,7 @@ from pyro_dropout.training.preflight import (
 )
 from pyro_dropout.training.runner import TrainingRun, surroundings
 
+_TRIED = 4  # points with which replicas are compared
 Rate = float | Tensor | Sequence[float]  # a learning rate, or one for each replica
 
 
@@ -290,6 +299,15 @@ class Fleet:
 
         values, places, buffers = self.values(parameters), Buffers(*self[0]), self.buffers()
         rate = rate.to(clock(update.lr, values, 1)[1])
+
+        @contextmanager
+        def with_numbers_of(k: int) -> Iterator[None]:
+            own = [[each[k] for each in tensors] for tensors in (values, buffers)]
+            with parameters.replaced(own[0]), places.replaced(own[1]):
+                yield
+
+        some = rows[0, : min(batch, _TRIED)]
+        check_one_function(self._replicas, self.settings, with_numbers_of, x[some], y[some])
         batches = None if batch == points else Batches(batch, rows)
 
         def gradients(

@@ -1,6 +1,7 @@
 """What the replicas of a fleet have in common: one computation is traced for the first, and mapped over all."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -13,7 +14,10 @@ from pyro_dropout.engines.torch_internals import TreeSpec, tree_flatten, tree_le
 from pyro_dropout.engines.tracing import traced
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.generative.inputs import AnyInputs
+from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.own_noise import drawn_in_place, noise_of
+from pyro_dropout.generative.random_state import forked
+from pyro_dropout.generative.standardised import network_in
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.protocols import Tree
@@ -64,6 +68,41 @@ def _structure(replica: Replica) -> tuple[object, ...]:
     # One step is traced for all, so settings that are not tensors (an activation, its slope) must be the same too.
     layers = [(type(layer).__name__, layer.extra_repr()) for layer in model.modules()]
     return type(guide).__name__, tensors, kinds, layers
+
+
+def check_one_function(
+    replicas: Sequence[Replica],
+    rows: Sequence[Mapping[str, object]],
+    with_numbers_of: Callable[[int], AbstractContextManager[object]],
+    x: AnyInputs,
+    y: Tensor,
+) -> None:
+    """Raise unless the first network, ``with_numbers_of`` any other in it, gives that one's densities of some data.
+
+    One step is traced for all: a function, a flag or a Python number that differs would silently be that of the first.
+    """
+    first = replicas[0][0]
+    net = network_in(first)
+    if not isinstance(net, BayesianNet):
+        return
+    with forked():
+        weights = {name: torch.randn_like(net._parameter(name).detach()) for name in net.sites}
+
+    def densities(model: Any) -> Tensor:
+        with torch.no_grad(), quietly(model):  # the same random numbers every time
+            f = model.evaluate(weights, x)
+            found: Tensor = model.likelihood.distribution(f).log_prob(model.likelihood.checked(f, y))
+            return found
+
+    for k, (model, _) in enumerate(replicas):
+        with with_numbers_of(k):
+            told = densities(first)
+        if not torch.allclose(densities(model), told, rtol=1e-4, atol=1e-4, equal_nan=True):
+            raise PyroDropoutError(
+                f"the replica with {rows[k]} computes something else than the one with {rows[0]} does with its numbers:"
+                " a function, a flag, a Python number or a frozen parameter differs, and one step is traced for all."
+                " Make modules of functions and buffers of numbers, or put them in two fleets."
+            )
 
 
 def over_replicas(

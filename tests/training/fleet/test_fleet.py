@@ -141,3 +141,38 @@ def test_replicas_of_other_structure_are_refused(name: str) -> None:
         pd.Fleet(made, {"k": [0, 1]})
     with pytest.raises(pd.errors.PyroDropoutError, match="differs in structure"):
         pd.Fleet(build, {"keep": [0.9, 1.0]})
+
+
+class Own(nn.Module):
+    """A network with a function, a Python number and a frozen parameter of its own."""
+
+    def __init__(self, act: Any, factor: float, frozen: float) -> None:
+        super().__init__()
+        self.first, self.last, self.act, self.factor = nn.Linear(1, 3), nn.Linear(3, 1), act, factor
+        self.shift = nn.Parameter(torch.tensor(frozen), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        f: Tensor = self.last(self.act(self.first(x))) * self.factor + self.shift
+        return f
+
+
+@pytest.mark.parametrize("name", ["act", "factor", "frozen"])
+def test_replicas_that_compute_something_else_are_refused(name: str) -> None:
+    """One step is traced for all; what is no tensor that a step is given would silently be that of the first."""
+    same = {"act": [torch.relu] * 3, "factor": [1.0] * 3, "frozen": [0.5] * 3}
+    other: dict[str, Any] = {"act": torch.tanh, "factor": 2.0, "frozen": 0.0}
+    x = torch.linspace(-1, 1, 8).unsqueeze(-1)
+
+    def trained(settings: Any) -> pd.training.History:
+        fleet = pd.Fleet(build, settings)
+        return fleet.fit(x, x, steps=2, compile=False, progress=False)
+
+    def build(**setting: Any) -> Any:
+        model = pd.BayesianNet(Own(**setting))
+        return model, pd.AutoDropout(model)
+
+    assert trained(same).losses.shape == (2, 3)
+    with pytest.raises(
+        pd.errors.PyroDropoutError, match=rf"the replica with .*'{name}'.* computes something else than"
+    ):
+        trained({**same, name: [*same[name][:2], other[name]]})
