@@ -10,6 +10,7 @@ import typer
 
 from pyro_dropout.cli import options
 from pyro_dropout.cli.terminal import answer, complain
+from pyro_dropout.tables.settings import SCORED
 
 if TYPE_CHECKING:
     import torch
@@ -58,7 +59,9 @@ def compare(
         ),
     ] = None,
     seeds: Annotated[int, options.number_option(help="Training runs per guide.")] = 3,
-    samples: options.Samples = 200,
+    samples: Annotated[
+        int, options.number_option(help="Weight draws per prediction; by default those by which fit scores.")
+    ] = SCORED,
     device: options.Device = "auto",
     out: Annotated[Path, options.output_option(metavar="FOLDER", help="Folder for the results.")] = Path(
         "out", "compare"

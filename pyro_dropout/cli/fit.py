@@ -2,9 +2,7 @@
 
 import contextlib
 import os
-import shutil
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,10 +12,8 @@ from pyro_dropout.cli import options
 from pyro_dropout.cli.terminal import PROGRAM, answer, complain, figure, percent
 
 if TYPE_CHECKING:
-    import torch
-
-    from pyro_dropout.tables.encoding import Dataset
-    from pyro_dropout.tabular.run_folder import Run
+    from pyro_dropout.protocols import Record
+    from pyro_dropout.tabular.fitted import FittedTable
 
 FIT_HELP = (
     "Fit a posterior to a table and save the run in a folder."
@@ -51,24 +47,16 @@ def fit(
     """Fit one guide to a table and save the run in a folder."""
     from pyro_dropout.tables.settings import settings_of
 
-    reading, wanted, training = settings_of(settings)
-    where = options.place(device)
+    settings_of(settings)  # complains before torch is loaded
+    how: Any = {"device": options.place(device), "every": checkpoint_every, "progress": not quiet}
     from pyro_dropout.datasets.bundled import BUNDLED
-    from pyro_dropout.tables.reading import read
-    from pyro_dropout.tabular.fit_table import plan_table
-    from pyro_dropout.tabular.run_folder import sha256_of
+    from pyro_dropout.tabular.fit_table import fit_table
 
     if data in BUNDLED and not Path(data).exists():
         raise options.refusal("DATA", f"{data!r} is for compare only; fit takes a CSV, Parquet or Excel file.")
-    path = Path(data)
-    with _claimed(out, make=True):
-        _check_new(out)
-        table = read(path, reading)
-        facts = table, str(path.resolve()), sha256_of(path), reading, training, wanted
-        with _choosing(out) as before:
-            run, _ = plan_table(*facts, device=where, progress=not quiet, checkpoint=before)
-        run.write(out)
-        _train(run, table, out, where, checkpoint_every, as_json, quiet)
+    with _advised(out):
+        fitted = fit_table(data, folder=out, **how, **settings)
+    _print(fitted, out, as_json)
 
 
 def resume(
@@ -80,55 +68,47 @@ def resume(
     quiet: options.Quiet = False,
 ) -> None:
     """Continue an interrupted run."""
-    from pyro_dropout.tabular.run_folder import Run
+    how: Any = {"device": options.place(device), "every": checkpoint_every, "progress": not quiet}
+    from pyro_dropout.tabular import fit_table
 
-    where = options.place(device)
-    if not folder.is_dir():
-        Run.read(folder)  # says so
-    with _claimed(folder):
-        run = Run.read(folder)
-        run.check_checkpoints(folder)
-        table = run.data(data)
-        if data is not None:  # before training, so that the next resume knows it
-            run = replace(run, file=str(data.resolve()))
-            run.write(folder)
-        _train(run, table, folder, where, checkpoint_every, as_json, quiet)
+    with _advised(folder):
+        fitted = fit_table.resume(folder, data, **how)
+    _print(fitted, folder, as_json)
 
 
-def _train(
-    run: "Run",
-    data: "Dataset",
-    folder: Path,
-    device: "torch.device",
-    every: int | None,
-    as_json: bool,
-    quiet: bool,
-) -> None:
-    """Train from the last checkpoint or from the start, write the posterior and print the result."""
-    from pyro_dropout.errors import PyroDropoutError
-    from pyro_dropout.tabular.fit_table import train_run
-    from pyro_dropout.tabular.run_folder import CHECKPOINTS, checkpoints_in
-    from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint
-
-    advice = f"to continue: {PROGRAM} resume {folder}"
-    how: Any = {"device": device, "progress": not quiet}
-    how["checkpoint"] = Checkpoint(folder / CHECKPOINTS, every=every, run=run.identity)
-    with _advised(lambda: advice):
-        fitted, history = train_run(run, data, **how)
-    scores, loss = fitted.scores, float(history.losses[-1])
-    record = {"steps": history.steps, "last_loss": loss, "scores": scores}
+@contextlib.contextmanager
+def _advised(folder: Path) -> Iterator[None]:
+    """Say how to continue if a signal ends a training."""
     try:
-        fitted.write(folder, record)
-    except PyroDropoutError as cause:
-        what = "continue from the last checkpoint" if checkpoints_in(folder) else "train again (there is no checkpoint)"
-        raise PyroDropoutError(f"{str(cause).rstrip('.')}; {advice.replace('continue', what)}") from None
-    shown = os.path.relpath(folder)
+        yield
+    except (KeyboardInterrupt, SystemExit) as stop:
+        from pyro_dropout.tabular.run_folder import CHOOSING, RECORD
+
+        advice = "nothing was written. The same command starts again."
+        if (folder / RECORD).exists():
+            advice = f"to continue: {PROGRAM} resume {folder}"
+        elif (folder / CHOOSING).is_dir():
+            kept = f"the trainings that choose what to train are kept in {folder / CHOOSING}"
+            advice = f"{kept}. To continue, give the same command again."
+        if isinstance(stop, KeyboardInterrupt):
+            raise KeyboardInterrupt(f"; {advice}") from None
+        complain(f"stopped; {advice}")
+        raise SystemExit(stop.code) from None
+
+
+def _print(fitted: "FittedTable", folder: Path, as_json: bool) -> None:
+    """Print what was trained, and what the held-back rows say of it."""
+    data, history, guide, scores = fitted.data, fitted.history, fitted.run.recipe.guide, fitted.scores
+    assert data is not None
+    assert history is not None
+    shown, loss = os.path.relpath(folder), float(history.losses[-1])
     ended = f"loss {loss:.4g} at the last step (not comparable between guides)"
-    lines = [data.note, *([fitted.said] if fitted.said else []), f"{run.recipe.guide}: {history.steps} steps, {ended}."]
+    lines = [data.note, *([fitted.said] if fitted.said else []), f"{guide}: {history.steps} steps, {ended}."]
     lines += _told(scores, len(data.test[0])) if scores else []
     lines.append(f"To predict: {PROGRAM} predict {shown} NEW.csv --out predictions.csv --plot predictions.png")
-    named = {"folder": str(folder), "about": data.note, "guide": run.recipe.guide, "chosen": fitted.said}
-    answer({**named, **record, "seconds": round(history.seconds, 2)}, as_json, lines)
+    record: Record = {"folder": str(folder), "about": data.note, "guide": guide, "chosen": fitted.said}
+    record |= {"steps": history.steps, "last_loss": loss, "scores": scores, "seconds": round(history.seconds, 2)}
+    answer(record, as_json, lines)
 
 
 def _told(scores: dict[str, float], rows: int) -> list[str]:
@@ -153,64 +133,3 @@ def _told(scores: dict[str, float], rows: int) -> list[str]:
     wrong = off_level(held, rows)
     verdict = f": they are too {wrong}" if wrong else ""
     return [*told, f"Intervals are not calibrated: {before}{verdict}."]
-
-
-@contextlib.contextmanager
-def _advised(advice: Callable[[], str]) -> Iterator[None]:
-    """Say how to continue if a signal ends a training."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"; {advice()}") from None
-    except SystemExit as stop:
-        complain(f"stopped; {advice()}")
-        raise SystemExit(stop.code) from None
-
-
-@contextlib.contextmanager
-def _choosing(folder: Path) -> Iterator[Path]:
-    """Yield where the trainings are kept that choose what to train; only an interruption leaves them there."""
-    from pyro_dropout.tabular.run_folder import CHOOSING
-
-    where, kept = folder / CHOOSING, False
-
-    def advice() -> str:
-        nonlocal kept
-        kept = any(where.rglob("step-*.safetensors"))
-        told = f"the trainings that choose what to train are kept in {where}. To continue, give the same command again."
-        return told if kept else "nothing was written. The same command starts again."
-
-    try:
-        with _advised(advice):
-            yield where
-    finally:
-        if not kept:
-            shutil.rmtree(where, ignore_errors=True)
-
-
-# --- where things go --------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _claimed(folder: Path, make: bool = False) -> Iterator[None]:
-    """Hold a folder exclusively, and remove what a killed process left half-written."""
-    from pyro_dropout.tabular.run_folder import POSTERIOR, RECORD
-    from pyro_dropout.training.checkpoints.safe_files import claimed, clear_unfinished
-
-    with claimed(folder, make=make):
-        clear_unfinished(folder, RECORD)
-        clear_unfinished(folder, POSTERIOR)
-        yield
-
-
-def _check_new(folder: Path) -> None:
-    """Raise if a folder holds a run that has come further than its record, or other things."""
-    from pyro_dropout.tabular.run_folder import CHECKPOINTS, OWN, POSTERIOR
-    from pyro_dropout.training.checkpoints.safe_files import LOCK, check_no_links
-
-    check_no_links(folder, *OWN)
-    if (folder / POSTERIOR).exists() or any((folder / CHECKPOINTS).rglob("*.*")):
-        advice = f"continue it ({PROGRAM} resume {folder}) or use another folder"
-        raise options.refusal("--out", f"{str(folder)!r} already holds a run; {advice}.")
-    if any(each.name not in (LOCK, *OWN) for each in folder.iterdir()):
-        raise options.refusal("--out", f"{str(folder)!r} is not empty; use a new folder.")

@@ -36,7 +36,6 @@ Device = Annotated[
     computing_option(metavar="NAME", help="Device: cpu, cuda, cuda:1, mps or auto (cuda if there is a GPU, else cpu)."),
 ]
 Every = Annotated[int | None, number_option(help="Steps between checkpoints; by default one per minute.")]
-Samples = Annotated[int, number_option(help="Weight draws per prediction.")]
 Json = Annotated[bool, output_option("--json", help="Print one JSON object and nothing else.")]
 Quiet = Annotated[bool, output_option("--quiet", "-q", help="Hide the progress bar.")]
 NoCompile = Annotated[

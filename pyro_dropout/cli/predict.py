@@ -11,6 +11,7 @@ from pyro_dropout.cli import options
 from pyro_dropout.cli.options import output_option, refusal
 from pyro_dropout.cli.terminal import answer, figure, for_spreadsheet, percent
 from pyro_dropout.errors import PyroDropoutError
+from pyro_dropout.tables.settings import SAMPLES
 from pyro_dropout.training.checkpoints.safe_files import whole_file
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def predict(
         Path | None,
         output_option(metavar="FILE", help="Where to save a chart of the inputs that matter most (PNG, PDF, SVG)."),
     ] = None,
-    samples: options.Samples = 500,
+    samples: Annotated[int, options.number_option(help="Weight draws per prediction.")] = SAMPLES,
     level: Annotated[float, output_option(metavar="P", help="Probability of the interval.")] = 0.95,
     encoding: Annotated[
         str | None, typer.Option(metavar="NAME", help="Encoding of a CSV file that is not Unicode.")
@@ -76,7 +77,7 @@ def predict(
 ) -> None:
     """Predict the rows of a table with a fitted run."""
     where = options.place(device)
-    from pyro_dropout.tables.reading import read_inputs
+    from pyro_dropout.tables.files import read_file
     from pyro_dropout.tabular.fitted import FittedTable
     from pyro_dropout.tabular.run_folder import Run, sha256_of
 
@@ -86,12 +87,12 @@ def predict(
     _check_files({"--out": out, "--plot": plot, "--explain": explain}, path, folder)
     fitted = FittedTable.load(folder)
     fitted.model.to(where), fitted.guide.to(where)
-    table, x = read_inputs(path, run.encoding, text_encoding=encoding, separator=separator)
-    frame = fitted.answers(table, x, level, levels, limits, samples, seed, progress=not quiet)
+    table = read_file(path, encoding=encoding, separator=separator)
+    frame = fitted.predict(table, level, levels, limits, samples, seed, progress=not quiet)
     beyond = frame["beyond"][frame["beyond"] != ""].str.split("; ")
     record: dict[str, Any] = {"folder": str(folder), "target": run.encoding.target, "rows": len(frame)}
     record |= {"file": str(out), "level": level, "samples": samples, "classes": list(run.encoding.classes)}
-    record |= {"calibrated": fitted.calibration.calibrates(level), "notes": list(table.notes)}
+    record |= {"calibrated": fitted.calibration.calibrates(level), "notes": list(frame.attrs["notes"])}
     record |= {"unfamiliar": int(frame["unfamiliar"].sum()) if "unfamiliar" in frame else 0}
     record |= {"beyond": {"rows": len(beyond), "inputs": beyond.explode().value_counts().to_dict()}}
     record |= {"scores": scores} if (scores := _scores(fitted, frame, table)) else {}
@@ -122,7 +123,7 @@ def _write(path: Path, frame: "pandas.DataFrame", table: "Table | None", centre:
 
     from pyro_dropout.tables.table import number_text
 
-    frame = frame.copy()
+    frame = frame.reset_index().astype({name: int for name in ("unfamiliar",) if name in frame})
     if table is not None:
         for name in filter(frame.__contains__, table.columns):
             raise PyroDropoutError(
@@ -217,7 +218,7 @@ def _told(
         told.append(f"{what}: {record['beyond']['rows']}; inputs concerned: {', '.join(most)}")
     if not record["classes"]:
         wrong = ~frame["mean"].between(frame["lower"], frame["upper"]) | frame["mean"].abs().eq(math.inf)
-        far = frame["row"][wrong].tolist()
+        far = frame.index[wrong].tolist()
         which = ", ".join(map(str, far[:5])) + ", ..." * (len(far) > 5)
         told += [f"the mean is infinite or outside its own interval in row {which}: do not use it there"] * bool(far)
     if scores := record.get("scores"):

@@ -101,10 +101,10 @@ def kept(model: Model, learned: bool = False, keep: float = 0.9) -> Callable[[st
     return lambda name: 1.0 if model.sites[name].fan_in == 1 and not learned else keep
 
 
-def standard_guide(name: str, **options: int) -> Callable[[Model], PyroModel]:
+def standard_guide(name: str, keep: float = 0.9, **options: int) -> Callable[[Model], PyroModel]:
     """Return what builds the guide of this name for a model of this file; options are those of its registry entry."""
     entry = resolve_guide(name)
-    return lambda model: entry.make(model, kept(model, entry.learns_keep), **options)
+    return lambda model: entry.make(model, kept(model, entry.learns_keep, keep), **options)
 
 
 GUIDES = {name: standard_guide(name) for name in guides()}

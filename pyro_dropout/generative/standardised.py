@@ -68,12 +68,12 @@ class Standardised(nn.Module):
                 f"x must be (N, ...) and y (N, D), each input and target in its own column; got {tuple(x.shape)}"
                 f" and {tuple(y.shape)}. Write x.unsqueeze(-1) for one column."
             )
-        moments = {"x": _moments("x", x), "y": (torch.zeros(()), torch.ones(()))}
+        buffers = {"x": moments("x", x), "y": (torch.zeros(()), torch.ones(()))}
         if self._scales_targets:
             check_finite("y", y)
             self.model.likelihood.check_values(y, y)
-            moments["y"] = _moments("y", self._mapped("free", y))
-        for name, (mean, std) in moments.items():
+            buffers["y"] = moments("y", self._mapped("free", y))
+        for name, (mean, std) in buffers.items():
             self.register_buffer(f"{name}_mean", mean)
             self.register_buffer(f"{name}_std", std)
 
@@ -131,7 +131,7 @@ def network_in(model: Any) -> Any:
     return model.model if isinstance(model, Standardised) else model
 
 
-def _moments(name: str, value: Tensor) -> tuple[Tensor, Tensor]:
+def moments(name: str, value: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean and the standard deviation of each column, 1 for a constant one.
 
     Distances are squared in units of the largest: float32 cannot hold the squares of 1e-27 or 1e22.

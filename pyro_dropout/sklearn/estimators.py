@@ -7,7 +7,7 @@ the same prediction alone and in a batch.
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Literal, Self, overload
 
 import numpy as np
@@ -20,11 +20,13 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 from torch import Tensor
 
-from pyro_dropout.errors import IgnoredInputsWarning, PyroDropoutError
+from pyro_dropout.errors import PyroDropoutError
+from pyro_dropout.generative.standardised import moments
 from pyro_dropout.judging.conformal import conformal
 from pyro_dropout.mathematics.argument_names import also
 from pyro_dropout.mathematics.checks import check_count, check_device, check_level
 from pyro_dropout.prediction.prediction import Prediction
+from pyro_dropout.registry import resolve_guide
 from pyro_dropout.sklearn.inputs import (
     check_settings,
     check_whole_numbers,
@@ -32,22 +34,11 @@ from pyro_dropout.sklearn.inputs import (
     held_back,
     layer_widths,
 )
-from pyro_dropout.sklearn.network import (
-    Architecture,
-    Learned,
-    Pair,
-    Plan,
-    alone,
-    answers,
-    best_noise,
-    set_noise,
-    train,
-)
-from pyro_dropout.tables.settings import Training, Wanted
+from pyro_dropout.sklearn.network import Learned, Named, alone
+from pyro_dropout.tables.settings import SAMPLES, Training, Wanted
 from pyro_dropout.tabular.calibration import Calibration
 from pyro_dropout.tabular.choice import batch_for, choose_recipe
-from pyro_dropout.tabular.recipe import natural_scale
-from pyro_dropout.training.history import History
+from pyro_dropout.tabular.recipe import Pair, natural_scale
 
 _SEEDS = 2**31 - 1
 _STEPS = 1000  # of a guide that is named
@@ -71,7 +62,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]
     max_steps: int | None = None
     batch_size: int = 128
     learning_rate: float = 0.01
-    samples: int = 200
+    samples: int = SAMPLES
     validation_fraction: float = 0.2
     refit: bool = True
     random_state: int | RandomState | None = None
@@ -79,70 +70,59 @@ class _Network(BaseEstimator):  # type: ignore[misc]
     compile: bool | Literal["auto"] = "auto"
     verbose: bool = False
 
-    def _train(self, x: Tensor, y: Tensor, outputs: int, classes: tuple[str, ...] = ()) -> None:
+    def _train(self, x: Tensor, y: Tensor, classes: tuple[str, ...] = ()) -> None:
         """Train on x, (N, Q), and y, (N, D) or indices of classes, and set the fitted attributes."""
         check_settings(self)
         device = check_device("device", "cpu" if self.device is None else self.device)
-        seeds = [int(seed) for seed in check_random_state(self.random_state).randint(_SEEDS, size=3)]
-        how: Any = {"device": device, "compile": self.compile, "progress": bool(self.verbose)}
-        self.calibration_, self.seed_ = Calibration(), seeds[2]
-        if self.guide == "auto":
-            plan, pair, history = self._chosen(x, y, classes, seeds, how)
-        else:
-            plan, pair, history = self._named(x, y, outputs, classes, seeds, how)
-        self.learned_ = Learned.of(plan, x.shape[1], outputs, classes, *pair)
+        split, seed, self.seed_ = (int(seed) for seed in check_random_state(self.random_state).randint(_SEEDS, size=3))
+        auto = self.guide == "auto"
+        searching = auto or (not classes and self.tau == "auto")
+        held = torch.zeros(len(x), dtype=torch.bool)
+        if searching:
+            held = held_back(len(x), self.validation_fraction, split, y if classes else None)
+        # Networks compute in single precision, so their numbers are standardised before, in double precision.
+        plain = not classes and not (auto and natural_scale(y) != "plain")
+        units = moments("x", x), moments("y", y) if plain else (torch.zeros(()), torch.ones(()))
+        inputs, targets = ((each - mean) / std for each, (mean, std) in zip((x, y), units, strict=True))
+        whole = inputs.float(), y if classes else targets.float()
+        near, far = ((whole[0][rows], whole[1][rows]) for rows in (~held, held))
+        steps = self.max_steps or (Training.steps if auto else _STEPS)
+        how: Any = {"device": device, "progress": bool(self.verbose)}
+        self.calibration_ = Calibration()
+        with alone(seed, device):
+            if auto:
+                (width,), batch = layer_widths(self.hidden_layer_sizes), batch_for(len(x))
+                training = Training(steps, batch_size=batch, seed=seed, compile=self.compile)
+                wanted = Wanted(width=width, members=self.members)
+                choice = choose_recipe(near, far, classes, wanted, training, device=device)
+                recipe, pair, history = choice.recipe, choice.trained, choice.history
+                intervals = conformal(choice.prediction, far[1].to(choice.prediction.mean.device))
+                self.choice_, self.calibration_ = choice.said, Calibration(int(held.sum()), intervals=intervals)
+            else:
+                training = Training(steps, float(self.learning_rate), self.batch_size, seed, self.compile)
+                recipe = self._named(classes, units[1][1])
+                pair, history = recipe.train(near, classes, training, **how)
+                if searching:
+                    recipe = replace(recipe, tau=recipe.best_noise(pair, far, self.samples, self.seed_))
+                    recipe.set_noise(pair[0])
+            if searching and self.refit:
+                pair, history = recipe.train(whole, classes, training, **how)
+        self.learned_ = Learned.of(recipe, classes, pair, *units)
         self.n_iter_ = history.steps
         self.loss_curve_ = history.losses.double().numpy()
 
-    def _chosen(
-        self, x: Tensor, y: Tensor, classes: tuple[str, ...], seeds: list[int], how: Any
-    ) -> tuple[Plan, Pair, History]:
-        """Choose what to train on held-back rows, and train it on all."""
-        (width,), steps = layer_widths(self.hidden_layer_sizes), self.max_steps
-        training = Training(Training.steps if steps is None else steps, seed=seeds[0])
-        held = held_back(len(x), self.validation_fraction, seeds[0], y if classes else None)
-
-        def standard(values: Tensor, like: Tensor) -> Tensor:
-            return ((values - like.mean(0)) / torch.where(like.std(0) > 0, like.std(0), 1.0)).float()
-
-        scaled = y if classes else standard(y, y) if natural_scale(y) == "plain" else y.float()
-        near, far = ((standard(x[rows], x), scaled[rows]) for rows in (~held, held))
-        with alone(seeds[1], how["device"]):
-            with warnings.catch_warnings(action="ignore", category=IgnoredInputsWarning):  # the final training says it
-                wanted = Wanted(width=width, members=self.members)
-                choice = choose_recipe(near, far, classes, wanted, training, device=how["device"])
-            mine = torch.ones_like(held) if self.refit else ~held
-            pair: Any = choice.recipe.build((x[mine], y[mine]), classes)
-            how |= choice.recipe.how(training.steps) | {"batch_size": batch_for(int(mine.sum())), "lr": Training.lr}
-            history = train(pair, x[mine], y[mine], steps=training.steps, **how)
-            intervals = conformal(choice.prediction, far[1].to(choice.prediction.mean.device))
-        self.choice_ = choice.said
-        self.calibration_ = Calibration(int(held.sum()), intervals=intervals)
-        return choice.recipe, pair, history
-
-    def _named(
-        self, x: Tensor, y: Tensor, outputs: int, classes: tuple[str, ...], seeds: list[int], how: Any
-    ) -> tuple[Plan, Pair, History]:
-        """Train a guide that is named; if its noise is to be found, on held-back rows, and then on all."""
-        shape = layer_widths(self.hidden_layer_sizes), self.activation, float(self.length_scale)
-        plan = Architecture(*shape, self.guide, float(self.keep), self.members)
-        how |= {"steps": self.max_steps or _STEPS, "batch_size": self.batch_size, "lr": float(self.learning_rate)}
-        searching = not classes and self.tau == "auto"
-        tau = None if classes or searching else torch.full((outputs,), float(self.tau), dtype=torch.float64)
-        mine = torch.ones(len(x), dtype=torch.bool)
-        if searching:
-            mine = ~held_back(len(x), self.validation_fraction, seeds[0])
-        with alone(seeds[1], how["device"]):
-            pair = plan.build((x[mine], y[mine]), classes, tau)
-            history = train(pair, x[mine], y[mine], **how)
-            if searching:
-                found = Learned.of(plan, x.shape[1], outputs, classes, *pair)
-                tau = best_noise(found, x[~mine], y[~mine], samples=self.samples, seed=seeds[2])
-                set_noise(pair[0], tau)
-                if self.refit:
-                    pair = plan.build((x, y), classes, tau)
-                    history = train(pair, x, y, **how)
-        return plan, pair, history
+    def _named(self, classes: tuple[str, ...], std: Tensor) -> Named:
+        """Return the recipe of a guide that is named, for targets that are divided by ``std``."""
+        return Named(
+            resolve_guide(self.guide).name,
+            members=self.members if "members" in resolve_guide(self.guide).options else None,
+            activation=self.activation,  # type: ignore[arg-type]
+            prior="default",
+            hidden=layer_widths(self.hidden_layer_sizes),
+            keep=float(self.keep),
+            length_scale=float(self.length_scale),
+            tau=None if classes or self.tau == "auto" else tuple((float(self.tau) * std.square()).tolist()),
+        )
 
     set_params = also(**_SETTINGS)(BaseEstimator.set_params)
 
@@ -168,7 +148,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]
         x = dense_tensor(validate_data(self, X, reset=False, dtype=np.float64, accept_sparse="csr"))
         x = x.to(check_device("device", "cpu" if self.device is None else self.device))
         check_whole_numbers("X", X)
-        return [part.cpu().numpy() for part in answers(self.learned_, x, read, samples=self.samples, seed=self.seed_)]
+        return [part.cpu().numpy() for part in self.learned_.answers(x, read, self.samples, self.seed_)]
 
 
 @also(**_SETTINGS)
@@ -240,7 +220,7 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
         check_whole_numbers("y", y)
         self._one_column = values.ndim == 1
         targets = dense_tensor(values.reshape(len(values), -1))
-        self._train(dense_tensor(x), targets, targets.shape[1])
+        self._train(dense_tensor(x), targets)
         found = self.learned_.noise()
         tau = None if found is None else found.numpy()
         self.tau_ = float(tau[0]) if tau is not None and self._one_column else tau
@@ -329,7 +309,7 @@ class DropoutClassifier(ClassifierMixin, _Network):  # type: ignore[misc]
             raise PyroDropoutError(f"y must have at least two classes; got one class, {found.tolist()[0]!r}.")
         self.classes_ = found
         names = tuple(map(str, range(len(found))))
-        self._train(dense_tensor(x), torch.from_numpy(np.searchsorted(found, values)), len(found), names)
+        self._train(dense_tensor(x), torch.from_numpy(np.searchsorted(found, values)), names)
         return self
 
     def predict_proba(self, X: object) -> Floats:

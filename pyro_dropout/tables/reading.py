@@ -116,15 +116,13 @@ def _split(table: Table, held_back: float, seed: int) -> tuple[Tensor, Tensor]:
     return order[:cut], order[cut:]
 
 
-def read_inputs(
-    path: str | Path | Table, encoding: Encoding, *, text_encoding: str | None = None, separator: str | None = None
-) -> tuple[Table, Tensor]:
+def read_inputs(path: str | Path | Table, encoding: Encoding) -> tuple[Table, Tensor]:
     """Return new data read with an encoding learned from the training data: their table, and inputs (N, Q).
 
     Columns may be in any order. The target and the columns that training left out may be among them, and are ignored;
     all other columns as well, and the notes of the table say so.
     """
-    table = path if isinstance(path, Table) else read_file(path, encoding=text_encoding, separator=separator)
+    table = path if isinstance(path, Table) else read_file(path)
     known = [column.name for column in encoding.inputs]
     absent = [name for name in known if name not in table.columns]
     if absent and absent[0] in table.unread:

@@ -21,6 +21,7 @@ Separator = Literal["comma", "semicolon", "tab", "pipe"]
 Noise = Literal["constant", "by-input"]
 Scale = Literal["plain", "log", "logit", "count"]
 LARGEST, SEEDS = 10**9, 2**32  # of counts; seeds are below
+SAMPLES, SCORED = 500, 200  # weight draws of a prediction; those of held-back rows, by which fit and compare score
 
 
 def setting(default: Any, help: str = "", **more: object) -> Any:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -136,17 +137,10 @@ def _calibrated(log_tail: Tensor, scores: Tensor) -> Tensor:
     The k-th of n scores, -log of a tail, is where (1 - k/(n + 1))/2 is left beyond; straight lines lead from one to the
     next, and from a half at the median. Beyond the last, tails shrink as the posterior's do.
     """
-    n = len(scores)
-    score = -log_tail.to(_F64)
-    found = torch.empty_like(score)
-    for k, column in enumerate(scores.to(score).T):
-        x = torch.cat([column.new_tensor([math.log(2)]), column.clamp_min(math.log(2))])
-        y = 0.5 * (1 - torch.arange(n + 1, dtype=_F64, device=x.device) / (n + 1))
-        x, y = x[x.isfinite()], y[x.isfinite()]
-        own = score[:, k].contiguous()
-        place = torch.searchsorted(x, own, right=True).clamp(1, max(1, len(x) - 1))
-        low, high = x[place - 1], x[place.clamp_max(len(x) - 1)]
-        share = torch.where(high > low, (own - low) / (high - low), 1.0).clamp(0, 1)
-        within = y[place - 1] + share * (y[place.clamp_max(len(x) - 1)] - y[place - 1])
-        found[:, k] = torch.where(own > x[-1], y[-1] * torch.exp(x[-1] - own), within)
-    return found
+    found = np.empty(log_tail.shape)
+    for k, column in enumerate(scores.numpy().T):
+        own = -log_tail[:, k].double().cpu().numpy()
+        x = np.maximum(np.append(-np.inf, column[np.isfinite(column)]), math.log(2))
+        y = 0.5 * (1 - np.arange(len(x)) / (len(column) + 1))
+        found[:, k] = np.where(own > x[-1], y[-1] * np.exp(np.minimum(x[-1] - own, 0)), np.interp(own, x, y))
+    return torch.from_numpy(found).to(log_tail.device)

@@ -11,23 +11,19 @@ final one; if more steps have made it worse than another candidate, that one is 
 """
 
 import math
+import warnings
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from pyro_dropout.errors import DivergedError, PyroDropoutError, ShapeError
-from pyro_dropout.generative.random_state import forked
-from pyro_dropout.generative.standardised import Standardised
-from pyro_dropout.prediction.predict import predict
+from pyro_dropout.errors import DivergedError, IgnoredInputsWarning, PyroDropoutError, ShapeError
 from pyro_dropout.prediction.prediction import Prediction
-from pyro_dropout.registry import resolve_guide
-from pyro_dropout.tables.settings import Training, Wanted
-from pyro_dropout.tabular.recipe import Data, Recipe, natural_scale
+from pyro_dropout.tables.settings import SCORED, Training, Wanted
+from pyro_dropout.tabular.recipe import Data, Pair, Recipe, natural_scale
 from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint
-from pyro_dropout.training.fit import fit
 from pyro_dropout.training.history import History
 from pyro_dropout.training.loop import progress_bar, sharing_bar
 
@@ -35,7 +31,6 @@ _MEMBERS, _COLD = 8, 0.3
 _NOISY = 0.2  # nats that noise by input must gain, and that more steps may lose
 _WHOLE_BATCH, _BATCH = 2048, 1024
 _WIDEST, _NARROWEST, _WEIGHTS = 50, 10, 25_000  # hidden units, and weights of the first layer that are enough
-_SAMPLES = 200
 _WORST = 1e6  # nats, instead of infinity
 MEAN_FIELD = Recipe("mean-field", activation="silu", prior="learned", decay=True)
 _REMEDY = "the loss is not finite after the last step of a candidate. Lower the learning rate."
@@ -59,7 +54,7 @@ class Choice:
     recipe: Recipe
     prediction: Prediction
     log_prob: Tensor
-    trained: tuple[Standardised, nn.Module]
+    trained: Pair
     history: History
     scores: dict[str, float] = field(default_factory=dict)
     said: str = ""
@@ -87,11 +82,9 @@ def choose_recipe(
     if not len(held[0]):
         raise ShapeError("held has no rows, so that nothing can be chosen; hold some rows back.")
     few, steps, auto = max(1, training.steps // 4), training.steps, wanted.guide == "auto"
-    options = training.options() | {"batch_size": batch_for(len(train[0]), training.batch_size), "device": device}
     place = train[0].device if device is None else device
-    search = _Search(
-        train, (held[0].to(place), held[1].to(place)), classes, few, options | {"progress": False}, checkpoint
-    )
+    there = held[0].to(place), held[1].to(place)
+    search = _Search(train, there, classes, few, training, {"device": device, "progress": False}, checkpoint)
     chosen = first_recipe(train[0].shape[1], torch.cat([train[1], held[1]]), bool(classes), wanted)
     both = wanted.scale == "auto" and chosen.scale != "plain"
     noisy = wanted.noise == "auto" and not classes
@@ -120,7 +113,8 @@ class _Search:
     held: Data
     classes: tuple[str, ...]
     steps: int
-    training: dict[str, Any]
+    training: Training
+    how: dict[str, Any]
     folder: Path | None  # where trainings are kept until it is known what to train
     trainings: int = 0
     tried: list[Choice] = field(default_factory=list)
@@ -165,25 +159,21 @@ class _Search:
 
     def _tried(self, recipe: Recipe, steps: int | None = None) -> Choice:
         self.trainings += 1
-        how = self.training | {"steps": steps or self.steps}
+        training, how = replace(self.training, steps=steps or self.steps), dict(self.how)
         if self.folder is not None:  # a training that has ended is not repeated: it resumes from its last step
             how["checkpoint"] = Checkpoint(self.folder / f"training-{self.trainings}", keep_last=1)
-        method: Any = resolve_guide(recipe.guide).method
-        with forked():
-            torch.manual_seed(how["seed"])
-            model, posterior = recipe.build(self.train, self.classes)
-            history = fit(model, posterior, *self.train, **recipe.how(how["steps"]), **how)
-            if not all(bool(value.isfinite().all()) for value in posterior.parameters()):
+        with warnings.catch_warnings(action="ignore", category=IgnoredInputsWarning):  # the final training says it
+            pair, history = recipe.train(self.train, self.classes, training, **how)
+            if not all(bool(value.isfinite().all()) for value in pair[1].parameters()):
                 raise DivergedError(_REMEDY)
-            ask = {"samples": _SAMPLES, "shared": method == "mc", "seed": how["seed"], "keep_samples": True}
             try:
-                found = predict(model, posterior, self.held[0], method=method, **ask)
+                found = recipe.predict(pair, self.held[0], SCORED, training.seed, apart=False)
             except PyroDropoutError:
                 raise
             except ValueError:  # what distributions say of parameters that are not finite
                 raise DivergedError(_REMEDY) from None
         log_prob = found.log_prob(self.held[1]).double().cpu().nan_to_num(nan=-_WORST, neginf=-_WORST)
-        return Choice(recipe, found, log_prob, (model, posterior), history)
+        return Choice(recipe, found, log_prob, pair, history)
 
     def choice(self) -> Choice:
         """Return the best candidate, and what is to be said about it."""

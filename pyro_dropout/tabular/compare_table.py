@@ -23,8 +23,8 @@ from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.protocols import Record
 from pyro_dropout.registry import resolve_guide
 from pyro_dropout.tables.encoding import Dataset
-from pyro_dropout.tables.settings import Training, Wanted
-from pyro_dropout.tabular.choice import batch_for, choose_recipe, first_recipe
+from pyro_dropout.tables.settings import SCORED, Training, Wanted
+from pyro_dropout.tabular.choice import choose_recipe, first_recipe
 from pyro_dropout.tabular.fit_table import suited
 from pyro_dropout.tabular.recipe import Recipe
 
@@ -41,7 +41,7 @@ def compare_table(
     plans: Mapping[str, tuple[Wanted, Training]],
     *,
     seeds: Sequence[int],
-    samples: int = 200,
+    samples: int = SCORED,
     reference: str | None = None,
     device: torch.device | str = "cpu",
     progress: bool = True,
@@ -94,13 +94,12 @@ def _trained(
     choice = choose_recipe(data.train, data.test, data.classes, wanted, first, device=device)
     recipe, history = choice.recipe, choice.history
     recipes[name] = f"{choice.said} {_told(recipe, training)}"
-    batch = batch_for(len(data.train[0]), training.batch_size)
 
     def build(seed: int) -> tuple[Standardised, nn.Module]:
         torch.manual_seed(seed)
         return recipe.build(data.train, data.classes)
 
-    options = training.options() | recipe.how(training.steps) | {"batch_size": batch, "device": device}
+    options = training.options() | recipe.how(training.steps) | {"device": device}
     options.pop("seed")
     more, each, lost = one_by_one(build, list(seeds[1:]), ModelCall(None, data.train), options)
     own = 1e6 * history.seconds / history.steps

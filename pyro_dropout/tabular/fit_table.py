@@ -1,6 +1,12 @@
-"""``fit_table``: from a raw table to predictions with intervals, in one call; the command line takes the same way."""
+"""``fit_table``: from a raw table to predictions with intervals, in one call.
 
+The command line takes the same way into a folder, where what is interrupted can be continued.
+"""
+
+import contextlib
 import hashlib
+import shutil
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -19,9 +25,16 @@ from pyro_dropout.tables.table import Table, table_of
 from pyro_dropout.tabular.calibration import Calibration, calibrate
 from pyro_dropout.tabular.choice import batch_for, choose_recipe, first_recipe
 from pyro_dropout.tabular.fitted import FEWEST, FittedTable
-from pyro_dropout.tabular.run_folder import Run, sha256_of
-from pyro_dropout.training.fit import fit
-from pyro_dropout.training.history import History
+from pyro_dropout.tabular.run_folder import (
+    CHECKPOINTS,
+    CHOOSING,
+    Run,
+    check_new,
+    checkpoints_in,
+    claimed_run,
+    sha256_of,
+)
+from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint
 
 IN_MEMORY = "(a table in memory)"
 
@@ -30,6 +43,8 @@ def fit_table(
     data: object,
     target: str | None = None,
     *,
+    folder: str | Path | None = None,
+    every: int | None = None,
     device: torch.device | str | None = None,
     progress: bool = True,
     **options: Any,
@@ -50,6 +65,9 @@ def fit_table(
     Args:
         data: a data frame, or the path of a file.
         target: the column to predict; the last one by default.
+        folder: new or empty, for the run and its checkpoints. If a signal ends the call, the same call continues, or,
+            once it is known what to train, ``pyro-dropout resume``, which needs a file as data.
+        every: steps between checkpoints; by default one per minute.
         device: where to compute.
         progress: whether to show a bar.
         options: by name.
@@ -63,20 +81,48 @@ def fit_table(
         (3, 4)
     """
     reading, wanted, training = settings_of(options | {"target": target})
-    if isinstance(data, str | Path):
-        table = read_file(data, encoding=reading.encoding, separator=reading.separator)
-        file, digest = str(Path(data).resolve()), sha256_of(Path(data))
-    else:
-        table, file = data if isinstance(data, Table) else table_of(data), IN_MEMORY
-        cells = {name: each.tolist() for name, each in table.columns.items()}
-        digest = hashlib.sha256(repr((cells, table.rows.tolist())).encode()).hexdigest()
-    dataset = read(table, reading)
-    how: Any = {"device": device, "progress": progress}
-    run, held = plan_table(dataset, file, digest, reading, training, wanted, **how)
-    return train_run(run, dataset, held, **how)[0]
+    into, how = None if folder is None else Path(folder), {"device": device, "progress": progress}
+    with contextlib.nullcontext() if into is None else claimed_run(into, make=True):
+        if into is not None:
+            check_new(into)
+        if isinstance(data, str | Path):
+            table = read_file(data, encoding=reading.encoding, separator=reading.separator)
+            file, digest = str(Path(data).resolve()), sha256_of(Path(data))
+        else:
+            table, file = data if isinstance(data, Table) else table_of(data), IN_MEMORY
+            cells = {name: each.tolist() for name, each in table.columns.items()}
+            digest = hashlib.sha256(repr((cells, table.rows.tolist())).encode()).hexdigest()
+        dataset = read(table, reading)
+        with _choosing(into) as kept:
+            run, held = _planned(dataset, file, digest, reading, training, wanted, checkpoint=kept, **how)
+        if into is not None:
+            run.write(into)
+        return _trained(run, dataset, held, into, every, **how)
 
 
-def plan_table(
+def resume(
+    folder: str | Path,
+    file: Path | None = None,
+    *,
+    every: int | None = None,
+    device: torch.device | str | None = None,
+    progress: bool = True,
+) -> FittedTable:
+    """Continue the run in a folder to the end that it would have had; ``file`` is its table, if it has moved."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        Run.read(folder)  # says so
+    with claimed_run(folder):
+        run = Run.read(folder)
+        run.check_checkpoints(folder)
+        data = run.data(file)
+        if file is not None:  # before training, so that the next call knows it
+            run = replace(run, file=str(file.resolve()))
+            run.write(folder)
+        return _trained(run, data, None, folder, every, device=device, progress=progress)
+
+
+def _planned(
     data: Dataset,
     file: str,
     digest: str,
@@ -107,14 +153,42 @@ def plan_table(
     return Run(file, digest, reading, encoding, choice.recipe, training, told), choice.prediction
 
 
-def train_run(run: Run, data: Dataset, held: Prediction | None = None, **how: Any) -> tuple[FittedTable, History]:
-    """Train a run with further arguments of ``fit``; return it with what is known of the rows of its table."""
-    model, guide = run.build(data)
-    options = run.training.options() | run.recipe.how(run.training.steps) | how
-    history = fit(model, guide, *run.rows_of(data), **options)
-    x = run.rows_of(data)[0]
-    support = Support.of(x, seed=run.training.seed) if len(x) >= FEWEST else None
-    return FittedTable(run, model, guide, Calibration.from_json(run.held_back, support), data, held), history
+def _trained(
+    run: Run, data: Dataset, held: Prediction | None, folder: Path | None, every: int | None, **how: Any
+) -> FittedTable:
+    """Train a run, from its last checkpoint if its folder has one, and write its posterior there."""
+    if folder is not None:
+        how["checkpoint"] = Checkpoint(folder / CHECKPOINTS, every=every, run=run.identity)
+    rows = data.rows if run.held_back else data.train  # all of them, once the held-back ones have said what they can
+    pair, history = run.recipe.train(rows, data.classes, run.training, **how)
+    support = Support.of(rows[0], seed=run.training.seed) if len(rows[0]) >= FEWEST else None
+    found = FittedTable(run, *pair, Calibration.from_json(run.held_back, support), data, held, history)
+    if folder is not None:
+        last = {"steps": history.steps, "last_loss": float(history.losses[-1]), "scores": found.scores}
+        try:
+            found.write(folder, last)
+        except PyroDropoutError as cause:
+            what = (
+                "continue from the last checkpoint"
+                if checkpoints_in(folder)
+                else "train again (there is no checkpoint)"
+            )
+            raise PyroDropoutError(f"{str(cause).rstrip('.')}; to {what}: pyro-dropout resume {folder}") from None
+    return found
+
+
+@contextlib.contextmanager
+def _choosing(folder: Path | None) -> Iterator[Path | None]:
+    """Yield where the trainings are kept that choose what to train; only an interruption leaves them there."""
+    where, kept = folder and folder / CHOOSING, False
+    try:
+        yield where
+    except (KeyboardInterrupt, SystemExit):
+        kept = where is not None and any(where.rglob("step-*.safetensors"))
+        raise
+    finally:
+        if where is not None and not kept:
+            shutil.rmtree(where, ignore_errors=True)
 
 
 def suited(data: Dataset, wanted: Wanted, training: Training) -> tuple[Wanted, Training]:

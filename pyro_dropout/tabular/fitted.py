@@ -17,22 +17,21 @@ from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.judging.support import Support
 from pyro_dropout.mathematics.checks import check_count, check_finite, check_level
-from pyro_dropout.prediction.predict import predict
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.protocols import Figure, Record
-from pyro_dropout.registry import resolve_guide
 from pyro_dropout.tables.encoding import Dataset, Encoding
 from pyro_dropout.tables.reading import read_inputs
+from pyro_dropout.tables.settings import SAMPLES
 from pyro_dropout.tables.table import Table, table_of
 from pyro_dropout.tabular.calibration import Calibration
 from pyro_dropout.tabular.explain import Importance, explain
 from pyro_dropout.tabular.pictures import picture
-from pyro_dropout.tabular.run_folder import Run
+from pyro_dropout.tabular.recipe import pieces
+from pyro_dropout.tabular.run_folder import Run, check_new, claimed_run
+from pyro_dropout.training.history import History
 
-_PIECE = 2**22  # outputs in memory at once, over rows and draws
+_SHUFFLED = 200  # weight draws of each shuffle of a column
 _ROWS = 2**14  # of which it is said at once whether they are like the training rows
-_TOGETHER = 128  # draws of the weights that are made at once
-_SAMPLES = 200  # weight draws of each shuffle of a column
 FEWEST = 10  # rows of which it can be said what rows like them are
 _TYPES = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64}
 
@@ -48,6 +47,7 @@ class FittedTable:
         calibration: what the held-back rows say.
         data: the training rows and the held-back rows, if they are known.
         held: the prediction of the held-back rows by a network that was not trained on them.
+        history: of the training.
 
     Example:
         >>> import pandas, pyro_dropout as pdrop
@@ -66,6 +66,7 @@ class FittedTable:
     calibration: Calibration = field(default_factory=Calibration)
     data: Dataset | None = None
     held: Prediction | None = None
+    history: History | None = None
 
     @property
     def encoding(self) -> Encoding:
@@ -107,14 +108,10 @@ class FittedTable:
     def save(self, folder: str | Path) -> None:
         """Write the run into a new or empty folder, for ``pyro-dropout predict`` and ``FittedTable.load``."""
         folder = Path(folder)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError):
-            raise PyroDropoutError(f"{str(folder)!r} cannot be a folder, as a file is there; give a folder.") from None
-        if any(folder.iterdir()):
-            raise PyroDropoutError(f"{str(folder)!r} is not empty; give a new folder.")
-        self.run.write(folder)
-        self.write(folder, {"steps": self.run.training.steps})
+        with claimed_run(folder, make=True):
+            check_new(folder)
+            self.run.write(folder)
+            self.write(folder, {"steps": self.run.training.steps})
 
     def write(self, folder: Path, extra: dict[str, Any]) -> None:
         """Write the posterior beside the record of the run, and with it what rows of the table are like."""
@@ -124,51 +121,62 @@ class FittedTable:
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
-    def prediction(self, x: Tensor, samples: int = _SAMPLES, seed: int = 0) -> Prediction:
+    def prediction(self, x: Tensor, samples: int = SAMPLES, seed: int = 0) -> Prediction:
         """Return the prediction for encoded rows, (N, Q), by draws that no other row changes. The target is centred."""
-        how: Any = resolve_guide(self.run.recipe.guide).method
-        kept: Any = {"samples": samples, "method": how, "seed": seed, "shared": how == "mc"}
-        if not getattr(self.guide, "points", False):  # points are drawn one after another in any case
-            kept["together"] = min(_TOGETHER, samples)
-        x = x.to(next(self.guide.parameters()).device)
-        found: Prediction = predict(self.model, self.guide, x, keep_samples=True, progress=False, **kept)
-        return found
+        return self.run.recipe.predict((self.model, self.guide), x, samples, seed)
 
-    def answers(
+    def predict(
         self,
-        table: Table,
-        x: Tensor,
+        data: object,
         level: float = 0.95,
-        quantiles: Sequence[float] = (),
-        above: Sequence[float] = (),
-        samples: int = 500,
+        quantiles: float | Sequence[float] = (),
+        above: float | Sequence[float] = (),
+        samples: int = SAMPLES,
         seed: int = 0,
         progress: bool = False,
     ) -> pandas.DataFrame:
-        """Return a column for all that is asked of the encoded rows of a table."""
+        """Return a data frame with a row for each row of a table: mean, interval, and whether to trust it.
+
+        Columns are those of ``pyro-dropout predict``; a data frame keeps its index. What is said of a row does not
+        depend on the rows beside it. ``attrs["notes"]`` says what was noticed about the table.
+
+        Args:
+            data: a data frame, or the path of a file; it need not have the target.
+            level: the probability of the interval, or of the set of classes.
+            quantiles: levels whose quantiles are wanted as well, such as [0.1, 0.9]: ends of calibrated intervals,
+                without a guarantee for each side.
+            above: numbers t for which P(y > t) is wanted: from the same intervals, but for whole numbers; without a
+                guarantee for each side.
+            samples: weight draws.
+            seed: of these draws.
+            progress: whether to show a bar.
+        """
+        levels, limits = (tuple(each) if isinstance(each, Iterable) else (each,) for each in (quantiles, above))
         check_level("level", level)
         check_count("samples", samples)
-        for each in quantiles:
+        for each in levels:
             check_level("quantiles", each)
-        for each in above:
+        for each in limits:
             check_finite("above", torch.tensor(float(each)))
-        if self.encoding.classes and (quantiles or above):
+        classes = self.encoding.classes
+        if classes and (levels or limits):
             raise PyroDropoutError(
                 "quantiles and thresholds are for numbers; the target is a class, and every class has a probability."
             )
-        pieces = x.split(max(1, _PIECE // (samples * max(1, len(self.encoding.classes)))))
+        table, x = self._read(data)
         frames: list[pandas.DataFrame] = []
         with tqdm(total=len(x), disable=not progress, unit="row", unit_scale=True, leave=False, delay=1) as bar:
-            for part in pieces:
+            for part in pieces(x, samples, len(classes)):
                 found = self.prediction(part, samples, seed)
-                classes = self.encoding.classes
-                said = self._classes(found, level) if classes else self._numbers(found, level, quantiles, above)
+                said = self._classes(found, level) if classes else self._numbers(found, level, levels, limits)
                 frames.append(pandas.DataFrame(said))
                 bar.update(len(part))
-        frame = pandas.concat(frames, ignore_index=True)
-        frame.insert(0, "row", table.rows)
-        beyond = ["; ".join(names) for names in self.encoding.beyond(x.cpu(), table)]
-        return frame.assign(**self._familiar(x.cpu(), table), beyond=beyond)
+        beyond = ["; ".join(names) for names in self.encoding.beyond(x, table)]
+        frame = pandas.concat(frames, ignore_index=True).assign(**self._familiar(x, table), beyond=beyond)
+        frame.attrs["notes"] = table.notes
+        return frame.set_axis(
+            data.index if isinstance(data, pandas.DataFrame) else pandas.Index(table.rows, name="row")
+        )
 
     def _classes(self, found: Prediction, level: float) -> Record:
         classes, best = self.encoding.classes, found.probs.max(-1)
@@ -208,39 +216,7 @@ class FittedTable:
             for row, inputs in zip(flags.nonzero()[:, 0].tolist(), support.inputs(part[flags]), strict=True):
                 found = [*apart[start + row], *(names[k] for k in inputs)]
                 apart[start + row] = list(dict.fromkeys(found)) or ["all inputs together"]
-        return {"unfamiliar": [int(bool(each)) for each in apart], "unfamiliar_in": ["; ".join(each) for each in apart]}
-
-    def predict(
-        self,
-        data: object,
-        level: float = 0.95,
-        quantiles: float | Sequence[float] = (),
-        above: float | Sequence[float] = (),
-        samples: int = 500,
-        seed: int = 0,
-    ) -> pandas.DataFrame:
-        """Return a data frame with a row for each row of a table: mean, interval, and whether to trust it.
-
-        Columns are those of ``pyro-dropout predict``; a data frame keeps its index. What is said of a row does not
-        depend on the rows beside it.
-
-        Args:
-            data: a data frame, or the path of a file; it need not have the target.
-            level: the probability of the interval, or of the set of classes.
-            quantiles: levels whose quantiles are wanted as well, such as [0.1, 0.9]: ends of calibrated intervals,
-                without a guarantee for each side.
-            above: numbers t for which P(y > t) is wanted: from the same intervals, but for whole numbers; without a
-                guarantee for each side.
-            samples: weight draws.
-            seed: of these draws.
-        """
-        levels, limits = (tuple(each) if isinstance(each, Iterable) else (each,) for each in (quantiles, above))
-        frame = self.answers(*self._read(data), level, levels, limits, samples, seed)
-        if "unfamiliar" in frame:
-            frame["unfamiliar"] = frame["unfamiliar"].astype(bool)
-        if isinstance(data, pandas.DataFrame):
-            return frame.drop(columns="row").set_axis(data.index)
-        return frame.set_index("row")
+        return {"unfamiliar": [bool(each) for each in apart], "unfamiliar_in": ["; ".join(each) for each in apart]}
 
     # --- pictures -----------------------------------------------------------------------------------------------------
 
@@ -256,8 +232,8 @@ class FittedTable:
         x = self._read(data)[1]
         near = self._within(x)
         where = "" if near.all() else " within the training range"
-        places = self.encoding.places
-        return explain(lambda x: self.prediction(x, seed=seed), x[near], places, rows=rows, seed=seed, where=where)
+        how: Any = {"rows": rows, "seed": seed, "where": where}
+        return explain(lambda x: self.prediction(x, _SHUFFLED, seed), x[near], self.encoding.places, **how)
 
     def plot(self, data: object = None, level: float = 0.95, seed: int = 0) -> Figure:
         """Draw predictions beside targets and how often intervals hold; without targets, which columns matter.
@@ -282,7 +258,7 @@ class FittedTable:
             return self.explain(data, seed=seed).plot()
         near = self._within(x[kept])
         x, y, left = x[kept][near], y[near], int((~near).sum())
-        found = self.prediction(x, 500, seed)
+        found = self.prediction(x, seed=seed)
         calibrated = not classes and self.calibration.calibrates(level)
         title = f"{target}: {len(x)} rows" + ("; intervals are calibrated on held-back rows" if calibrated else own)
         title += f"; {left} more left out: a number outside its training range" if left else ""
@@ -294,7 +270,7 @@ class FittedTable:
             self.encoding,
             ends=self._ends(found, level) if calibrated else None,
             level=level,
-            unfamiliar=None if far is None else torch.tensor(far, dtype=torch.bool),
+            unfamiliar=None if far is None else torch.tensor(far),
             title=title,
         )
 

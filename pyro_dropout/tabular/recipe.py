@@ -1,6 +1,7 @@
 """What is trained on a table: the guide, the scale of the target, the noise and the network, as plain settings.
 
-A recipe is made of JSON values; it is the section "model" of a run's record. ``build`` makes the model and its guide.
+A recipe is made of JSON values; it is the section "model" of a run's record. ``train`` builds the model and its guide
+and trains them, and ``predict`` asks them: for tables, and for the estimators of scikit-learn.
 """
 
 from collections.abc import Sequence
@@ -22,18 +23,27 @@ from pyro_dropout.generative.likelihoods import (
 )
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.priors import Prior
+from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.standardised import Standardised
-from pyro_dropout.tables.settings import LARGEST, Noise, Scale, Settings, setting
+from pyro_dropout.prediction.predict import predict
+from pyro_dropout.prediction.prediction import Prediction
+from pyro_dropout.registry import resolve_guide
+from pyro_dropout.tables.settings import LARGEST, Noise, Scale, Settings, Training, setting
+from pyro_dropout.training.fit import fit
+from pyro_dropout.training.history import History
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.loss.temperature import warm_up
 from pyro_dropout.training.optimisers import cosine_decay
 
 Data = tuple[Tensor, Tensor]
+Pair = tuple[Standardised, nn.Module]
 _LARGEST_MEAN = 200.0  # of counts; larger ones are as good as continuous
 _SKEWED = 0.5
+_TOGETHER = 128  # draws of the weights that are made at once
+_PIECE = 2**22  # outputs in memory at once, over rows and draws
 _STRAIGHT = 1e-3  # a range, beside the distance from 0 or 1, over which log and logit are straight lines
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "silu": nn.SiLU, "tanh": nn.Tanh}
-Activation = Literal["relu", "silu"]
+Activation = Literal["relu", "silu", "tanh"]
 Widths = Literal["default", "fixed", "learned"]
 
 
@@ -48,7 +58,7 @@ class Recipe(Settings):
         noise: "constant", or "by-input": the network also gives the precision of the noise at each input.
         scale: of the target: "plain"; "log" for positive numbers, "logit" for proportions between 0 and 1, and "count"
             for whole numbers from 0. Classes have none.
-        activation: of the hidden units: "relu", or "silu", which is smooth.
+        activation: of the hidden units: "relu", or "silu", which is smooth, or "tanh".
         prior: "default", that of ``BayesianNet``; "fixed", the paper's ``Prior()``; or "learned": the prior of the
             first layer has a width for each input, and that of the last layer one, learned with the guide, so that
             inputs which say nothing are left out of account. For guides that have a density, such as "mean-field".
@@ -66,18 +76,46 @@ class Recipe(Settings):
     temperature: float = setting(1.0, limits=(0.0, 1e300))
     decay: bool = False
 
-    def build(self, train: Data, classes: tuple[str, ...] = ()) -> tuple[Standardised, nn.Module]:
+    def build(self, train: Data, classes: tuple[str, ...] = ()) -> Pair:
         """Return the untrained model, in the units of the data, and its guide."""
+        by_input = Prior(torch.ones(train[0].shape[1]), learn="*.weight", tempered=False)
+        prior = {"default": None, "fixed": Prior(), "learned": by_input}[self.prior]
+        return self._built((self.width,), prior, train, classes)
+
+    def _built(
+        self, hidden: Sequence[int], prior: Prior | None, train: Data, classes: tuple[str, ...], keep: float = 0.9
+    ) -> Pair:
         x, y = train
         outputs = len(classes) or y.shape[1] * (1 if self.noise == "constant" else 2)
-        net = layers([x.shape[1], self.width, outputs], self.activation)
-        by_input = Prior(torch.ones(x.shape[1]), learn="*.weight", tempered=False)
-        prior = {"default": None, "fixed": Prior(), "learned": by_input}[self.prior]
+        net = layers([x.shape[1], *hidden, outputs], self.activation)
         model = Standardised(BayesianNet(net, prior, self._likelihood(y, bool(classes))), x, y)
         options = {} if self.members is None else {"members": self.members}
-        guide = standard_guide(self.guide, **options)(model)
+        guide = standard_guide(self.guide, keep, **options)(model)
         assert isinstance(guide, nn.Module)
         return model, guide
+
+    def empty(self, inputs: int, classes: tuple[str, ...], outputs: int = 1) -> Pair:
+        """Return a model and its guide with shapes only, ready for loading a state."""
+        y = torch.zeros(2, dtype=torch.long) if classes else torch.full((2, outputs), 0.5)  # on any scale
+        with forked():
+            return self.build((torch.zeros(2, inputs), y), classes)
+
+    def train(self, data: Data, classes: tuple[str, ...], training: Training, **how: Any) -> tuple[Pair, History]:
+        """Return a model and its guide, trained from a seed with further arguments of ``fit``."""
+        with forked():
+            torch.manual_seed(training.seed)
+            pair = self.build(data, classes)
+        return pair, fit(*pair, *data, **training.options() | self.how(training.steps) | how)
+
+    def predict(self, pair: Pair, x: Tensor, samples: int, seed: int, apart: bool = True) -> Prediction:
+        """Return the prediction of rows, (N, Q), all by the same draws; ``apart``: whatever the other rows are."""
+        model, guide = pair
+        how: Any = {"method": resolve_guide(self.guide).method, "samples": samples, "seed": seed}
+        how["shared"] = how["method"] == "mc"
+        if apart and not getattr(guide, "points", False):  # points are drawn one after another in any case
+            how["together"] = min(_TOGETHER, samples)
+        found: Prediction = predict(model, guide, x.to(next(guide.parameters()).device), keep_samples=True, **how)
+        return found
 
     def _likelihood(self, y: Tensor, classes: bool) -> Likelihood:
         """Return p(y | f) on standardised targets; classes have neither noise nor scale."""
@@ -86,7 +124,8 @@ class Recipe(Settings):
             return Categorical()
         if self.scale == "count":
             return Counts(10.0, learn=constant, by_input=not constant, offset=y.mean(0).clamp_min(1e-3).log())
-        normal = Gaussian(10.0, learn=True) if constant else HeteroscedasticGaussian()
+        tau = 10.0 if y.shape[1] == 1 else torch.full(y.shape[1:], 10.0)
+        normal = Gaussian(tau, learn=True) if constant else HeteroscedasticGaussian()
         return normal if self.scale == "plain" else Transformed(normal, self.scale)
 
     def how(self, steps: int) -> dict[str, Any]:
@@ -100,6 +139,11 @@ class Recipe(Settings):
             rise = warm_up(max(1, steps // 2))
             loss = ELBO(per_example="auto", temperature=lambda done: self.temperature * rise(done))
         return {"loss": loss, "schedule": cosine_decay(steps) if self.decay else None}
+
+
+def pieces(x: Tensor, samples: int, outputs: int) -> tuple[Tensor, ...]:
+    """Return rows, (N, Q), in parts whose predictions fit into memory."""
+    return torch.split(x, max(1, _PIECE // (samples * max(1, outputs))))
 
 
 def layers(widths: Sequence[int], activation: str) -> nn.Sequential:

@@ -10,16 +10,15 @@ import contextlib
 import functools
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from pyro_dropout.comparison.standard_models import GUIDES
 from pyro_dropout.errors import DamagedFileError, PyroDropoutError, RangeError
-from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.protocols import Record
 from pyro_dropout.tables.encoding import Dataset, Encoding
@@ -28,7 +27,15 @@ from pyro_dropout.tables.reading import read
 from pyro_dropout.tables.settings import Reading, Training
 from pyro_dropout.tabular.recipe import Recipe
 from pyro_dropout.training.checkpoints.posterior_file import load, save
-from pyro_dropout.training.checkpoints.safe_files import check_name, check_no_links, check_regular, whole_file
+from pyro_dropout.training.checkpoints.safe_files import (
+    LOCK,
+    check_name,
+    check_no_links,
+    check_regular,
+    claimed,
+    clear_unfinished,
+    whole_file,
+)
 from pyro_dropout.training.checkpoints.tensor_file import read_facts
 
 RECORD, POSTERIOR, CHECKPOINTS = "run.json", "posterior.safetensors", "checkpoints"
@@ -84,21 +91,6 @@ class Run:
             )
         return data
 
-    def build(self, data: Dataset | None = None) -> tuple[Standardised, nn.Module]:
-        """Return the untrained model and guide; without data, with shapes only, ready for loading a posterior."""
-        if data is not None:
-            train = self.rows_of(data)
-        else:  # loading a posterior replaces the values taken from these
-            y = torch.zeros(2, dtype=torch.long) if self.encoding.classes else torch.full((2, 1), 0.5)
-            train = torch.zeros(2, len(self.encoding.features)), y
-        with forked():
-            torch.manual_seed(self.training.seed)
-            return self.recipe.build(train, self.encoding.classes)
-
-    def rows_of(self, data: Dataset) -> tuple[Tensor, Tensor]:
-        """Return the rows to train on: all of them, once the held-back ones have said what they can."""
-        return data.rows if self.held_back else data.train
-
     def loaded(self, folder: str | Path) -> tuple[Standardised, nn.Module, Record]:
         """Return the model and guide with the folder's posterior loaded, and what was saved with it."""
         path = Path(folder) / POSTERIOR
@@ -107,7 +99,7 @@ class Run:
                 f"{folder} holds an unfinished run: there is no {POSTERIOR}. To continue: pyro-dropout resume {folder}"
             )
         self._check_belongs(path)
-        model, guide = self.build()
+        model, guide = self.recipe.empty(len(self.encoding.features), self.encoding.classes)
         return model, guide, load(path, model, guide)
 
     def save(self, folder: str | Path, model: object, guide: object, extra: Record) -> None:
@@ -229,3 +221,22 @@ def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def claimed_run(folder: Path, make: bool = False) -> Iterator[None]:
+    """Hold a folder exclusively, and remove what a killed process left half-written."""
+    with claimed(folder, make=make):
+        clear_unfinished(folder, RECORD)
+        clear_unfinished(folder, POSTERIOR)
+        yield
+
+
+def check_new(folder: Path) -> None:
+    """Raise if a folder holds a run that has come further than its record, or other things."""
+    check_no_links(folder, *OWN)
+    if (folder / POSTERIOR).exists() or any((folder / CHECKPOINTS).rglob("*.*")):
+        advice = f"continue it (pyro-dropout resume {folder}) or use another folder"
+        raise PyroDropoutError(f"{str(folder)!r} already holds a run; {advice}.")
+    if any(each.name not in (LOCK, *OWN) for each in folder.iterdir()):
+        raise PyroDropoutError(f"{str(folder)!r} is not empty; use a new folder.")

@@ -64,7 +64,7 @@ def write_table(path: Path, rows: int, columns: int) -> None:
 def fit(folder: Path) -> Iterator[Figure]:
     """A fit of 500 rows and 8 columns, its imports, and the choice of a guide beside a single training."""
     write_table(folder / "table.csv", 500, 8)
-    imports = ["-c", "from pyro_dropout.tabular.fit_table import plan_table; from pyro_dropout.cli.main import app"]
+    imports = ["-c", "from pyro_dropout.tabular.fit_table import fit_table; from pyro_dropout.cli.main import app"]
     timed(imports, folder)  # so that bytecode is there
     yield figure("imports of fit", timed(imports, folder), 4.0)
     whole = timed([*FIT, "--out", "auto"], folder)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import pyro_dropout as pd
-from pyro_dropout.tabular import fitted as fitted_tables
+from pyro_dropout.tabular import recipe
 from pyro_dropout.tabular import run_folder as runs_on_disk
 from pyro_dropout.tabular.fitted import FittedTable
 from pyro_dropout.training.checkpoints.training_checkpoint import Keeper
@@ -75,7 +75,7 @@ def test_pieces_of_a_long_table_come_from_the_same_draws(
 ) -> None:
     outs = [tmp_path / "whole.csv", tmp_path / "pieces.csv"]
     for out, size in zip(outs, (2**22, 70), strict=True):  # 70 outputs at once: seven rows of ten draws
-        monkeypatch.setattr(fitted_tables, "_PIECE", size)
+        monkeypatch.setattr(recipe, "_PIECE", size)
         done = run("predict", fitted / "houses", fitted / "houses.csv", "--out", out, "--samples", 10, "--quiet")
         assert done.exit_code == 0, done.stderr
     whole, pieces = (table_of(out) for out in outs)

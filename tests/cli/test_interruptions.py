@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import pyro_dropout as pd
-from pyro_dropout.tabular import choice
+from pyro_dropout.tabular.recipe import Recipe
 from tests.cli.command import contents, run, trees, written
 from tests.cli.kills import comparisons, fits, predicted
 
@@ -131,7 +131,7 @@ def test_the_interrupt_button_of_a_notebook(count: int) -> None:
 
 def test_trainings_that_choose_are_not_repeated(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interrupted after each training that chooses: the same command ends as if nothing had been."""
-    data, out, real = whole / "table.csv", tmp_path / "run", choice.predict
+    data, out, real = whole / "table.csv", tmp_path / "run", Recipe.predict
     words = ["fit", data, "--out", out, *FIT]
     first: list[int] = []
     for after in (1, 2):
@@ -142,7 +142,7 @@ def test_trainings_that_choose_are_not_repeated(whole: Path, tmp_path: Path, mon
                 raise KeyboardInterrupt
             return real(*args, **options)
 
-        monkeypatch.setattr(choice, "predict", predict)
+        monkeypatch.setattr(Recipe, "predict", predict)
         done = run(*words)
         assert done.exit_code == 130
         assert "choosing. To continue, give the same command again." in " ".join(done.stderr.split())
@@ -150,7 +150,7 @@ def test_trainings_that_choose_are_not_repeated(whole: Path, tmp_path: Path, mon
         first += [path.stat().st_mtime_ns for path in (out / "choosing").rglob("training-1/step-*")]
     assert len(set(first)) == 1
     assert "give the same fit command again" in run("resume", out).stderr
-    monkeypatch.setattr(choice, "predict", real)
+    monkeypatch.setattr(Recipe, "predict", real)
     assert run(*words).exit_code == 0
     assert not (out / "choosing").exists()
     assert predicted(out, data) == answers(whole)

@@ -131,7 +131,7 @@ def test_intervals_are_calibrated_on_the_held_back_rows(chosen: Any) -> None:
     own = chosen.calibration_
     assert own.rows == 12
     model, guide = chosen.model_and_guide()
-    answer = pd.predict(model, guide, torch.tensor(X), samples=20, seed=chosen.seed_, shared=True, chunk=32 * 60)
+    answer = pd.predict(model, guide, torch.tensor(X), samples=20, seed=chosen.seed_, shared=True, together=20)
     lower, upper = own.interval(answer, 0.9)
     found = chosen.predict_interval(X, 0.9)
     assert np.allclose(np.stack(found, 1), torch.cat([lower, upper], 1))

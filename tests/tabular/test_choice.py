@@ -54,13 +54,12 @@ def rule(monkeypatch: pytest.MonkeyPatch, gain: Any, y: Tensor, **given: Any) ->
         def log_prob(self, y: Tensor) -> Tensor:
             return torch.as_tensor(gain(self.recipe)).expand(len(y))
 
-    def build(self: Recipe, train: Any, classes: Any = ()) -> tuple[None, torch.nn.Module]:
+    def train(self: Recipe, *args: Any, **how: Any) -> tuple[tuple[None, torch.nn.Module], None]:
         tried.append(self)
-        return None, torch.nn.Identity()
+        return (None, torch.nn.Identity()), None
 
-    monkeypatch.setattr(Recipe, "build", build)
-    monkeypatch.setattr(choice, "fit", lambda *args, **kwargs: None)
-    monkeypatch.setattr(choice, "predict", lambda *args, **kwargs: Answer(tried[-1]))
+    monkeypatch.setattr(Recipe, "train", train)
+    monkeypatch.setattr(Recipe, "predict", lambda self, *args, **how: Answer(self))
     found = choose_recipe(*halves(y), given.pop("classes", ()), Wanted(**given))
     assert tried.pop() == found.recipe  # trained again, with all steps
     return found, tried

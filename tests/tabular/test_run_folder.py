@@ -54,10 +54,10 @@ def test_a_posterior_of_another_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(pd.errors.PyroDropoutError, match=r"unfinished run: there is no posterior.safetensors.*resume"):
         run.loaded(tmp_path)
     other = planned(tmp_path, guide="mean-field")[0]
-    other.save(tmp_path, *other.build(data), {})
+    other.save(tmp_path, *other.recipe.build(data.train), {})
     with pytest.raises(pd.errors.PyroDropoutError, match=r"posterior.safetensors belongs to another run: its identity"):
         run.loaded(tmp_path)
-    run.save(tmp_path, *other.build(data), {})  # with this run's identity
+    run.save(tmp_path, *other.recipe.build(data.train), {})  # with this run's identity
     with pytest.raises(pd.errors.PyroDropoutError, match="belongs to another model or guide"):
         run.loaded(tmp_path)
 
