@@ -76,7 +76,7 @@ GUIDES: dict[str, tuple[str, Callable[[Any], Any]]] = {
     ),
     "AutoConcreteDropout": (
         r"$w_r = z_r m_r,\ z_r \sim \mathrm{Bernoulli}(p)$, $p$ learned",
-        lambda model: pdrop.AutoConcreteDropout(model, keep=0.9),
+        lambda model: pdrop.AutoConcreteDropout(model, keep=0.9, max_keep=1.0),
     ),
 }
 

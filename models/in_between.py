@@ -50,7 +50,7 @@ def keep(site):
 GUIDES = {
     "dropout": lambda net: pdrop.AutoDropout(net, keep),
     f"dropout, σ = {START:g}": lambda net: pdrop.AutoDropout(net, keep, **FIXED),
-    "concrete dropout": lambda net: pdrop.AutoConcreteDropout(net, lambda site: min(keep(site), 0.999)),
+    "concrete dropout": lambda net: pdrop.AutoConcreteDropout(net, lambda site: min(keep(site), 0.999), max_keep=1.0),
     "multiplicative": lambda net: pdrop.AutoMultiplicative(net, lambda site: 1 / keep(site) - 1 + 1e-6, **FIXED),
     "mean field": lambda net: pdrop.AutoMeanField(net, init_scale=START),
     "row mixture": lambda net: pdrop.AutoRowMixture(net, bias="gaussian", init_scale=START),

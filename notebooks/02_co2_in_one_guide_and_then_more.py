@@ -117,7 +117,9 @@ SIX = {
     "AutoMeanField": lambda model: pdrop.AutoMeanField(model, init_scale=0.03),
     "AutoRowMixture": lambda model: pdrop.AutoRowMixture(model, components=2, spread=0.1, init_scale=0.03),
     "AutoLowRank": lambda model: pdrop.AutoLowRank(model, rank=5, init_scale=0.03),
-    "AutoConcreteDropout": lambda model: pdrop.AutoConcreteDropout(model, keep={**KEEP, "0.weight": 0.999}),
+    "AutoConcreteDropout": lambda model: pdrop.AutoConcreteDropout(
+        model, keep={**KEEP, "0.weight": 0.999}, max_keep=1.0
+    ),
 }
 figure, panels = plt.subplots(2, 3, figsize=(11, 5.6), sharex=True, sharey=True, layout="constrained")
 growth, score = {}, {}

@@ -64,7 +64,6 @@ class GuideEntry(Listed):
     guide: type
     make: Make
     density: bool = True
-    learns_keep: bool = False
     per_site: bool = True
 
 
@@ -79,12 +78,11 @@ def guide(name: str, *, make: Make | None = None, **settings: Any) -> Callable[[
             too.
         make: builds the guide with settings for data that nobody has looked at yet, from a model and ``keep``, the
             probability of keeping a row by site; by default ``cls(model)``.
-        settings: ``density=False`` if draws of weights have no density with these settings; ``learns_keep=True`` if it
-            learns what to keep (others never drop a layer's only input); ``compared=True`` if ``pyro-dropout compare``
-            takes it by default; ``order``, its place in lists (new ones come last); ``alias``, another name;
-            ``options``, what ``make`` takes by keyword as well, such as "members"; ``method``, how the command line
-            and the estimators predict with it, "mc" or "linearised"; ``per_site=False`` if it is no ``SiteGuide``,
-            with one distribution per site, which any SVI can train.
+        settings: ``density=False`` if draws of weights have no density with these settings; ``compared=True`` if
+            ``pyro-dropout compare`` takes it by default; ``order``, its place in lists (new ones come last); ``alias``,
+            another name; ``options``, what ``make`` takes by keyword as well, such as "members"; ``method``, how the
+            command line and the estimators predict with it, "mc" or "linearised"; ``per_site=False`` if it is no
+            ``SiteGuide``, with one distribution per site, which any SVI can train.
 
     Example:
         >>> import pyro_dropout as pdrop

@@ -87,7 +87,7 @@ def guide(net: Any, kind: str, drop: float) -> Any:
     if kind == "multiplicative":
         return pdrop.AutoMultiplicative(net, alpha=drop / (1 - drop))
     if kind == "concrete":
-        return pdrop.AutoConcreteDropout(net, keep=1 - drop)
+        return pdrop.AutoConcreteDropout(net, keep=1 - drop, max_keep=1.0)
     if kind.endswith("mean-field"):
         return pdrop.AutoMeanField(net, **start)
     if kind == "row-mixture":

@@ -38,7 +38,9 @@ def other_guides(
 ) -> dict[str, Callable[[Any], Any]]:
     """Return factories of the guides other than dropout, by name; all start from the paper's weights."""
     return {
-        "concrete": lambda model: AutoConcreteDropout(model, lambda s: min(keep(s), _NEXT_TO_ALL), init="paper"),
+        "concrete": lambda model: AutoConcreteDropout(
+            model, lambda s: min(keep(s), _NEXT_TO_ALL), max_keep=1.0, init="paper"
+        ),
         "multiplicative": lambda model: AutoMultiplicative(model, lambda s: 1 / keep(s) - 0.999999, init="paper"),
         "mean field": lambda model: AutoMeanField(model, init="paper", init_scale=init_scale),
         "row mixture": lambda model: AutoRowMixture(model, init="paper", init_scale=init_scale),

@@ -96,15 +96,15 @@ class WaveProcess:
         return self._model.raw(self._posterior.sample_functions(self._model.standard_x(x), n))
 
 
-def kept(model: Model, learned: bool = False, keep: float = 0.9) -> Callable[[str], float]:
-    """Return the probability of keeping a row, by site: a layer's only input is not dropped, unless that is learned."""
-    return lambda name: 1.0 if model.sites[name].fan_in == 1 and not learned else keep
+def kept(model: Model, keep: float = 0.9) -> Callable[[str], float]:
+    """Return the probability of keeping a row, by site: a layer's only input is not dropped."""
+    return lambda name: 1.0 if model.sites[name].fan_in == 1 else keep
 
 
 def standard_guide(name: str, keep: float = 0.9, **options: int) -> Callable[[Model], PyroModel]:
     """Return what builds the guide of this name for a model of this file; options are those of its registry entry."""
     entry = resolve_guide(name)
-    return lambda model: entry.make(model, kept(model, entry.learns_keep, keep), **options)
+    return lambda model: entry.make(model, kept(model, keep), **options)
 
 
 GUIDES = {name: standard_guide(name) for name in guides()}

@@ -46,6 +46,10 @@ class Tempered:
     anchored: float | None = None
     power: float = 1.0
 
+    def of_point(self, times: float) -> float:
+        """Return the factor at a point of a guide that asks for ``times`` this penalty; it is at most 1."""
+        return min(1.0, times * self.at_point)
+
 
 class LearnedNormal(dist.Normal):
     """A Gaussian prior whose width a loss learns; it writes it to ``place``, the model's buffer."""

@@ -103,7 +103,7 @@ class SiteGuide(Summarised, Marginals):
 
     biases: tuple[Bias, ...] = ("map", "gaussian")  # what ``bias`` may be; the first is the default
     drops = False  # whether the guide differs from a Gaussian only at weights
-    full_prior = False  # whether a tempered prior counts in full
+    penalty = 1.0  # how many times the penalty of a tempered prior counts at points; inf: the prior counts in full
     is_member = False  # whether it stands for members of an ensemble, which registers their parameters itself
 
     def __init__(
@@ -172,7 +172,7 @@ class SiteGuide(Summarised, Marginals):
         return torch.full_like(site.start, first_width(self.init_scale, site.fan_in, hidden)).log()
 
     def setting(
-        self, name: str, value: BySite, site: GuideSite, default: float, check: Check = lambda name, value: None
+        self, name: str, value: BySite | None, site: GuideSite, default: float, check: Check = lambda name, value: None
     ) -> float | Tensor:
         """Return the value for ``site`` of an option given as a number, dict or function, after a check of it."""
         found = by_site(name, value, site.name, self._expected_sites)
@@ -321,7 +321,7 @@ class SiteGuide(Summarised, Marginals):
         if isinstance(q, dist.Delta):
             value = site.image(q.v)
             point = dist.Delta(value, event_dim=value.dim() if site.plain else site.event_dim)
-            return pyro.sample(site.name, point, infer={"full_prior": self.full_prior})  # type: ignore[arg-type]
+            return pyro.sample(site.name, point, infer={"penalty": self.penalty})  # type: ignore[arg-type]
         if isinstance(q, RowMixture):
             q.lenient, q.site = True, site.name
         if site.transform is None:

@@ -3,6 +3,7 @@
 Training finds the point: until the curvature is known, q is a point for each site. P holds the prior's precisions.
 """
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -30,6 +31,7 @@ STRUCTURES: dict[Structure, tuple[type[Dense | Diagonal | Kronecker], bool]] = {
     "diagonal": (Diagonal, False),
     "last": (Dense, False),  # of the last layer only; Kronecker if it is large
 }
+_PENALTY = 8.0  # of the point of "last": its other layers stay points, which nothing else regularises
 MOST = 4096  # weights with one matrix by default, and in the last layer
 
 
@@ -51,8 +53,8 @@ class AutoLaplace(SiteGuide):
     ``fit`` trains the point, the maximum a posteriori, and then adds the curvature; so does ``laplace`` at a point that
     you have. Until then the guide has a point for each site. ``fit`` starts again from points. Predict with
     ``method="linearised"``: draws of the weights may leave the region where the curvature holds, and be too wide. With
-    structure="last" a tempered prior, as the default of ``BayesianNet`` is, has its weaker penalty at the point; all
-    other structures take the prior in full.
+    structure="last" a tempered prior, as the default of ``BayesianNet`` is, has eight times its weaker penalty at the
+    point; all other structures take the prior in full.
 
     Equation: laplace-posterior.
 
@@ -96,7 +98,7 @@ class AutoLaplace(SiteGuide):
         size = sum(site.start.numel() for site in self._sites.values())
         self.structure: Structure = ("full" if size <= MOST else "last") if structure is None else structure
         self.prior_factor = 1.0
-        self.full_prior = self.structure != "last"
+        self.penalty = _PENALTY if self.structure == "last" else math.inf
 
     def parameters_of(self, site: GuideSite) -> dict[str, Tensor]:
         """The point."""

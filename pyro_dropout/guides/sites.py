@@ -233,9 +233,14 @@ def _start(site: GuideSite, infer: Message, init: object, given: bool) -> tuple[
     return (torch.rand_like(value) * 2 - 1) * (3 / site.fan_in) ** 0.5, False
 
 
+def row_layout(site: GuideSite) -> RowLayout:
+    """Return the rows of a site; all but a weight are one row."""
+    return RowLayout(site.start.shape, site.row_dim if site.kind == "weight" else "all")
+
+
 def per_row(name: str, value: Tensor, site: GuideSite) -> Tensor:
     """Return a setting, a number or one for each row of a site, so that it broadcasts against the site."""
-    layout = RowLayout(site.start.shape, site.row_dim if site.kind == "weight" else "all")
+    layout = row_layout(site)
     layout.check_per_row(f"{name} of {site.name}", value)
     return value if value.numel() == 1 else layout.per_row(value)
 

@@ -186,9 +186,10 @@ def _gains(net: BayesianNet, posterior: SiteGuide | Ensemble, count: int) -> tup
     weights = {name: site for name, site in net.sites.items() if site.kind == "weight" and not site.lookup}
     sizes = {name: net._parameter(name).numel() for name in net.sites}
     gains, points = dict.fromkeys(weights, 0.0), set[str]()
-    members = min(posterior.members, _MEMBERS) if isinstance(posterior, Ensemble) else 1
+    members, times = min(posterior.members, _MEMBERS) if isinstance(posterior, Ensemble) else 1, 1.0
     for member in range(members):
         with posterior.as_member(member) if isinstance(posterior, Ensemble) else nullcontext(posterior) as guide:
+            times = guide.penalty
             for name in net.sites:
                 q = guide.posterior(name)
                 points |= {name} if is_point(q) else set()
@@ -200,6 +201,6 @@ def _gains(net: BayesianNet, posterior: SiteGuide | Ensemble, count: int) -> tup
     numbers, price = sum(size for name, size in sizes.items() if name not in points), 0.0
     for name, site in weights.items():
         how = net.tempered(name, count)
-        heat = 1.0 if how is None else how.at_point if name in points else share_of_data(how, numbers)
+        heat = 1.0 if how is None else how.of_point(times) if name in points else share_of_data(how, numbers)
         price += heat * sizes[name] / site.fan_in / 8 / float(net.prior_scale(name).double().square().mean())
     return gains, price

@@ -233,12 +233,16 @@ def mixture_case(components: int) -> Case:
 
 
 def concrete_case() -> Case:
-    temperature = 0.1
+    temperature, most = 0.1, 0.9
     v = torch.arange(-30, 30, 0.1)  # v = logit u is logistic; the trapezoid rule is exact to rounding here
     density = 0.1 * torch.sigmoid(v) * torch.sigmoid(-v)
 
+    def kept(site: dict[str, Tensor]) -> Tensor:
+        return most * torch.sigmoid(site["share_logit"])
+
     def nodes(state: State) -> Nodes:
-        (m1, m2), (g1, g2) = by_layer(state, "weight"), (state["0.weight"]["logit"], state["2.weight"]["logit"])
+        (m1, m2), (p1, p2) = by_layer(state, "weight"), (kept(state[f"{layer}.weight"]) for layer in (0, 2))
+        g1, g2 = (p.log() - (1 - p).log() for p in (p1, p2))
         flips, probs = oracle.product(*[(torch.sigmoid((g1 + v) / temperature), density)] * Q)
         soft = torch.sigmoid((g2 + v) / temperature)
         mean, square = (density * soft).sum(), (density * soft**2).sum()
@@ -251,12 +255,17 @@ def concrete_case() -> Case:
     def divergence(state: State, exact: bool) -> Tensor:
         total = bias_kl(state)
         for site in ("0.weight", "2.weight"):
-            m, p = state[site]["loc"], torch.sigmoid(state[site]["logit"])
+            m, p = state[site]["loc"], kept(state[site])
             entropy = -p * p.log() - (1 - p) * (1 - p).log()
             total = total + p * L_WEIGHT**2 / 2 * m.square().sum() - m.shape[1] * entropy
         return total
 
-    return Case(lambda m: pd.AutoConcreteDropout(m, KEEP, temperature=temperature), nodes, divergence, value=False)
+    return Case(
+        lambda m: pd.AutoConcreteDropout(m, KEEP, max_keep=most, temperature=temperature),
+        nodes,
+        divergence,
+        value=False,
+    )
 
 
 CASES = {

@@ -178,8 +178,8 @@ def finish(
     priors = {name: base_distribution(model.prior_of(name)) for name in sums.sites}
     gradient, tempered = {}, {name: net.tempered(name) for name in sums.sites}
     for name, slope in sums.gradient.items():
-        how = None if guide.full_prior else tempered[name]
-        heat = 1.0 if how is None else how.at_point  # as in the point's loss
+        how = tempered[name]
+        heat = 1.0 if how is None else how.of_point(guide.penalty)  # as in the point's loss
         pull = (weights[name] - priors[name].loc).to(F64) / priors[name].scale.to(F64).square()
         gradient[name] = scale * slope - heat * pull
     if not all(bool(torch.isfinite(value).all()) for value in (log_likelihood, *gradient.values())):

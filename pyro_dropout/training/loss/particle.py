@@ -1,5 +1,6 @@
 """One draw of a guide, the model run with it, and the resulting terms of the loss."""
 
+import math
 from itertools import zip_longest
 from typing import Any
 
@@ -70,8 +71,8 @@ class Particle(Messenger):
 
     def temperatures(self) -> dict[str, float]:
         """Return the factor on each divergence that the model's priors ask for; those of 1 are left out."""
-        full = {name for name, site in self._sites.items() if site["infer"].get("full_prior")}
-        marks = {name: how for name, how in self._marks.of.items() if name not in full}
+        times = {name: site["infer"].get("penalty", 1.0) for name, site in self._sites.items()}
+        marks = {name: how for name, how in self._marks.of.items() if times.get(name) != math.inf}
         if not marks:
             return {}
         own = {name: site["fn"] for name, site in self._sites.items() if not site["infer"].get("is_auxiliary")}
@@ -79,7 +80,9 @@ class Particle(Messenger):
         numbers, found = numbers_of(q for name, q in own.items() if name not in points), {}
         for name in self.divergences:
             if name in marks:
-                found[name] = marks[name].at_point if name in points else share_of_data(marks[name], numbers)
+                found[name] = (
+                    marks[name].of_point(times[name]) if name in points else share_of_data(marks[name], numbers)
+                )
             elif name not in self.model_trace.nodes and any(self._is_image(each) for each in marks):  # log q of these
                 found[name] = share_of_data(next(iter(marks.values())), numbers)
         return {name: factor for name, factor in found.items() if factor != 1.0}

@@ -195,3 +195,16 @@ def test_the_curvature_of_all_weights_is_at_the_maximum_of_the_posterior() -> No
     losses = [at(model, pd.guides.AutoLaplace(model, structure), x, y) for structure in ("full", "last")]
     assert losses[0] == pytest.approx(at(model, pd.guides.AutoLaplace(model, "last"), x, y, temperature=1.0))
     assert losses[0] > losses[1]
+
+
+def test_the_point_of_a_last_layer_has_eight_times_the_penalty_of_points() -> None:
+    x, y = torch.randn(30, 3, dtype=F64), torch.randn(30, 2, dtype=F64)
+    for width, times in ((20, 8), (4, 4)):  # at most the prior in full
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(3, width), nn.ReLU(), nn.Linear(width, 2)).double()
+        model = pd.BayesianNet(net, None, pd.Gaussian(2.0))
+        points, last = (
+            at(model, q, x, y) for q in (pd.AutoDropout(model, keep=1.0), pd.guides.AutoLaplace(model, "last"))
+        )
+        penalty = 0.5 * float(net[2].weight.detach().square().sum())  # as N(0, 1) has it
+        assert last - points == pytest.approx((times - 1) * penalty)
