@@ -88,20 +88,28 @@ def _without_gradient(run: Run, probes: Sequence[Probe], count: int, roots: Sequ
     """Return a probe that values depend on, and their gradient does not; None if there is none."""
     if torch.is_inference_mode_enabled():
         return None
-    starts = {probe: torch.zeros(count, requires_grad=True) for probe in probes}
-    before = _at(run, starts, roots)
-    slopes: Sequence[Tensor | None] = [None] * len(probes)
-    with without_torch_function(), torch.enable_grad():
-        terms = [(value * torch.rand_like(value)).nansum() for value in before.values() if value.requires_grad]
-        if terms:
-            with contextlib.suppress(RuntimeError):  # that the backward pass fails is seen in training
-                slopes = torch.autograd.grad(terms, [*starts.values()], allow_unused=True)
-    for probe in (probe for probe, slope in zip(probes, slopes, strict=True) if slope is None or not slope.any()):
-        after = _at(run, {each: torch.full((count,), float(each is probe)) for each in probes}, roots)
-        with without_torch_function():
-            if not all(bool(_close(value.detach(), after[name]).all()) for name, value in before.items()):
-                return probe
+    with contextlib.suppress(RuntimeError):  # that the backward pass fails is seen in training
+        ends = [_followed(run, probes, torch.full((count,), place), roots) for place in (0.0, 1.0)]
+        unseen = [probe for k, probe in enumerate(probes) if not (ends[0][k] or ends[1][k])]
+        if not unseen:
+            return None
+        before = _at(run, {probe: torch.zeros(count) for probe in probes}, roots)
+        for probe in unseen:
+            after = _at(run, {each: torch.full((count,), float(each is probe)) for each in probes}, roots)
+            with without_torch_function():
+                if not all(bool(_close(value, after[name]).all()) for name, value in before.items()):
+                    return probe
     return None
+
+
+def _followed(run: Run, probes: Sequence[Probe], at: Tensor, roots: Sequence[object]) -> list[bool]:
+    """Return by probe whether a gradient reaches it with the weights at one place; a dead unit passes none."""
+    starts = [at.clone().requires_grad_() for _ in probes]
+    found = _at(run, dict(zip(probes, starts, strict=True)), roots)
+    with without_torch_function(), torch.enable_grad():
+        terms = [(value * torch.rand_like(value)).nansum() for value in found.values() if value.requires_grad]
+        slopes = torch.autograd.grad(terms, starts, allow_unused=True) if terms else [None] * len(probes)
+    return [slope is not None and bool(slope.any()) for slope in slopes]
 
 
 def _at(run: Run, moved: Mapping[Probe, Tensor], roots: Sequence[object]) -> Mapping[str, Tensor]:
