@@ -199,7 +199,8 @@ class _Neighbourhoods:
         self.flags = (self.ordered.diff(dim=1) > 0).sum(1) <= 1  # inputs with one value or two
         self.window = min(len(rows), max(24, min(128, len(rows) // 8)))
         numbers = rows[:, ~self.flags]
-        self.mean, self.spread = numbers.mean(0), numbers.std(0)
+        self.mean = numbers.mean(0)
+        self.spread = numbers.std(0) if numbers.numel() else self.mean  # of no columns torch warns
         z = (numbers - self.mean) / self.spread
         variance, axes = torch.linalg.eigh(z.T @ z / len(z))
         self.axes = axes / variance.clamp_min(_THINNEST).sqrt()

@@ -28,8 +28,8 @@ from pyro_dropout.mathematics.checks import check_count, check_device, check_lev
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.registry import resolve_guide
 from pyro_dropout.sklearn.inputs import (
+    check_numbers,
     check_settings,
-    check_whole_numbers,
     dense_tensor,
     held_back,
     layer_widths,
@@ -147,7 +147,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]
         check_count("samples", self.samples)
         x = dense_tensor(validate_data(self, X, reset=False, dtype=np.float64, accept_sparse="csr"))
         x = x.to(check_device("device", "cpu" if self.device is None else self.device))
-        check_whole_numbers("X", X)
+        check_numbers("X", X)
         return [part.cpu().numpy() for part in self.learned_.answers(x, read, self.samples, self.seed_)]
 
 
@@ -216,8 +216,8 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
         """Train on inputs X, (N, Q), and targets y, (N,) or (N, D)."""
         how = {"dtype": np.float64, "accept_sparse": "csr", "ensure_min_samples": 2}
         x, values = validate_data(self, X, y, multi_output=True, y_numeric=True, **how)
-        check_whole_numbers("X", X)
-        check_whole_numbers("y", y)
+        check_numbers("X", X)
+        check_numbers("y", y)
         self._one_column = values.ndim == 1
         targets = dense_tensor(values.reshape(len(values), -1))
         self._train(dense_tensor(x), targets)
@@ -301,7 +301,7 @@ class DropoutClassifier(ClassifierMixin, _Network):  # type: ignore[misc]
     def fit(self, X: object, y: object) -> Self:
         """Train on inputs X, (N, Q), and the classes y of its rows, (N,): numbers or strings."""
         x, values = validate_data(self, X, y, dtype=np.float64, accept_sparse="csr", ensure_min_samples=2)
-        check_whole_numbers("X", X)
+        check_numbers("X", X)
         values = column_or_1d(values, warn=True)
         check_classification_targets(values)
         found = np.unique(values)

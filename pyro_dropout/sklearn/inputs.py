@@ -43,11 +43,18 @@ def held_back(count: int, fraction: float, seed: int, classes: Tensor | None = N
     return held
 
 
-def check_whole_numbers(name: str, values: Any) -> None:
-    """Raise if float64, in which estimators compute, would merge whole numbers; ``values`` as the user gave them."""
+def check_numbers(name: str, values: Any) -> None:
+    """Raise for dates, and if float64, in which estimators compute, would merge whole numbers.
+
+    ``values`` are as the user gave them.
+    """
     values = values.tocsr().data if scipy.sparse.issparse(values) else values
     for column in values.columns if hasattr(values, "columns") else [...]:
         array = np.asarray(values if column is ... else values[column])
+        if array.dtype.kind in "mM":  # as numbers, the same dates differ with the unit in which they are stored
+            raise RangeError(
+                f"{name} holds dates or spans of time ({array.dtype}); make numbers of them, such as days since a date."
+            )
         array = array[abs(array.astype(float)) >= _EXACT] if array.dtype.kind in "iu" else array
         for value in array.ravel().tolist() if array.dtype.kind in "iuO" else ():
             if isinstance(value, Integral) and int(float(value)) != int(value):

@@ -37,7 +37,12 @@ def choose_columns(table: Table, target: str, how: Reading) -> tuple[dict[str, C
     for name in filter(how.drop.__contains__, asked):
         what = "the target" if name == target else "used"
         raise PyroDropoutError(f"the column {name!r} cannot be both {what} and left out.")
-    classes = {*how.categorical} - {target} | ({target} if how.task == "classification" else set())
+    if target in how.categorical and how.task != "classification":
+        raise PyroDropoutError(
+            f"the column {target!r} is the target; predict its values as classes with --task classification, not with"
+            " --categorical."
+        )
+    classes = {*how.categorical, *([target] if how.task == "classification" else [])}
     left = {name: f"its type is {kind}" for name, kind in table.unread.items() if name not in how.drop}
     every: dict[str, Written] = {}
     for name in table.columns:

@@ -5,10 +5,10 @@ neither torch nor pandas, so that help texts come at once.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from itertools import chain
-from numbers import Integral, Real
+from numbers import Integral, Number, Real
 from typing import Any, Literal, get_args, get_origin
 
 from pyro_dropout.errors import PyroDropoutError, RangeError
@@ -148,8 +148,13 @@ def settings_of(options: Mapping[str, Any]) -> tuple[Reading, Wanted, Training]:
     if strange is not None:
         raise PyroDropoutError(f"there is no option {strange!r}; choose from {', '.join(sorted(known))}.")
     given = {name: value for name, value in options.items() if value is not None}
+    given |= {
+        name: value.item() for name, value in given.items() if isinstance(value, Number) and hasattr(value, "item")
+    }
     for name in given.keys() & {each.name for each in fields(Reading) if isinstance(each.default, tuple)}:
-        given[name] = (given[name],) if isinstance(given[name], str) else tuple(given[name])
+        several = isinstance(given[name], Iterable) and not isinstance(given[name], str)
+        given[name] = tuple(map(str, given[name])) if several else (str(given[name]),)
+    given |= {"target": str(given["target"])} if "target" in given else {}  # the names of columns are texts
     aliases = {each.alias: each.name for each in listed_guides() if each.alias}
     guide = given.get("guide", "auto")
     given = ({} if guide == "auto" else _GIVEN) | given | {"guide": aliases.get(guide, guide)}

@@ -154,6 +154,8 @@ def cells_of(values: Any) -> Series:
         series = from_arrow(series.array.__arrow_array__())
     if isinstance(series.dtype, pandas.CategoricalDtype):
         series = series.astype(object)
+    elif isinstance(series.dtype, pandas.SparseDtype):
+        series = series.sparse.to_dense()
     kind, is_a = series.dtype, pandas.api.types
     if is_a.is_float_dtype(kind):
         found = series.to_numpy(getattr(kind, "numpy_dtype", kind), na_value=np.nan)

@@ -41,7 +41,7 @@ IN_MEMORY = "(a table in memory)"
 
 def fit_table(
     data: object,
-    target: str | None = None,
+    target: str | int | None = None,
     *,
     folder: str | Path | None = None,
     every: int | None = None,

@@ -2,7 +2,7 @@
 
 import base64
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -151,13 +151,13 @@ class FittedTable:
             seed: of these draws.
             progress: whether to show a bar.
         """
-        levels, limits = (tuple(each) if isinstance(each, Iterable) else (each,) for each in (quantiles, above))
+        levels, limits = (tuple(np.atleast_1d(each).astype(float).tolist()) for each in (quantiles, above))
         check_level("level", level)
         check_count("samples", samples)
         for each in levels:
             check_level("quantiles", each)
         for each in limits:
-            check_finite("above", torch.tensor(float(each)))
+            check_finite("above", torch.tensor(each))
         classes = self.encoding.classes
         if classes and (levels or limits):
             raise PyroDropoutError(
@@ -197,7 +197,7 @@ class FittedTable:
             "lower": lower,
             "upper": upper,
         }
-        parts |= {f"q={each:g}": known.quantile(found, each).double() + centre for each in quantiles}
+        parts |= {f"q={each:.12g}": known.quantile(found, each).double() + centre for each in quantiles}
         return _columns(parts | {f"p>{each:.12g}": known.probability_above(found, each - centre) for each in above})
 
     def _familiar(self, x: Tensor, table: Table) -> Record:

@@ -244,6 +244,14 @@ def test_whole_numbers_that_float64_merges_are_refused(given: Any) -> None:
         DropoutRegressor(**AUTO).fit(y[:, None], LARGE)
 
 
+def test_dates_are_refused() -> None:
+    days, y = pandas.DataFrame({"day": pandas.date_range("2020", periods=40)}), np.arange(40.0)
+    with pytest.raises(pd.errors.RangeError, match=r"X holds dates or spans of time \(datetime64.*days since a date"):
+        DropoutRegressor(**AUTO).fit(days, y)
+    with pytest.raises(pd.errors.RangeError, match="y holds dates"):
+        DropoutRegressor(**AUTO).fit(y[:, None], days["day"])
+
+
 @pytest.mark.deep
 @pytest.mark.usefixtures("unchecked_shapes")  # the checks throw dice of their own
 def test_nothing_leaks_into_the_process() -> None:

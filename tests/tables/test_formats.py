@@ -106,6 +106,7 @@ def test_a_data_frame_has_the_cells_of_its_file() -> None:
             "short": np.array([0.1, 2, np.nan], np.float32),
             "large": pandas.array([2**62 + 1, None, 3], "Int64"),
             "arrow": pandas.array([1, None, 3], "int64[pyarrow]"),
+            "sparse": pandas.arrays.SparseArray([0.0, 0.0, 2.0]),
         },
         index=[7, 7, 7],
     )
@@ -117,6 +118,7 @@ def test_a_data_frame_has_the_cells_of_its_file() -> None:
         "short": [0.1, 2.0, None],
         "large": [str(2**62 + 1), None, "3"],
         "arrow": [1.0, None, 3.0],
+        "sparse": [0.0, 0.0, 2.0],
     }
     assert table.unread == {"span": "Timedelta", "list": "list"}
     assert table.rows.tolist() == [0, 1, 2]

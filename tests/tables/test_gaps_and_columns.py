@@ -252,6 +252,8 @@ def test_columns_that_are_asked_for_are_kept_or_refused() -> None:
         read(more, keep=["id"], drop=["id"])
     with pytest.raises(pd.errors.PyroDropoutError, match=r"houses.csv has no column 'z'"):
         read(more, keep=["z"])
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"the column 'price' is the target.*--task classification"):
+        read({}, categorical=["price"])
 
 
 # --- dates ------------------------------------------------------------------------------------------------------------

@@ -113,6 +113,15 @@ def test_without_held_back_rows_nothing_is_chosen_or_calibrated() -> None:
         found.plot()
 
 
+def test_columns_named_by_numbers_and_numbers_of_numpy_are_taken() -> None:
+    frame = houses(60).set_axis([0, 1, 2], axis=1)
+    found = pd.fit_table(frame, target=2, keep=0, **QUICK | {"steps": np.int64(5), "seed": np.int32(1)})
+    assert (found.encoding.target, found.run.training.steps) == ("2", 5)
+    assert list(found.predict(frame.head(3), above="12", quantiles=[0.1, 0.1000001]))[5:8] == [
+        *("q=0.1", "q=0.1000001", "p>12")
+    ]
+
+
 def test_classes_have_sets(tmp_path: Path) -> None:
     frame = houses(90).assign(kind=["oak", "elm", "ash"] * 30).drop(columns="price")
     found = pd.fit_table(frame, target="kind", steps=10, progress=False, guide="mean-field")
