@@ -283,19 +283,15 @@ def mistakes() -> dict[str, Any]:
     return {
         r"missing a required argument: 'x'": lambda: pd.to_arviz(model, guide),
         "observes nothing with these arguments": lambda: pd.khat(model, guide, X, samples=30),
-        "AutoNormal has not seen its model yet": lambda: pd.predict(model, AutoNormal(model), X),
         "site 'obs' is observed here, but is latent": lambda: pd.to_arviz(model, blind, *case.args, samples=30),
         "the posterior has all sites of the model": lambda: pd.predict(model, blind, X, samples=3),
         "samples none of the posterior's sites": lambda: pd.predict(model, other[2], X, samples=3),
-        "no site 'slope', which the model samples": lambda: pd.to_arviz(model, other[2], *case.args, samples=30),
         r"site 'theta' has shape \(12,\)": lambda: pd.predict(*posed("schools")[1:], X[:5] + 2, samples=3),
         "does not take compile=True": lambda: pd.predict(model, guide, X, samples=3, compile=True),
-        r"\(12,\); got \(12, 1\)": lambda: pd.predict(model, guide, X, samples=3).log_prob(Y.unsqueeze(-1)),
         "y must lie in the support of site 'obs', Poisson": lambda: pd.predict(
             *counts[1:], X, samples=3, **counts[0].blind_kwargs
         ).log_prob(Y - 10),
         "'slope': it is a point": lambda: pd.khat(model, AutoDelta(model), *case.args, samples=30),
-        "with_tau is for outputs of networks": lambda: pd.judging.with_tau(pd.predict(model, guide, X, samples=3), 2.0),
     }
 
 

@@ -198,7 +198,6 @@ BAD: dict[str, Any] = {
     "no data": (lambda x, y: DataLoader(TensorDataset(x[:0], y[:0])), {}, "its length is 0"),
     "three parts": (lambda x, y: DataLoader(TensorDataset(x, x, y)), {}, "got a list of 3"),
     "a batch size": (lambda x, y: DataLoader(TensorDataset(x, y)), {"batch_size": 3}, "batch_size is that of the"),
-    "a typing error": (lambda x, y: DataLoader(TensorDataset(x, y)), {"step": 3}, "fit has no option 'step'"),
     "wrong targets": (lambda x, y: DataLoader(TensorDataset(x, y[:, 0])), {}, "Write y.unsqueeze"),
 }  # fmt: skip
 
