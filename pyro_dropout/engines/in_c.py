@@ -1,7 +1,7 @@
 """Steps of small networks on a CPU as loops of C, compiled within a second.
 
-Such a program is kernels, matrix products, random draws and other calls of torch on fixed memory. It is run beside the
-operations that were recorded, at several points, and not used unless both agree.
+Such a program is kernels, small matrix products and factors, random draws, and other calls of torch on fixed memory. It
+is run beside the operations that were recorded, at several points, and not used unless both agree.
 """
 
 import ctypes

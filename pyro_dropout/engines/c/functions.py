@@ -120,8 +120,12 @@ def written(formula: str, operands: Sequence[str], c_type: str) -> str:
 def functions() -> str:
     """Return the functions that formulas use, in C."""
     made = ["#define INF __builtin_inf()", _EXP, _LOG, _TANH, _NEAR_ONE]
-    for kind, c_type, suffix in (("f", "float", "f"), ("d", "double", "")):
+    for kind, suffix in (("f", "f"), ("d", "")):
         made += [f"#define {name}_{kind}(x) __builtin_{name}{suffix}(x)" for name in _LIBRARY[kind]]
         made.append(f"#define absolute_{kind}(x) __builtin_fabs{suffix}(x)")
-        made.append(_OF_BOTH_TYPES.format(type=c_type, f=kind))
-    return "\n".join(made)
+    return "\n".join([*made, for_both_types(_OF_BOTH_TYPES)])
+
+
+def for_both_types(text: str) -> str:
+    """Return functions for float and for double."""
+    return "\n".join(text.format(type=c_type, f=kind) for kind, c_type in (("f", "float"), ("d", "double")))

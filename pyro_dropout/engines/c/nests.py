@@ -21,13 +21,13 @@ class Nests(Loops):
 
     Attributes:
         tensors: the memory, by name.
-        calls: the names of loops that are calls of torch, in order.
+        calls: the lines that call a function, of torch or in C, by the name of their first result.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.tensors: dict[str, Tensor] = {}
-        self.calls: list[str] = []
+        self.calls: dict[str, str] = {}
         self._writers: dict[str, Loop] = {}  # of memory that calls write
 
     def outside(self, name: str, tensor: Tensor) -> Value:
@@ -35,14 +35,14 @@ class Nests(Loops):
         self.tensors[name] = tensor
         return self.view(name, tensor)
 
-    def call(self, results: Sequence[tuple[str, Tensor]], given: Sequence[str]) -> list[Value]:
-        """Add a call that reads memory and writes its results."""
+    def call(self, results: Sequence[tuple[str, Tensor]], given: Sequence[str], line: str) -> list[Value]:
+        """Add a line that calls a function, which reads memory and writes its results."""
         (first, example), *_ = results
         loop = self._loops[first] = Loop(first, tuple(example.shape), None, "", example.dtype)
         loop.reads = {self._writers[name].name if name in self._writers else name: False for name in given}
         loop.reads = {name: False for name in loop.reads if name in self._loops}
         loop.text = " ".join(f"{name}[0]" for name in given)
-        self.calls.append(first)
+        self.calls[first] = line
         self.tensors.update(results)
         self._writers.update((name, loop) for name, _ in results)
         return [self.view(name, tensor) for name, tensor in results]
@@ -120,7 +120,7 @@ class Nests(Loops):
     def _nest(self, loops: Sequence[Loop]) -> list[str]:
         first = loops[0]
         if first.name in self.calls:
-            return [f"if (call({self.calls.index(first.name)})) return 1;"]
+            return [self.calls[first.name]]
         if first.in_register:
             return [line for loop in loops for line in self._number(loop)]
         sums, each = [x for x in loops if x.over is not None], [x for x in loops if x.over is None]
@@ -162,16 +162,16 @@ class Nests(Loops):
         kind = _LOCAL[loop.dtype]
         kind = "double" if kind == "float" and prod(loop.over) >= _WIDE else kind
         last, term = sides[-1][0], terms[-1][0]
-        if _near(text, term) >= _near(text, last):
+        if _far(text, term) <= _far(text, last):
             inner = [f"{kind} s = 0;", *_heads(terms, " reduction(+:s)"), f"s += {text};", *["}"] * len(terms)]
             return [*_heads(sides, None), *inner, f"{place} = s;", *["}"] * len(sides)]
         start = f"for (long k = 0; k < {prod(loop.shape)}; k++) {loop.name}[k] = 0;"
         outer = [*_heads(sides[:-1], None), *_heads(terms, None), *_heads(sides[-1:])]
         return [start, *outer, f"{place} += {text};", *["}"] * (len(sides) + len(terms))]
 
-    def text(self, body: Sequence[str], checks: Sequence[str]) -> tuple[str, list[Tensor]]:
-        """Return a function of pointers to memory, and what they point to."""
-        lines, given = [], list[Tensor]()
+    def text(self, first: Sequence[str], body: Sequence[str]) -> tuple[str, list[Tensor]]:
+        """Return a function of pointers to memory, and what they point to; some lines come before it is read."""
+        lines, numbers, given = list[str](), list[str](), list[Tensor]()
         for name, (_, dtype) in self._places.items():
             if name not in self.tensors:
                 self.tensors[name] = torch.empty(self._loops[name].shape, dtype=dtype)
@@ -180,10 +180,10 @@ class Nests(Loops):
             number = loop is not None and loop.in_register and name not in self._writers
             lines.append(f"{kind} *{name}{'_m' * number} = p[{len(given)}];")
             if loop is None and tensor.numel() == 1:
-                lines.append(f"const {_LOCAL[tensor.dtype]} {name}_now = {name}[0];")
+                numbers.append(f"const {_LOCAL[tensor.dtype]} {name}_now = {name}[0];")
             given.append(tensor)
-        head = "int step(void *const *p, int (*call)(int)) {"
-        return "\n".join([head, *lines, *checks, *body, "return 0;", "}"]), given
+        head = "int step(void *const *p, int (*call)(int), generator *g) {"
+        return "\n".join([head, *lines, *first, *numbers, *body, "return 0;", "}"]), given
 
 
 def _own(shape: Shape) -> str:
@@ -223,7 +223,7 @@ def _heads(sides: Sequence[tuple[str, int]], simd: str | None = "") -> list[str]
     return lines if simd is None or not lines else [*lines[:-1], f"#pragma omp simd{simd}", lines[-1]]
 
 
-def _near(text: str, index: str) -> int:
-    """Return how many places in memory are next to each other for neighbouring values of an index."""
-    places = re.findall(r"\[([^\[\]]*)\]", text)
-    return sum(f" + {place}".endswith(f" + {index}") for place in places)
+def _far(text: str, index: str) -> int:
+    """Return how many places in memory are far from each other for neighbouring values of an index."""
+    places = [f" + {place}" for place in re.findall(r"\[([^\[\]]*)\]", text)]
+    return sum(bool(re.search(rf"\b{index}\b", place)) and not place.endswith(f" + {index}") for place in places)

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from pyro_dropout.engines.c.functions import functions
+from pyro_dropout.engines.c.algebra import algebra
+from pyro_dropout.engines.c.draws import draws, is_known
+from pyro_dropout.engines.c.functions import C_TYPES, functions
 from pyro_dropout.engines.c.translation import Translation
 from pyro_dropout.engines.engine import CannotError
 from pyro_dropout.engines.generated.formulas import PRODUCTS
@@ -16,6 +18,7 @@ from pyro_dropout.engines.generated.values import UnsupportedError, Value
 from pyro_dropout.engines.torch_internals import OpOverload
 
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
+_TRUTH = "#define bool int\n#define true 1\n#define false 0"
 _ROW = "static inline long row(long long i, int count) { return i < 0 ? i + count : i; }"
 
 
@@ -33,8 +36,9 @@ class Source:
         except UnsupportedError as cause:
             raise CannotError(str(cause)) from cause
         checks = [line for rows, count in step.bounds for line in _checked(rows, count)]
-        text, self._memory = step.nests.text(body, checks)
-        self.text = "\n".join([functions(), "#define bool int\n#define true 1\n#define false 0", _ROW, text])
+        drawn = [f"{fill}{C_TYPES[x.dtype][0]}(g, {name}, {x.numel()});" for name, fill, x in step.draws]
+        text, self._memory = step.nests.text(drawn if is_known() else [], [*checks, *body])
+        self.text = "\n".join([functions(), algebra(), draws(), _TRUTH, _ROW, text])
 
     @staticmethod
     def _body(step: Translation) -> list[str]:
@@ -58,7 +62,8 @@ class Source:
         """Return the function that takes a step with a library, and returns results that the next one writes over."""
         memory, results = self._memory, self._step.results
         pointers = (ctypes.c_void_p * len(memory))(*(each.data_ptr() for each in memory))
-        draws = [getattr(place, fill) for fill, place in self._step.draws]
+        generator, draws = torch.default_generator, is_known() and bool(self._step.draws)
+        by_torch = [] if is_known() else [getattr(place, fill) for _, fill, place in self._step.draws]
         calls = [_written(*call) for call in self._step.calls]
         failed: list[BaseException] = []
 
@@ -72,9 +77,14 @@ class Source:
         function, callback = library.step, _CALLBACK(called)
 
         def run(kept: Sequence[Tensor] = memory) -> list[Tensor]:  # memory lives as long as the function
-            for draw in draws:
+            for draw in by_torch:
                 draw()
-            wrong = function(pointers, callback)
+            if draws:
+                state = generator.get_state()
+                wrong = function(pointers, callback, ctypes.c_void_p(state.data_ptr()))
+                generator.set_state(state)
+            else:
+                wrong = function(pointers, callback, None)
             if failed:
                 raise failed.pop(0)
             if wrong:

@@ -1,7 +1,7 @@
 """A recorded step as loops in plain C and calls of torch.
 
-Views are not computed: a loop reads memory by strides, as torch does. Matrix products and what has no form in C stay
-calls of torch, on the same memory.
+Views are not computed: a loop reads memory by strides, as torch does. Large matrix products and what has no form in C
+stay calls of torch, on the same memory.
 """
 
 import operator
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from pyro_dropout.engines.aliasing import VIEWS, can_be_called, elsewhere, name_of, owner
+from pyro_dropout.engines.c.algebra import FACTORS, MOST_ROWS, MOST_TERMS
 from pyro_dropout.engines.c.functions import C_TYPES, FUNCTIONS, is_slow, written
 from pyro_dropout.engines.c.nests import Nests
 from pyro_dropout.engines.engine import CannotError
@@ -44,7 +45,7 @@ class Translation(Lowering):
     """A graph as nests of loops in C.
 
     Attributes:
-        draws: random numbers: what fills a tensor with them, and where, in the order of torch.
+        draws: random numbers: the name of their memory, what fills it, and the memory, in the order of torch.
         calls: other operations of torch, with memory in place of nodes.
         over: inputs that are written over at the end, and their values.
         bounds: numbers of rows, and how many rows there are.
@@ -55,7 +56,7 @@ class Translation(Lowering):
 
     def __init__(self, graph: fx.GraphModule, given: Sequence[Tensor]) -> None:
         self.nests = Nests()
-        self.draws: list[tuple[str, Tensor]] = []
+        self.draws: list[tuple[str, str, Tensor]] = []
         self.calls: list[tuple[OpOverload, Any, dict[str, Any], list[Tensor | None]]] = []
         self.over: list[tuple[Value, Value]] = []
         self.bounds: list[tuple[Value, int]] = []
@@ -105,15 +106,16 @@ class Translation(Lowering):
             raise CannotError(f"{operation}, which has no values or too many")
         elif name in DRAWS:
             self._draw(node, DRAWS[name])
-        elif name in PRODUCTS:
-            self._call(node, operation)
+        elif name in FACTORS and self._is_small(node):
+            self._factor(node, FACTORS[name])
         else:
             try:
                 if "device" in node.kwargs and torch.device(node.kwargs["device"] or "cpu").type != "cpu":  # type: ignore[arg-type]
                     raise UnsupportedError("an operation that is not on the CPU")
                 super()._lower(node)
             except UnsupportedError:
-                self._count_call(node, operation)
+                if name not in PRODUCTS:
+                    self._count_call(node, operation)
                 self._call(node, operation)
 
     def _count_call(self, node: fx.Node, operation: OpOverload) -> None:
@@ -153,8 +155,9 @@ class Translation(Lowering):
         if not isinstance(val, Tensor) or not val.is_contiguous() or node.kwargs.get("generator") is not None:
             raise CannotError(str(node.target))
         drawn = torch.empty(val.shape, dtype=val.dtype)
-        self._values[node] = self._outside(f"d{len(self.draws)}", drawn)
-        self.draws.append((fill, drawn))
+        name = f"d{len(self.draws)}"
+        self._values[node] = self._outside(name, drawn)
+        self.draws.append((name, fill, drawn))
 
     def _call(self, node: fx.Node, operation: OpOverload) -> None:
         """Add an operation that stays torch's own."""
@@ -166,16 +169,52 @@ class Translation(Lowering):
             return tensor
 
         args, named = fx.map_arg((node.args, node.kwargs), filled)
-        val, number_of = node.meta.get("val"), len(self.calls)
+        val, number_of = node.meta.get("val"), len(self.nests.calls)
         used = [each for each in node.users if each.target is operator.getitem]
         examples: dict[Any, Tensor] = {each.args[1]: each.meta["val"] for each in used}
         examples = {0: val} if isinstance(val, Tensor) else examples
         if not examples or any(each.dtype not in C_TYPES or each.numel() > _MOST for each in examples.values()):
             raise CannotError(f"{node.target} for nothing, or for what is too large or not of a type of C")
         made = {k: torch.empty(each.shape, dtype=each.dtype) for k, each in examples.items()}
+        line = f"if (call({len(self.calls)})) return 1;"
         self.calls.append((operation, args, named, [made.get(k) for k in range(1 + max(made))]))
-        values = self.nests.call([(f"t{number_of}_{k}", each) for k, each in made.items()], read)
+        values = self.nests.call([(f"t{number_of}_{k}", each) for k, each in made.items()], read, line)
         found = dict(zip(made, values, strict=True))
+        self._values[node] = found[0] if isinstance(val, Tensor) else found
+
+    def _of_matrices(
+        self, function: str, sizes: Sequence[int], matrices: Sequence[Value], results: Sequence[Tensor]
+    ) -> list[Value]:
+        """Add a function in C of sizes, of matrices with their strides, and of results: for each of a batch in turn."""
+        count = prod(results[0].shape[:-2])
+        given, read, number_of = [str(size) for size in sizes], list[str](), len(self.nests.calls)
+        for name, view in map(self._memory, matrices):
+            start = (view.data_ptr() - self.nests.tensors[name].data_ptr()) // view.itemsize
+            *batch, down, right = view.stride()
+            given += [f"{name} + {start}" + "".join(f" + e * {each}" for each in batch), str(down), str(right)]
+            read.append(name)
+        made = [(f"t{number_of}_{k}", each) for k, each in enumerate(results)]
+        given += [f"{name} + e * {each.numel() // count}" for name, each in made]
+        line = f"for (long e = 0; e < {count}; e++) {function}_{C_TYPES[results[0].dtype][0]}({', '.join(given)});"
+        return self.nests.call(made, read, line)
+
+    @staticmethod
+    def _is_small(node: fx.Node) -> bool:
+        """Whether a factor is that of small matrices, and of no other kind than the usual one."""
+        shape = node.args[0].meta["val"].shape  # type: ignore[union-attr]
+        return (
+            len(node.args) == 1
+            and not node.kwargs
+            and len(shape) <= 3
+            and 1 < shape[-1] <= MOST_ROWS
+            and prod(shape) > 0
+        )
+
+    def _factor(self, node: fx.Node, function: str) -> None:
+        value, val = self._value(node.args[0]), node.meta["val"]
+        examples = [val] if isinstance(val, Tensor) else val
+        made = [torch.empty(each.shape, dtype=each.dtype) for each in examples]
+        found = self._of_matrices(function, value.shape[-1:], [value], made)
         self._values[node] = found[0] if isinstance(val, Tensor) else found
 
     def _write_over(self, node: fx.Node) -> None:
@@ -236,6 +275,26 @@ class Translation(Lowering):
         zeros = number(0.0, dtype, shape)
         return within(value, zeros, dim, slice(start, None).indices(shape[dim])[0], shape)
 
+    def _product(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
+        if node.example.numel() * node.args[-1].meta["val"].shape[-2] not in range(1, MOST_TERMS):
+            raise UnsupportedError("a large product")
+        return super()._product(node, shape, dtype)
+
+    def _multiplied(self, left: Value, right: Value, shape: Shape, dtype: torch.dtype) -> Value:
+        """Return a product: a sum of terms if one factor is a vector, and a call of a function otherwise."""
+        *_, rows, columns = shape
+        over = left.shape[-1:]
+        if 1 not in (rows, columns):
+            return self._of_matrices(
+                "product", (rows, columns, *over), [left, right], [torch.empty(shape, dtype=dtype)]
+            )[0]
+
+        def at(indices: Indices) -> str:
+            *each, i, j, r = indices
+            return f"({left.at((*each, i, r))} * {right.at((*each, r, j))})"
+
+        return self._stored(Value((*shape, *over), dtype, at, left.cost + right.cost + 1), over, "sum")
+
     def _rows(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
         """Return rows by their numbers, (n,), or by those of each network of a fleet, (E, n)."""
         value, index = self._value(node.args[0]), node.args[1]
@@ -255,6 +314,7 @@ class Translation(Lowering):
         **{name: Lowering._special[name] for name in ("expand", "slice", "select", "cat", "constant_pad_nd", "mean")},
         **{name: Lowering._special[name] for name in ("t", "transpose", "permute")},
         **dict.fromkeys(("select_backward", "slice_backward"), _part_of_zeros),
+        **dict.fromkeys(PRODUCTS, _product),
         "stack": _stacked,
         "index": _rows,
     }

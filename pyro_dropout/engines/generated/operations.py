@@ -294,8 +294,7 @@ class Lowering:
         if left.shape[-1] == 1:
             product = self._pair("({0} * {1})", left, right, shape, dtype)
         else:
-            self._count += 1
-            product = self._loops.product(f"{self._prefix}{self._count}", left, right, shape, dtype)
+            product = self._multiplied(left, right, shape, dtype)
         if scales["alpha"] != 1:
             product = self._pair("({0} * {1})", product, number(scales["alpha"], dtype), shape, dtype)
         if added and scales["beta"] != 1:
@@ -303,6 +302,10 @@ class Lowering:
         for bias in added:
             product = self._pair("({0} + {1})", product, bias, shape, dtype)
         return product
+
+    def _multiplied(self, left: Value, right: Value, shape: Shape, dtype: torch.dtype) -> Value:
+        self._count += 1
+        return self._loops.product(f"{self._prefix}{self._count}", left, right, shape, dtype)
 
     # --- elements that are chosen by numbers which a kernel reads -----------------------------------------------------
 
