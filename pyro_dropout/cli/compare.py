@@ -10,7 +10,7 @@ import typer
 
 from pyro_dropout.cli import options
 from pyro_dropout.cli.terminal import answer, complain
-from pyro_dropout.tables.settings import SCORED
+from pyro_dropout.tables.settings import SAMPLES, SCORED
 
 if TYPE_CHECKING:
     import torch
@@ -60,7 +60,11 @@ def compare(
     ] = None,
     seeds: Annotated[int, options.number_option(help="Training runs per guide.")] = 3,
     samples: Annotated[
-        int, options.number_option(help="Weight draws per prediction; by default those by which fit scores.")
+        int,
+        options.number_option(
+            help=f"Weight draws per prediction; by default those by which fit scores. predict takes {SAMPLES}: it has"
+            " the rows in pieces, and not all of them at once for every guide."
+        ),
     ] = SCORED,
     device: options.Device = "auto",
     out: Annotated[Path, options.output_option(metavar="FOLDER", help="Folder for the results.")] = Path(

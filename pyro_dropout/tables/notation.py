@@ -125,7 +125,8 @@ NUMBER = Notation()
 
 def is_number(text: str) -> bool:
     """Return whether a text is a number in some notation."""
-    return _as_number(text) is not None or any(_fits(_split(text)[1], *marks) for marks in MARKS)
+    digits = _split(text)[1]
+    return _as_number(text) is not None or any(_fits(digits, *marks) for marks in MARKS)
 
 
 def are_dates(texts: Series) -> Series:
@@ -226,8 +227,8 @@ def recognise(table: Table, name: str, mixed: bool = True) -> Written:
             return _plain(different, numbers)
     if different.str.lower().isin(["true", "false", "0", "1", "0.0", "1.0"]).all():
         return Written(Notation("truth"))
-    dates, numeric = are_dates(different).to_numpy(bool), different.map(is_number).to_numpy(bool)
-    others = counts[~(dates | numeric)].sum()
+    dates = are_dates(different).to_numpy(bool)
+    others = counts[~dates][~different[~dates].map(is_number).to_numpy(bool)].sum()
     if others == counts.sum():
         return _texts(different)
     if mixed and others > _TEXTS * counts.sum():

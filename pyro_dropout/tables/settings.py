@@ -21,7 +21,8 @@ Separator = Literal["comma", "semicolon", "tab", "pipe"]
 Noise = Literal["constant", "by-input"]
 Scale = Literal["plain", "log", "logit", "count"]
 LARGEST, SEEDS = 10**9, 2**32  # of counts; seeds are below
-SAMPLES, SCORED = 500, 200  # weight draws of a prediction; those of held-back rows, by which fit and compare score
+SAMPLES = 500  # weight draws of a prediction, in pieces of the rows
+SCORED = 200  # those by which fit and compare score each candidate, on all held-back rows at once
 
 
 def setting(default: Any, help: str = "", **more: object) -> Any:

@@ -72,8 +72,8 @@ def laplace(
             covariance are then multiplied by the factor under which these data are most probable in linearised
             predictions, whatever the structure; ``guide.prior_factor`` is that factor. Without it the default prior of
             a classifier with hidden layers is narrowed until it takes at most 0.01 of the point's mean confidence on
-            training data. One that you have written out stays, and may be far too wide for a point that was trained
-            elsewhere.
+            training data. One that you or ``from_dropout`` wrote out stays, and may be far too wide for a point that
+            was trained elsewhere.
 
     Returns:
         The guide. ``guide.curvature`` holds the curvature, the log-likelihood at the point and the number of data.
