@@ -143,6 +143,12 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
 
 
 @pytest.fixture
+def in_float64() -> None:
+    """Make float64 the default type; ``fresh_start`` takes it back."""
+    torch.set_default_dtype(torch.float64)
+
+
+@pytest.fixture
 def unchecked_shapes() -> Iterator[None]:
     """Let bad input through to the package's own checks, which are what a user without jaxtyping meets."""
     jaxtyping.config.update("jaxtyping_disable", True)

@@ -16,12 +16,9 @@ import pyro_dropout as pd
 from pyro_dropout.comparison.folder import write_folder
 from tests.prediction.pyro_models import CASES, F64, GROUPS, X, Y, coins, line, two_sites
 
+pytestmark = pytest.mark.usefixtures("in_float64")
+
 QUICK: Any = {"steps": 60, "lr": 0.1, "samples": 40, "seeds": 1, "compile": False, "progress": False}
-
-
-@pytest.fixture(autouse=True)
-def in_float64() -> None:
-    torch.set_default_dtype(F64)
 
 
 @pytest.mark.deep

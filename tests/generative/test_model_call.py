@@ -12,12 +12,9 @@ from torch import Tensor
 import pyro_dropout as pd
 from tests.prediction.pyro_models import CASES, F64, X, Y
 
+pytestmark = pytest.mark.usefixtures("in_float64")
+
 QUIET: Any = {"compile": False, "progress": False, "seed": 0, "lr": 0.05}
-
-
-@pytest.fixture(autouse=True)
-def in_float64() -> None:
-    torch.set_default_dtype(F64)
 
 
 @pytest.mark.parametrize("kind", [AutoNormal, AutoMultivariateNormal, pd.AutoMeanField])

@@ -14,13 +14,10 @@ from torch import Tensor, nn
 
 import pyro_dropout as pd
 
+pytestmark = pytest.mark.usefixtures("in_float64")
+
 N, BATCH, Q, KS, KEEPS = 30, 12, 4, (7, 6), (0.9, 0.6, 0.75)
 TAU, LENGTH, BIAS_LENGTH = 3.7, 0.6, 1.9
-
-
-@pytest.fixture(autouse=True)
-def in_float64() -> None:
-    torch.set_default_dtype(torch.float64)
 
 
 class Masks:

@@ -14,6 +14,8 @@ from torch.func import functional_call
 import pyro_dropout as pd
 from tests.networks.agreement import largest_z, predicted, stochastic_passes
 
+pytestmark = pytest.mark.usefixtures("in_float64")
+
 
 class LeNet(nn.Module):
     """Convolutions behind Dropout2d, dense layers behind Dropout, in a forward pass of its own."""
@@ -66,11 +68,6 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "nested": (nested, (4,)),
     "one-object-twice": (one_object_twice, (4,)),
 }
-
-
-@pytest.fixture(autouse=True)
-def in_float64() -> None:
-    torch.set_default_dtype(torch.float64)
 
 
 def listen(net: nn.Module) -> list[Tensor]:

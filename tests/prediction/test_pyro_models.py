@@ -33,11 +33,6 @@ EVERY = pytest.mark.parametrize("name", CASES)
 pytestmark = pytest.mark.usefixtures("in_float64")
 
 
-@pytest.fixture
-def in_float64() -> None:
-    torch.set_default_dtype(F64)
-
-
 def posed(name: str, kind: str | None = None) -> tuple[Case, Any, Any]:
     """A case, its model, and a guide that has met it; guides of three kinds take turns."""
     pyro.clear_param_store()  # in which two guides of one class of Pyro's have the same names

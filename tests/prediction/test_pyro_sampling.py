@@ -15,13 +15,10 @@ import pyro_dropout as pd
 from pyro_dropout.generative.model_call import ModelCall
 from tests.prediction.pyro_models import CASES, F64, X, Y, line, normal
 
+pytestmark = pytest.mark.usefixtures("in_float64")
+
 QUICK: Any = {"chains": 2, "samples": 60, "warmup": 60, "compile": False, "progress": False}
 ROUGH = pytest.mark.filterwarnings("ignore:chains disagree", "ignore:.*trajectories diverged")
-
-
-@pytest.fixture(autouse=True)
-def in_float64() -> None:
-    torch.set_default_dtype(F64)
 
 
 # --- nuts -------------------------------------------------------------------------------------------------------------

@@ -13,12 +13,9 @@ from torch import Tensor, nn
 
 import pyro_dropout as pd
 
+pytestmark = pytest.mark.usefixtures("in_float64")
+
 N, Q, TAU, LENGTH = 40, 4, 4.0, 0.7
-
-
-@pytest.fixture(autouse=True)
-def in_float64() -> None:
-    torch.set_default_dtype(torch.float64)
 
 
 class Conjugate:

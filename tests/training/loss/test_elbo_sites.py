@@ -19,14 +19,10 @@ from torch import Tensor
 
 import pyro_dropout as pd
 
+pytestmark = pytest.mark.usefixtures("in_float64", "unchecked_shapes")
 REPEATS = 400
 DATA = torch.tensor([0.3, -1.1, 0.8, 2.0], dtype=torch.float64)
 Program = Callable[..., Any]
-
-
-@pytest.fixture(autouse=True)
-def in_float64(unchecked_shapes: None) -> None:
-    torch.set_default_dtype(torch.float64)
 
 
 def estimates(loss: Any, model: Any, guide: Any, args: Any, repeats: int) -> Tensor:

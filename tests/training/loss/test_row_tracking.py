@@ -109,17 +109,9 @@ def _built_up(x: Tensor, w: Tensor, v: Tensor, b: Tensor) -> Tensor:
 
 
 FOLLOWED: dict[str, Callable[..., Any]] = {
-    "columns": lambda x, w, v, b: torch.stack([(x @ w)[:, 0], (x @ w)[:, 1]], -1),
-    "parts": lambda x, w, v, b: torch.cat((x @ w).chunk(2, -1), -1),
     "in place": _built_up,
     "reshaped": lambda x, w, v, b: (x @ w).T.reshape(2, -1).T,
-    "the mean of two layers": lambda x, w, v, b: torch.stack([x @ w, torch.relu(x @ w)]).mean(0),
     "the larger of two": lambda x, w, v, b: torch.max(x @ w, x),
-    "less each own mean": lambda x, w, v, b: x @ w - (x @ w).mean(-1, keepdim=True),
-    "softmax of each": lambda x, w, v, b: torch.softmax(x @ w, -1),
-    "of norm one each": lambda x, w, v, b: F.normalize(x @ w),
-    "in order of each": lambda x, w, v, b: torch.sort(x @ w)[0],
-    "the norm of each": lambda x, w, v, b: x + torch.norm(x @ w, 2, -1, keepdim=True),
     "each turned by itself": lambda x, w, v, b: torch.stack([f.roll(1, 0) for f in (x[:2] @ w).unbind()]),
     "a check of values": lambda x, w, v, b: x @ w if torch.isfinite(x @ w).all() else x,
     "given back untouched": lambda x, w, v, b: x.type_as(w).expand_as(x) @ w.contiguous().to(x) + w.new_zeros(2),
@@ -189,24 +181,10 @@ LOST: dict[str, Callable[..., Any]] = {
     "a number": lambda x, w, v, b: x + w.sum().item(),
     "numbers": lambda x, w, v, b: x + torch.tensor(w.tolist()).sum(),
     "numpy": lambda x, w, v, b: x + float(w.detach().numpy().sum()),
-    "less the mean": lambda x, w, v, b: x @ w - (x @ w).mean(0),
-    "less the mean of as many": lambda x, w, v, b: x[:2] @ w - (x[:2] @ w).mean(dim=0),
-    "in order of size": lambda x, w, v, b: torch.sort(input=x @ w, dim=0)[0],
     "some points": _some,
     "groups": _groups,
     "the draw of one point for all": lambda x, w, v, b: x + (x @ w)[0],
-    "halves": lambda x, w, v, b: torch.cat([*reversed((x[:4] @ w).chunk(2)), x[4:] @ v]),
     "pairs": lambda x, w, v, b: (x @ w)[FIRST] - (x @ w)[SECOND],
-    "softmax over points": lambda x, w, v, b: torch.softmax(x @ w, 0),
-    "softmax over all numbers": lambda x, w, v, b: torch.softmax((x @ w).flatten(), 0).view(N, 2),
-    "all numbers in order": lambda x, w, v, b: (x @ w).flatten().sort()[0].view(N, 2),
-    "softmin over points": lambda x, w, v, b: F.softmin(x @ w, 0),
-    "of norm one over points": lambda x, w, v, b: F.normalize(x @ w, dim=0),
-    "the norm of as many": lambda x, w, v, b: x[:2] + torch.norm(x[:2] @ w, 2, 0),
-    "the largest so far": lambda x, w, v, b: torch.cummax(x @ w, 0)[0],
-    "upside down": lambda x, w, v, b: torch.flipud(x @ w),
-    "flipped twice": lambda x, w, v, b: (x @ w).flip(1, 0),
-    "products of points": lambda x, w, v, b: x @ (x @ w).T @ x,
 }
 
 
