@@ -5,14 +5,14 @@ from functools import partial
 from torch import Tensor, nn
 
 from pyro_dropout.errors import PyroDropoutError
-from pyro_dropout.generative.inputs import AnyInputs, Output, inputs_of
+from pyro_dropout.generative.inputs import Output, inputs_of
 from pyro_dropout.generative.layouts import computes_otherwise
 from pyro_dropout.generative.likelihoods import Gaussian, Likelihood
 from pyro_dropout.generative.networks import BayesianNet, copied
 from pyro_dropout.generative.priors import BySite, Prior
 from pyro_dropout.guides.dropout import AutoDropout
 from pyro_dropout.guides.other_randomness import find_noise, with_dropout
-from pyro_dropout.guides.row_masks import Copy, Points, RowMask, check_masks, on_rows
+from pyro_dropout.guides.row_masks import Copy, Points, on_rows
 from pyro_dropout.mathematics.checks import describe
 
 
@@ -95,7 +95,7 @@ def from_dropout(
         likelihood = Gaussian(tau)
     model = BayesianNet(clean, prior, likelihood, output=output, whole_batch=whole_batch)
     model.dropped, model.noise = list(dict.fromkeys(mask.dropout for mask in masks)), with_dropout(clean)
-    model.search = partial(_search, masks if x is None else [])
+    model.search = find_noise
     if x is not None:
         model.look_at(x)
     for site in keep:
@@ -106,10 +106,3 @@ def from_dropout(
         value.requires_grad_(False)
         guide._state(guide._sites[name]).requires_grad_(False)
     return model, guide
-
-
-def _search(masks: list[RowMask], net: nn.Module, x: AnyInputs, whole: bool) -> list[str] | None:
-    """Look at the first data: check what was read without them, and find other noise."""
-    found = find_noise(net, x, whole)
-    check_masks(masks, net, x)
-    return found

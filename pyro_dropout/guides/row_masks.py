@@ -6,7 +6,7 @@ gives a data point several masks. Where a dropout layer was, its input is copied
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from typing import NamedTuple
@@ -72,16 +72,20 @@ def on_rows(net: nn.Module, x: AnyInputs | None) -> list[RowMask]:
             masks.setdefault(str(node.target), []).append(_row_mask(node, modules, uses))
     found = [[mask for mask in each if mask is not None] for each in masks.values() if all(each)]
     known = [mask for each in found for mask in each]
-    wrong = set() if x is None else _not_on_rows(net, known, x)
+    wrong: set[str] = set()
+
+    def look(mask: RowMask, count: int, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if not _one_row_each(module, inputs[0], count):
+            wrong.add(mask.dropout)
+
+    # None of them is wrong if the network does not run with x.
+    for batch in (runnable(net, x) if known and x is not None else None) or []:
+        with ExitStack() as stack, quietly(net), training(net), torch.no_grad(), seeded(0, batch.device):
+            for mask in known:
+                hook = partial(look, mask, len(batch))
+                stack.callback(net.get_submodule(mask.layer).register_forward_pre_hook(hook).remove)
+            call_net(net, copies(batch, 1))
     return [mask for mask in known if mask.dropout not in wrong]
-
-
-def check_masks(masks: Sequence[RowMask], net: nn.Module, x: AnyInputs) -> None:
-    """Raise if masks that have moved into a guide, without data, were not on rows."""
-    wrong = _not_on_rows(net, masks, x)
-    for mask in masks:
-        if mask.dropout in wrong:
-            raise _refusal(mask.dropout, f"does not only change the input of {mask.layer!r}")
 
 
 class Points:
@@ -97,16 +101,12 @@ class Points:
     def check(self, mask: RowMask, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         """Reject an input with several rows or positions for a data point, where torch draws a mask for each."""
         if not _one_row_each(module, inputs[0], self.count):
-            shape = f"an input of shape {tuple(inputs[0].shape)}"
-            raise _refusal(mask.dropout, f"drops units of {mask.layer!r} separately at each row or position of {shape}")
-
-
-def _refusal(dropout: str, what: str) -> PyroDropoutError:
-    return PyroDropoutError(
-        f"the dropout layer {dropout!r} {what}, but a draw of the weights drops rows of one weight, once for each data"
-        " point: the two differ. Write from_dropout(net, example=x), with some inputs, so that it is read as noise of"
-        " the network's own."
-    )
+            raise PyroDropoutError(
+                f"the dropout layer {mask.dropout!r} drops units of {mask.layer!r} separately at each row or position"
+                f" of an input of shape {tuple(inputs[0].shape)}, but a draw of the weights drops rows of one weight,"
+                " once for each data point: the two differ. Write from_dropout(net, example=x), with some inputs, so"
+                " that it is read as noise of the network's own."
+            )
 
 
 def _is(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> bool:
@@ -164,23 +164,6 @@ def _weights(node: fx.Node, net: nn.Module, modules: dict[str, nn.Module]) -> li
         owner, _, name = str(node.target).rpartition(".")
         return [getattr(net.get_submodule(owner), name)]
     return []
-
-
-def _not_on_rows(net: nn.Module, masks: Sequence[RowMask], x: AnyInputs) -> set[str]:
-    """Return the dropout layers among ``masks`` that are not on rows; none if the network does not run with x."""
-    wrong: set[str] = set()
-
-    def look(mask: RowMask, count: int, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        if not _one_row_each(module, inputs[0], count):
-            wrong.add(mask.dropout)
-
-    for batch in (runnable(net, x) if masks else None) or []:
-        with ExitStack() as stack, quietly(net), training(net), torch.no_grad(), seeded(0, x.device):
-            for mask in masks:
-                hook = partial(look, mask, len(batch))
-                stack.callback(net.get_submodule(mask.layer).register_forward_pre_hook(hook).remove)
-            call_net(net, copies(batch, 1))
-    return wrong
 
 
 def _one_row_each(layer: nn.Module, given: Tensor, count: int | None) -> bool:

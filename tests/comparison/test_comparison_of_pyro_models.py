@@ -14,7 +14,7 @@ from torch import Tensor
 
 import pyro_dropout as pd
 from pyro_dropout.comparison.folder import write_folder
-from tests.prediction.pyro_models import CASES, F64, GROUPS, X, Y, coins, line, two_sites
+from tests.prediction.pyro_models import CASES, GROUPS, X, Y, coins, line, two_sites
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 

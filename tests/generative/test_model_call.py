@@ -5,12 +5,11 @@ from typing import Any
 import pyro
 import pyro.distributions as dist
 import pytest
-import torch
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from torch import Tensor
 
 import pyro_dropout as pd
-from tests.prediction.pyro_models import CASES, F64, X, Y
+from tests.prediction.pyro_models import CASES, X, Y
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
