@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pyro_dropout.datasets.made_data import made_digits, made_regression
+from experiments.made_data import made_digits, made_regression
 from pyro_dropout.errors import PyroDropoutError
 
 VARIABLE = "PYRO_DROPOUT_DATA"
