@@ -250,6 +250,38 @@ def test_what_is_written_over_an_input_is_also_returned_or_multiplied() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_inputs_that_lie_turned_in_memory_are_written_over(dtype: torch.dtype) -> None:
+    x, y = torch.randn(20, 9, dtype=dtype).t(), torch.randn(9, 20, dtype=dtype)
+
+    def step(x: Tensor, y: Tensor) -> list[Tensor]:
+        new, other = 0.9 * x + y, y * 2 - x
+        turned = new.t() + 1
+        x.copy_(new)
+        y.copy_(other)
+        return [turned]
+
+    x, turned = torch.empty_strided((9, 20), (1, 9), dtype=dtype).copy_(x), x
+    found, expected = ran(step, x, y)
+    torch.testing.assert_close(found, expected)
+    assert torch.equal(turned, x)
+
+
+def test_parts_of_several_tensors_and_the_logarithm_of_a_sigmoid() -> None:
+    x, y = torch.randn(4, 10, 6), torch.randn(4, 6)
+
+    def step(x: Tensor, y: Tensor) -> list[Tensor]:
+        parts = torch.stack([each * (k + 1) for k, each in enumerate(x.unbind(1))], 1)
+        longer = torch.cat([x[:, 3:5], y[:, None], parts[:, :7]], 1)
+        sums = torch.cat([y, x.sum(1) * 2, y[:, :3]], 1).sum(1)
+        value, buffer = aten.log_sigmoid_forward(30 * y)
+        slope = aten.log_sigmoid_backward(y, 30 * y, buffer)
+        return [parts, longer, sums, F.pad(y, (2, 20)) + 1, value, slope]
+
+    found, expected = ran(step, x, y)
+    torch.testing.assert_close(found, expected, rtol=2e-6, atol=2e-6)
+
+
 def test_a_truth_value_that_c_does_not_write_is_left_to_torch() -> None:
     agrees(lambda x: [torch.ne(x > 0, True).float()], torch.randn(6))
 

@@ -1,5 +1,6 @@
 """Loops as nests in plain C, one after another, with calls of torch between them."""
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence, Set
 from math import prod
@@ -11,6 +12,8 @@ from pyro_dropout.engines.c.functions import C_TYPES
 from pyro_dropout.engines.generated.loops import Loop, Loops, Phases
 from pyro_dropout.engines.generated.values import Indices, Shape, Value, flat_index, wrapped
 
+_LANES = 8  # of a vector: the innermost loop of elements has as many, if one has
+_PARTS = 16  # the most loops that one is taken apart into
 _WIDE = 2**8  # terms of a sum from which it is added up in double precision
 # A truth value in a register is a whole number of the width of a float, which vectorises.
 _LOCAL = {**C_TYPES, torch.bool: "int"}
@@ -28,6 +31,7 @@ class Nests(Loops):
         super().__init__()
         self.tensors: dict[str, Tensor] = {}
         self.calls: dict[str, str] = {}
+        self.targets: dict[str, Value] = {}  # inputs that are written over
         self._writers: dict[str, Loop] = {}  # of memory that calls write
 
     def outside(self, name: str, tensor: Tensor) -> Value:
@@ -94,7 +98,7 @@ class Nests(Loops):
         if not any(index != "0" for index in indices):
             return [f"{place.memory[0]}[0] = {value.name};"]  # type: ignore[index]
         sides = [(f"i{k}", size) for k, size in enumerate(place.shape) if size != 1]
-        return [*_heads(sides), f"{place.at(indices)} = {value.at(indices)};", *["}"] * len(sides)]
+        return _around(sides, [f"{place.at(indices)} = {value.at(indices)};"])
 
     # --- the order ----------------------------------------------------------------------------------------------------
 
@@ -111,6 +115,9 @@ class Nests(Loops):
                 group = [left.pop(name)]
             phases.append([group])
         return phases
+
+    def _own_place(self, loop: Loop, name: str) -> str:
+        return self.targets[name].at(loop.own) if name in self.targets else super()._own_place(loop, name)
 
     # --- the text -----------------------------------------------------------------------------------------------------
 
@@ -133,7 +140,7 @@ class Nests(Loops):
             return [f"const {kind} {name} = {loop.text};", *kept]
         wide = "double" if kind == "float" and prod(loop.over) >= _WIDE else kind
         (text,), sides = _merged([loop.text], "r", loop.over)
-        adds = [*_heads(sides, f" reduction(+:{name}_s)"), f"{name}_s += {text};", *["}"] * len(sides)]
+        adds = _around(sides, [f"{name}_s += {text};"], f" reduction(+:{name}_s)")
         return [f"{wide} {name}_s = 0;", *adds, f"const {kind} {name} = {name}_s;", *kept]
 
     def _elements(self, loops: Sequence[Loop]) -> list[str]:
@@ -148,11 +155,13 @@ class Nests(Loops):
             known[loop.name] = f"q_{loop.name}"
             lines.append(f"const {_LOCAL[loop.dtype]} q_{loop.name} = {text};")
             target, needed = self._in_place.get(loop.name, loop.name), loop.name in elsewhere | self._kept
-            stores += [f"{target}[{_own(loop.sizes)}] = q_{loop.name};"] * needed
+            stores += [f"{_by_side(self._own_place(loop, target), loop.shape)} = q_{loop.name};"] * needed
             if target != loop.name or not needed:
                 del self._places[loop.name]
         inner, sides = _merged([*lines, *stores], "i", loops[0].sizes)
-        return [*_heads(sides), *inner, *["}"] * len(sides)]
+        wide = [side for side in reversed(sides) if side is sides[-1] or side[1] >= _LANES]
+        last = min(wide, key=lambda side: sum(_far(line, side[0]) for line in inner))
+        return _around([*(side for side in sides if side is not last), last], inner)
 
     def _sum(self, loop: Loop) -> list[str]:
         assert loop.over is not None
@@ -163,11 +172,10 @@ class Nests(Loops):
         kind = "double" if kind == "float" and prod(loop.over) >= _WIDE else kind
         last, term = sides[-1][0], terms[-1][0]
         if _far(text, term) <= _far(text, last):
-            inner = [f"{kind} s = 0;", *_heads(terms, " reduction(+:s)"), f"s += {text};", *["}"] * len(terms)]
-            return [*_heads(sides, None), *inner, f"{place} = s;", *["}"] * len(sides)]
+            terms_of_one = _around(terms, [f"s += {text};"], " reduction(+:s)")
+            return _around(sides, [f"{kind} s = 0;", *terms_of_one, f"{place} = s;"], None)
         start = f"for (long k = 0; k < {prod(loop.shape)}; k++) {loop.name}[k] = 0;"
-        outer = [*_heads(sides[:-1], None), *_heads(terms, None), *_heads(sides[-1:])]
-        return [start, *outer, f"{place} += {text};", *["}"] * (len(sides) + len(terms))]
+        return [start, *_around([*sides[:-1], *terms], _around(sides[-1:], [f"{place} += {text};"]), None)]
 
     def text(self, first: Sequence[str], body: Sequence[str]) -> tuple[str, list[Tensor]]:
         """Return a function of pointers to memory, and what they point to; some lines come before it is read."""
@@ -217,13 +225,25 @@ def _merged(texts: list[str], prefix: str, shape: Shape) -> tuple[list[str], lis
     return texts, sides
 
 
-def _heads(sides: Sequence[tuple[str, int]], simd: str | None = "") -> list[str]:
-    """Return the beginnings of loops, of which the last one is vectorised unless ``simd`` is None."""
-    lines = [f"for (long {name} = 0; {name} < {size}; {name}++) {{" for name, size in sides]
-    return lines if simd is None or not lines else [*lines[:-1], f"#pragma omp simd{simd}", lines[-1]]
+def _around(sides: Sequence[tuple[str, int]], inner: list[str], simd: str | None = "") -> list[str]:
+    """Return the lines of loops around others, of which the innermost is vectorised unless ``simd`` is None.
+
+    Where elements come from one tensor or another, depending on an index, each part has a loop without that question.
+    """
+    if not sides:
+        return inner
+    (name, size), *rest = sides
+    asked = (int(end) for line in inner for end in re.findall(rf"\b{name} (?:<|>=) (\d+)\b", line))
+    ends = sorted({size, *(end for end in asked if 0 < end < size)})
+    ends = ends if len(ends) <= _PARTS else [size]
+    body, lines = _around(rest, inner, simd), list[str]()
+    for start, end in itertools.pairwise([0, *ends]):
+        lines += [f"#pragma omp simd{simd}"] * (simd is not None and not rest)
+        lines += [f"for (long {name} = {start}; {name} < {end}; {name}++) {{", *body, "}"]
+    return lines
 
 
 def _far(text: str, index: str) -> int:
     """Return how many places in memory are far from each other for neighbouring values of an index."""
-    places = [f" + {place}" for place in re.findall(r"\[([^\[\]]*)\]", text)]
-    return sum(bool(re.search(rf"\b{index}\b", place)) and not place.endswith(f" + {index}") for place in places)
+    places = re.findall(r"\[([^\[\]]*)\]", text)
+    return sum(bool(re.search(rf"\b{index}\b", place)) and index not in place.split(" + ") for place in places)

@@ -49,9 +49,10 @@ class Source:
         direct = {
             value.name or "": place.memory[0]
             for place, value in over
-            if place.memory is not None and place.memory[1].is_contiguous() and names.count(value.name or "") == 1
+            if place.memory is not None and names.count(value.name or "") == 1
             if value.name not in nests.tensors  # which something else reads
         }
+        nests.targets = {place.memory[0]: place for place, _ in over if place.memory is not None}
         body = nests.written([*names, *nests.tensors], direct)
         for place, value in over:
             if not nests.is_over(value.name or ""):

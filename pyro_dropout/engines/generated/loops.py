@@ -194,12 +194,16 @@ class Loops:
                 each = [loop for loop in group if loop.by_element]
                 for loop in each:
                     target = over.get(loop.name)
-                    if target and not {loop.name, target} & named and all(_own_element(x, target) for x in each):
+                    if target and not {loop.name, target} & named and all(self._own_element(x, target) for x in each):
                         found[loop.name] = target
             later |= {name for group in groups for loop in group for name in loop.named}
         return found
 
+    def _own_place(self, loop: Loop, name: str) -> str:
+        """Return the place in memory of a loop's own element of a tensor."""
+        return f"{name}[{flat_index(loop.own, loop.shape)}]"
 
-def _own_element(loop: Loop, name: str) -> bool:
-    places = re.findall(rf"\b{name}\[([^\[\]]*[\[\]]?)", loop.text)
-    return all(place == f"{flat_index(loop.own, loop.shape)}]" for place in places)
+    def _own_element(self, loop: Loop, name: str) -> bool:
+        """Whether a loop reads nothing of a tensor but its own element."""
+        places = re.findall(rf"\b{name}\[[^\[\]]*[\[\]]?", loop.text)
+        return all(place == self._own_place(loop, name) for place in places)

@@ -5,7 +5,7 @@ more than once or is dear.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -119,7 +119,7 @@ class Lowering:
     def _lower(self, node: fx.Node) -> None:
         if not isinstance(node.target, OpOverload):
             many, which = node.args
-            self._values[node] = self._values[many][which]  # type: ignore[index]
+            self._values[node] = self._shared(node, self._values[many][which])  # type: ignore[index]
             return
         inputs = node.all_input_nodes
         if self._draws is not None and name_of(node) in DRAWS:
@@ -134,10 +134,14 @@ class Lowering:
             if isinstance(found, Tensor):
                 self._known[node] = found
                 return
-        value = self._new(Call.of(node))
-        if isinstance(value, Value) and value.cost > self._cheap and (len(node.users) > 1 or value.cost >= _DEAR):
-            value = self._stored(value)
-        self._values[node] = value
+        self._values[node] = self._shared(node, self._new(Call.of(node)))
+
+    def _shared(self, node: fx.Node, value: Any) -> Any:
+        """Return a value, stored if it is used more than once or is dear."""
+        if not isinstance(value, Value) or value.name is not None:
+            return value
+        dear = value.cost > self._cheap and (len(node.users) > 1 or value.cost >= _DEAR)
+        return self._stored(value) if dear else value
 
     def _stored(self, value: Value, over: Shape | None = None, kind: str = "") -> Value:
         self._count += 1
@@ -147,6 +151,10 @@ class Lowering:
         name = node.name
         if name in ("split_with_sizes", "split"):
             return self._split(node)
+        if name == "log_sigmoid_forward":
+            example = node.example[0]
+            parts = [replace(node, name=each, example=example) for each in ("log_sigmoid", "log_sigmoid_buffer")]
+            return [self._each(each, tuple(example.shape), example.dtype) for each in parts]
         if not isinstance(node.example, Tensor):
             raise UnsupportedError(f"a kernel has no {name}")
         shape, dtype = tuple(node.example.shape), node.example.dtype
