@@ -153,17 +153,6 @@ def test_it_is_the_hessian_of_the_linearised_model(name: str) -> None:
     assert full.curvature.num_data == N
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_likelihood_bends_as_it_says(name: str) -> None:
-    likelihood, make, targets, minus_log_p = CASES[name]
-    net, x, y = make(), torch.randn(N, 2, dtype=F64), targets()
-    model = pd.BayesianNet(net, likelihood=likelihood())
-    f = model.evaluate({k: v.detach() for k, v in net.named_parameters()}, x)
-    expected = [hessian(lambda fn, n=n: minus_log_p(fn, y[n], f[n]))(f[n]) for n in range(N)]
-    found = model.likelihood.curvature(f, model.likelihood.checked(f, y))
-    torch.testing.assert_close(found, torch.stack(expected), rtol=1e-8, atol=1e-10)
-
-
 def test_kron_is_exact_for_one_point() -> None:
     """With one point, a layer's block is g gᵀ ⊗ a aᵀ, whatever the network and the number of outputs."""
     net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(inplace=True), nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 3, bias=False))
