@@ -46,6 +46,24 @@ def test_predictions_are_in_the_units_of_y(dtype: torch.dtype, shared: bool, out
     np.testing.assert_allclose(raw.log_prob(y).double().numpy(), exact, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(("dims", "dim"), [((3, 2), -1), ((2, 3), 0)])
+def test_sequences_and_maps_of_numbers_are_in_the_units_of_y(dims: tuple[int, int], dim: int) -> None:
+    """Means and log precisions lie along one of two dimensions, and every position has units of its own."""
+    x, y = raw_data(torch.float64, 3)
+    net = nn.Sequential(nn.Linear(2, 6), nn.Unflatten(1, dims)).double()
+    plain = pd.BayesianNet(net, likelihood=pd.HeteroscedasticGaussian(dims, dim))
+    model, guide = pd.Standardised(plain, x, y), pd.AutoDropout(plain, keep=0.8)
+    raw = pd.predict(model, guide, x, samples=20, seed=3, shared=True)
+    inner = pd.predict(plain, guide, model.standard_x(x), samples=20, seed=3, shared=True)
+    for found, wanted in (
+        (raw.mean, inner.mean.reshape(y.shape) * y.std(0) + y.mean(0)),
+        (raw.variance, inner.variance.reshape(y.shape) * y.var(0)),
+    ):
+        torch.testing.assert_close(found.reshape(y.shape), wanted)
+    shift = y.std(0).log().sum()
+    torch.testing.assert_close(raw.log_prob(y) + shift, inner.log_prob(model.standard_y(y)))
+
+
 def test_training_on_raw_data_is_training_on_standardised_data() -> None:
     x, y = raw_data(torch.float64)
     losses = []

@@ -140,7 +140,9 @@ class HeteroscedasticGaussian(Likelihood):
     def raw_outputs(self, f: Tensor, mean: Tensor, std: Tensor) -> Tensor:
         """Return outputs whose means are shifted and scaled, and whose log precisions are shifted."""
         middle, log_tau = self.split(f)
-        return torch.cat([middle * std + mean, log_tau - 2 * std.log().expand_as(log_tau)], -1)
+        lead, where = f.dim() - 1, -1 if self.shape is None else self.shape.from_end
+        mean, std = (each.reshape(middle.shape[lead:]) for each in (mean, std))
+        return torch.cat([middle * std + mean, log_tau - 2 * std.log().expand_as(log_tau)], where).flatten(lead)
 
     def raw_likelihood(self, std: Tensor) -> Likelihood:
         """Return itself: the outputs hold the precision."""
