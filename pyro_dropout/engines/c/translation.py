@@ -238,7 +238,7 @@ class Translation(Lowering):
         if slow and self._slow + slow > _SLOW_ELEMENTS:
             raise UnsupportedError("too many elements for functions without a vector form")
         self._slow += slow
-        # Operands are read before a condition is asked: a loop with reads behind a branch is not vectorised.
+        # As in ``_asked``, operands are read before a condition is asked.
         names = [f"a{k}" for k in range(len(formula.operands))]
         given = " ".join(f"__auto_type {name} = {{{k}}};" for k, name in enumerate(names))
         return f"({{{{ {given} {written(formula.text, names, C_TYPES[dtype])}; }}}})"
@@ -274,6 +274,35 @@ class Translation(Lowering):
             value, start = reshaped(value, (*shape[:dim], 1, *shape[dim + 1 :])), start % shape[dim]
         zeros = number(0.0, dtype, shape)
         return within(value, zeros, dim, slice(start, None).indices(shape[dim])[0], shape)
+
+    def _triangle(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
+        value, distance = self._value(node.args[0]), node.argument(1, 0)
+        sign = "<=" if node.name == "tril" else ">="
+
+        def at(indices: Indices) -> str:
+            *_, i, j = indices
+            return _asked(f"{j} - {i} {sign} {distance}", value.at(indices), "0")
+
+        return Value(shape, dtype, at, value.cost + 2)
+
+    def _diagonal(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
+        """Return a tensor, or zeros, with other elements on a diagonal."""
+        scatters = node.name == "diagonal_scatter"
+        first, second, *rest = node.args
+        other = self._value(first) if scatters else number(0.0, dtype, shape)
+        value = self._value(second if scatters else first)
+        distance, one, two = (*rest, *(0, 0, 1)[len(rest) :]) if scatters else rest
+        if (one % len(shape), two % len(shape)) != (len(shape) - 2, len(shape) - 1):
+            raise UnsupportedError("a diagonal of other dimensions than the last two")
+        last = value.shape[-1] - 1
+
+        def at(indices: Indices) -> str:
+            *outer, i, j = indices
+            place = j if distance < 0 else i
+            near = value.at((*outer, f"({place} > {last} ? {last} : {place})"))
+            return _asked(f"{j} - {i} == {distance}", near, other.at(indices))
+
+        return Value(shape, dtype, at, value.cost + other.cost + 2)
 
     def _product(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
         if node.example.numel() * node.args[-1].meta["val"].shape[-2] not in range(1, MOST_TERMS):
@@ -314,7 +343,14 @@ class Translation(Lowering):
         **{name: Lowering._special[name] for name in ("expand", "slice", "select", "cat", "constant_pad_nd", "mean")},
         **{name: Lowering._special[name] for name in ("t", "transpose", "permute")},
         **dict.fromkeys(("select_backward", "slice_backward"), _part_of_zeros),
+        **dict.fromkeys(("tril", "triu"), _triangle),
+        **dict.fromkeys(("diagonal_scatter", "diagonal_backward"), _diagonal),
         **dict.fromkeys(PRODUCTS, _product),
         "stack": _stacked,
         "index": _rows,
     }
+
+
+def _asked(condition: str, one: str, other: str) -> str:
+    """Return a choice of elements that are both read: a loop with reads behind a branch is not vectorised."""
+    return f"({{ __auto_type y = {one}; __auto_type n = {other}; {condition} ? y : n; }})"

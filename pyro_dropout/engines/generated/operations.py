@@ -249,10 +249,12 @@ class Lowering:
     def _padded(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
         value, sides = self._value(node.args[0]), list(node.args[1])
         fill = node.argument(2, 0)
-        if any(side < 0 for side in sides):
-            raise UnsupportedError("a kernel has no padding of less than nothing")
         for k in range(len(sides) // 2):
             dim = len(shape) - 1 - k
+            for place in (2 * k, 2 * k + 1):
+                less, sides[place] = max(-sides[place], 0), max(sides[place], 0)
+                left = (*value.shape[:dim], value.shape[dim] - less, *value.shape[dim + 1 :])
+                value = shifted(value, dim, less if place == 2 * k else 0, 1, left)
             grown = (*value.shape[:dim], shape[dim], *value.shape[dim + 1 :])
             value = within(value, number(fill, dtype, grown), dim, sides[2 * k], grown)
         return value
