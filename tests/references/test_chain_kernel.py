@@ -71,7 +71,7 @@ def across(x: Tensor, y: Tensor, n: Tensor) -> list[Tensor]:
     return [
         *(x.sum(), x.sum(0), x.sum(1, keepdim=True), x.amax(1), x.amin(0), (x > 0).any(1), (x > 9).any(), x.mean(0)),
         *((x > -9).all(0), x.prod(1), x @ y.T, torch.bmm(whole, whole.transpose(1, 2)), whole.permute(2, 0, 1)),
-        *(torch.cat([x, y[:, 1:]], 1), torch.cat([x.sum(0), y[0]]), pad(x, (1, 2), value=3.0), pad(x, (0, 0, 2, 1))),
+        *(torch.cat([x, y[:, 1:]], 1), torch.cat([x.sum(0), y[0]]), pad(x, (1, 2), value=3.0), pad(x, (-1, 0, 2, -1))),
         *(x[:, 1], x[1:], whole[:, ::2], whole[..., -1], whole.reshape(6, 4), (whole * 2).reshape(4, 6)),
         *(x[None].expand(2, -1, -1), x.gather(1, n), torch.zeros_like(x).scatter_add(1, n, y), x.t() * 2),
         *torch.split(x * y, [1, 2], 1),

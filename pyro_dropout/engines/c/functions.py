@@ -13,7 +13,7 @@ _LIBRARY = {  # functions of the C library, by type
     "f": ("sqrt", "lgamma", "erf"),
     "d": ("sqrt", "lgamma", "erf", "expm1", "log1p", "exp", "log", "tanh"),
 }
-FUNCTIONS = {*_LIBRARY["d"], "absolute", "larger", "smaller", "log_sigmoid", "logaddexp"}
+FUNCTIONS = {*_LIBRARY["d"], "absolute", "larger", "smaller", "logaddexp"}
 _SLOW, _QUICK = {"lgamma", "erf"}, {"sqrt", "absolute", "larger", "smaller"}
 
 # Polynomials of Cephes (S. L. Moshier): the error is below two units in the last place.
@@ -89,9 +89,6 @@ static inline __attribute__((always_inline)) {type} larger_{f}({type} x, {type} 
 }}
 static inline __attribute__((always_inline)) {type} smaller_{f}({type} x, {type} y) {{
     return (y < x) | (y != y) ? y : x;
-}}
-static inline __attribute__((always_inline)) {type} log_sigmoid_{f}({type} x) {{
-    return (x < 0 ? x : 0) - log1p_{f}(exp_{f}(-absolute_{f}(x)));
 }}
 static inline __attribute__((always_inline)) {type} logaddexp_{f}({type} x, {type} y) {{
     const {type} far = absolute_{f}(x - y);
