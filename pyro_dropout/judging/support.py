@@ -221,24 +221,11 @@ class _Neighbourhoods:
 
     def _piece(self, x: Tensor, own: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         values = x.T.contiguous()
-        first, last = torch.searchsorted(self.ordered, values), self._after(values)
+        first, last = (torch.searchsorted(self.ordered, values, right=right) for right in (False, True))
         among = [self._among(x, k, first, last, own) for k in self.paired]
         pairs = torch.stack(among, 1) if among else x.new_zeros(len(x), 0, 0)
-        return self._along(x, first, last, own), pairs, self._distance(x, own)
-
-    def _after(self, values: Tensor) -> Tensor:
-        return torch.searchsorted(self.ordered, values, right=True)
-
-    def _along(self, x: Tensor, first: Tensor, last: Tensor, own: Tensor | None) -> Tensor:
-        """Return E of each input among all rows, (N, Q)."""
-        values, n = self.ordered, len(self.rows)
-        seen = last - first > (0 if own is None else 1)
-        below, above = first > 0, last < n
-        left, right = values.gather(1, (first - 1).clamp_min(0)), values.gather(1, last.clamp_max(n - 1))
-        width = _width(x.T, left, right, below, above)
-        lower = first - torch.searchsorted(values, torch.where(below, left - width, left).contiguous())
-        upper = self._after(torch.where(above, right + width, right).contiguous()) - last
-        return _expected(lower, upper, below, above).masked_fill(seen, 0.0).T
+        along = _expected(self.ordered, values, 0 if own is None else 1)
+        return along.T, pairs, self._distance(x, own)
 
     def _among(self, x: Tensor, k: int, first: Tensor, last: Tensor, own: Tensor | None) -> Tensor:
         """Return E of the paired inputs among the rows nearest in input k, below or above it, (N, P)."""
@@ -251,11 +238,16 @@ class _Neighbourhoods:
             kept = torch.ones_like(near, dtype=torch.bool) if own is None else near != own.unsqueeze(1)
             if bool(self.flags[k]):  # neighbours in a category are in it
                 kept &= self.ordered[k][places] == x[:, k : k + 1]
-            for kind, compute in ((chosen[~flags], _hole), (chosen[flags], _unseen)):
-                share = (last - first)[kind].T / n  # of the rows with the same value
-                found = compute(x[:, kind], self.rows[:, kind][near], kept.unsqueeze(2), share)
-                place = flags if compute is _unseen else ~flags
-                best[:, place] = torch.maximum(best[:, place], found)
+            # Numbers: among these rows in ascending order, those that are not kept after all others.
+            values = self.rows[:, chosen[~flags]][near].masked_fill_(~kept.unsqueeze(2), math.inf).mT.contiguous()
+            values.numpy().sort(-1)  # five times as fast as torch's
+            hole = _expected(values, x[:, chosen[~flags]].unsqueeze(2), inside=True).squeeze(2)
+            best[:, ~flags] = torch.maximum(best[:, ~flags], hole)
+            # Categories: how many of these rows should have that of x, where none has it.
+            same = kept.unsqueeze(2) & (self.rows[:, chosen[flags]][near] == x[:, chosen[flags]].unsqueeze(1))
+            share = (last - first)[chosen[flags]].T / n
+            unseen = (share * kept.sum(1, keepdim=True)).masked_fill(same.any(1), 0.0)
+            best[:, flags] = torch.maximum(best[:, flags], unseen)
         return best.index_fill(1, (chosen == k).nonzero()[:, 0], 0.0)
 
     def _placed(self, x: Tensor) -> Tensor:
@@ -276,42 +268,30 @@ class _Neighbourhoods:
         return apart.topk(min(_NEIGHBOURS, len(self.rows) - 1), largest=False).values.mean(1)
 
 
-def _hole(x: Tensor, near: Tensor, kept: Tensor, share: Tensor) -> Tensor:
-    """Return E of numbers among rows of each row's own, (N, m, P) of which some are kept."""
-    at = x.unsqueeze(1)
-    lower, upper = kept & (near <= at), kept & (near >= at)
-    left, right = near.masked_fill(~lower, -math.inf).amax(1), near.masked_fill(~upper, math.inf).amin(1)
+def _expected(values: Tensor, x: Tensor, itself: int = 0, inside: bool = False) -> Tensor:
+    """Return E of each x, (..., V), among values in ascending order, (..., n): zero where a value is that of x.
+
+    It is how many values the empty interval about x would hold if they were as dense in it as beside it. Beyond all
+    values the interval reaches to the first of them. One value is that of x ``itself``, if x is among them. ``inside``:
+    zero also where x is nearer to an end than the second value there, and so does not lie in a hole.
+    """
+
+    def place(at: Tensor, right: bool = False) -> Tensor:
+        return torch.searchsorted(values, at.contiguous(), right=right)
+
+    first, last, n = place(x), place(x, right=True), values.shape[-1]
+    left = torch.where(first > 0, values.gather(-1, (first - 1).clamp_min(0)), -math.inf)
+    right = torch.where(last < n, values.gather(-1, last.clamp_max(n - 1)), math.inf)
     below, above = left.isfinite(), right.isfinite()
-    width = _width(x, left, right, below, above)
-    found = _expected(
-        (lower & (near >= (left - width).unsqueeze(1))).sum(1),
-        (upper & (near <= (right + width).unsqueeze(1))).sum(1),
-        below,
-        above,
-    )
-    # A row that is nearer to the edge of a hole than the second row there is to the edge does not lie in it.
-    nearer, depth = x - left <= right - x, torch.minimum(x - left, right - x)
-    beside = torch.where(
-        nearer.unsqueeze(1),
-        lower & (near >= (left - depth).unsqueeze(1)),
-        upper & (near <= (right + depth).unsqueeze(1)),
-    )
-    return found.masked_fill((depth == 0) | (beside.sum(1) < 2), 0.0)
-
-
-def _unseen(x: Tensor, near: Tensor, kept: Tensor, share: Tensor) -> Tensor:
-    """Return how many rows of each row's own should have its category, (N, P), where none has it; otherwise zero."""
-    seen = (kept & (near == x.unsqueeze(1))).any(1)
-    return (share * kept.sum(1)).masked_fill(seen, 0.0)
-
-
-def _width(x: Tensor, left: Tensor, right: Tensor, below: Tensor, above: Tensor) -> Tensor:
-    """Return the width of the empty interval about x; beyond all rows, the distance to the first of them."""
-    width = torch.where(below & above, right - left, torch.where(below, x - left, right - x))
-    return torch.where(below | above, width, 0.0)
-
-
-def _expected(lower: Tensor, upper: Tensor, below: Tensor, above: Tensor) -> Tensor:
-    """Return how many rows the empty interval would hold if they were as dense in it as beside it."""
-    one, both = torch.where(below, lower, upper), lower * upper
-    return torch.where(below & above, both, torch.where(below | above, one, 0)).to(_F64).sqrt()
+    width = torch.where(below & above, right - left, torch.minimum(x - left, right - x))
+    lower, upper = first - place(left - width), place(right + width, right=True) - last
+    one = torch.where(below, lower, torch.where(above, upper, 0))
+    found = torch.where(below & above, lower * upper, one).to(_F64).sqrt()
+    seen = last - first > itself
+    if inside:
+        depth = torch.minimum(x - left, right - x)
+        beside = torch.where(
+            x - left <= right - x, first - place(left - depth), place(right + depth, right=True) - last
+        )
+        seen |= beside < 2
+    return found.masked_fill(seen, 0.0)
