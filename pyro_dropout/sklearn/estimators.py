@@ -245,7 +245,7 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
         check_level("level", level)
         check_is_fitted(self)
         own = self.calibration_
-        lower, upper = self._answers(X, lambda answer: own.interval(answer, level) or answer.interval(level))
+        lower, upper = self._answers(X, lambda answer: own.interval(answer, level))
         return self._shaped(lower), self._shaped(upper)
 
     def predict_quantiles(self, X: object, quantiles: Sequence[float] = (0.05, 0.5, 0.95)) -> Floats:

@@ -17,7 +17,7 @@ from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.judging.recalibration import refit_tau, reweighted
 from pyro_dropout.prediction.prediction import Prediction
-from pyro_dropout.tabular.recipe import Data, Pair, Recipe, pieces
+from pyro_dropout.tabular.recipe import Data, Pair, Recipe
 
 Units = tuple[Tensor, Tensor]  # a mean and a standard deviation of each column
 
@@ -102,8 +102,8 @@ class Learned:
         """Return what ``read`` extracts from the predictions at x, (N, Q), all from the same draws."""
         with alone(seed, x.device):
             pair = self.pair(x.device)
-            parts = pieces(x, samples, max(self.outputs, len(self.classes)))
-            found = [read(self.recipe.predict(pair, part, samples, seed)) for part in parts]
+            outputs = max(self.outputs, len(self.classes))
+            found = [read(each) for each in self.recipe.in_pieces(pair, x, samples, seed, outputs)]
         return [torch.cat(each) for each in zip(*found, strict=True)]
 
 

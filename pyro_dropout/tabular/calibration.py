@@ -45,9 +45,10 @@ class Calibration:
         check_level("level", level)
         return self.intervals is not None and level <= self.intervals.highest_level
 
-    def interval(self, prediction: Prediction, level: float) -> Ends | None:
-        """Return calibrated ends, each (N, D); None if too few rows were held back for this level."""
-        return self.intervals.interval(prediction, level) if self.intervals and self.calibrates(level) else None
+    def interval(self, prediction: Prediction, level: float) -> Ends:
+        """Return the ends, each (N, D), of calibrated intervals; the posterior's own if too few rows were held back."""
+        known = self.intervals if self.calibrates(level) else None
+        return prediction.interval(level) if known is None else known.interval(prediction, level)
 
     def quantile(self, prediction: Prediction, level: float) -> Tensor:
         """Return the quantile of each row, (N, D): an end of the calibrated interval that has as much beyond it.
@@ -58,8 +59,7 @@ class Calibration:
         own, central = prediction.quantile(level), round(abs(1 - 2 * level), 12)
         if self.intervals is None or central == 0:
             return own
-        ends = self.interval(prediction, min(central, self.intervals.highest_level))
-        assert ends is not None
+        ends = self.intervals.interval(prediction, min(central, self.intervals.highest_level))
         if self.calibrates(central):
             return ends[level > 0.5]
         return torch.maximum(own, ends[1]) if level > 0.5 else torch.minimum(own, ends[0])
@@ -119,8 +119,8 @@ def calibrate(
     if classes and (sets := found.sets(answer, _LEVEL)) is not None:
         right = sets.gather(-1, y.long().unsqueeze(-1)).double().mean()
         scores |= {"set_coverage_95": float(right), "set_size_95": float(sets.sum(-1).double().mean())}
-    elif not classes and (ends := found.interval(answer, _LEVEL)) is not None:
-        covered, score = _scored(ends, y)
+    elif not classes and found.calibrates(_LEVEL):
+        covered, score = _scored(found.interval(answer, _LEVEL), y)
         scores |= {"calibrated_coverage_95": covered, "calibrated_interval_score_95": score}
     return found
 

@@ -26,7 +26,6 @@ from pyro_dropout.tables.table import Table, table_of
 from pyro_dropout.tabular.calibration import Calibration
 from pyro_dropout.tabular.explain import Importance, explain
 from pyro_dropout.tabular.pictures import picture
-from pyro_dropout.tabular.recipe import pieces
 from pyro_dropout.tabular.run_folder import Run, check_new, claimed_run
 from pyro_dropout.training.history import History
 
@@ -166,11 +165,10 @@ class FittedTable:
         table, x = self._read(data)
         frames: list[pandas.DataFrame] = []
         with tqdm(total=len(x), disable=not progress, unit="row", unit_scale=True, leave=False, delay=1) as bar:
-            for part in pieces(x, samples, len(classes)):
-                found = self.prediction(part, samples, seed)
+            for found in self.run.recipe.in_pieces((self.model, self.guide), x, samples, seed, len(classes)):
                 said = self._classes(found, level) if classes else self._numbers(found, level, levels, limits)
                 frames.append(pandas.DataFrame(said))
-                bar.update(len(part))
+                bar.update(len(frames[-1]))
         beyond = ["; ".join(names) for names in self.encoding.beyond(x, table)]
         frame = pandas.concat(frames, ignore_index=True).assign(**self._familiar(x, table), beyond=beyond)
         frame.attrs["notes"] = table.notes
@@ -188,15 +186,10 @@ class FittedTable:
         return said
 
     def _numbers(self, found: Prediction, level: float, quantiles: Sequence[float], above: Sequence[float]) -> Record:
-        known, centre, ends = self.calibration, self.encoding.target_centre, self._ends(found, level)
-        mean, lower, upper = (part.double() + centre for part in (found.mean, *ends))
-        parts = {
-            "mean": mean,
-            "std": found.std,
-            "epistemic_std": found.epistemic.sqrt(),
-            "lower": lower,
-            "upper": upper,
-        }
+        known, centre = self.calibration, self.encoding.target_centre
+        mean, lower, upper = (part.double() + centre for part in (found.mean, *known.interval(found, level)))
+        parts = {"mean": mean, "std": found.std, "epistemic_std": found.epistemic.sqrt()}
+        parts |= {"lower": lower, "upper": upper}
         parts |= {f"q={each:.12g}": known.quantile(found, each).double() + centre for each in quantiles}
         return _columns(parts | {f"p>{each:.12g}": known.probability_above(found, each - centre) for each in above})
 
@@ -268,7 +261,7 @@ class FittedTable:
             found,
             y.to(found.mean.device),
             self.encoding,
-            ends=self._ends(found, level) if calibrated else None,
+            ends=self.calibration.interval(found, level) if calibrated else None,
             level=level,
             unfamiliar=None if far is None else torch.tensor(far),
             title=title,
@@ -278,9 +271,6 @@ class FittedTable:
         """Return which encoded rows lie in the range of the training rows; all, if fewer than two do."""
         near = torch.tensor([not names for names in self.encoding.beyond(x)])
         return near if near.sum() > 1 else torch.ones_like(near)
-
-    def _ends(self, found: Prediction, level: float) -> tuple[Tensor, Tensor]:
-        return self.calibration.interval(found, level) or found.interval(level)
 
     def _read(self, data: object) -> tuple[Table, Tensor]:
         """Return a table of new rows, and its inputs."""

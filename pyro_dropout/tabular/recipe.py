@@ -4,7 +4,7 @@ A recipe is made of JSON values; it is the section "model" of a run's record. ``
 and trains them, and ``predict`` asks them: for tables, and for the estimators of scikit-learn.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -117,6 +117,11 @@ class Recipe(Settings):
         found: Prediction = predict(model, guide, x.to(next(guide.parameters()).device), keep_samples=True, **how)
         return found
 
+    def in_pieces(self, pair: Pair, x: Tensor, samples: int, seed: int, outputs: int) -> Iterator[Prediction]:
+        """Yield the predictions of rows, (N, Q), in parts that fit into memory."""
+        for part in torch.split(x, max(1, _PIECE // (samples * max(1, outputs)))):
+            yield self.predict(pair, part, samples, seed)
+
     def _likelihood(self, y: Tensor, classes: bool) -> Likelihood:
         """Return p(y | f) on standardised targets; classes have neither noise nor scale."""
         constant = self.noise == "constant"
@@ -139,11 +144,6 @@ class Recipe(Settings):
             rise = warm_up(max(1, steps // 2))
             loss = ELBO(per_example="auto", temperature=lambda done: self.temperature * rise(done))
         return {"loss": loss, "schedule": cosine_decay(steps) if self.decay else None}
-
-
-def pieces(x: Tensor, samples: int, outputs: int) -> tuple[Tensor, ...]:
-    """Return rows, (N, Q), in parts whose predictions fit into memory."""
-    return torch.split(x, max(1, _PIECE // (samples * max(1, outputs))))
 
 
 def layers(widths: Sequence[int], activation: str) -> nn.Sequential:
