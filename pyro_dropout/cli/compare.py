@@ -15,7 +15,7 @@ from pyro_dropout.tables.settings import SAMPLES, SCORED
 if TYPE_CHECKING:
     import torch
 
-    from pyro_dropout.comparison.comparison import Comparison
+    from pyro_dropout.comparison.compare import Comparison
     from pyro_dropout.protocols import Record
     from pyro_dropout.tables.encoding import Dataset
     from pyro_dropout.tables.settings import Reading

@@ -13,8 +13,6 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 
-from pyro_dropout.comparison.json_values import plain
-
 PROGRAM = "pyro-dropout"
 _FORMULA = re.compile(r"'*[=+\-@＝＋－＠\t\r\n]")  # what a spreadsheet takes for the start of a formula
 _NEXT_CELL = re.compile(r"([;\t\r\n] *)(?=[=+\-@＝＋－＠])")  # where some spreadsheets begin a new cell
@@ -50,6 +48,8 @@ def _terminate(number: int, frame: object) -> None:
 def answer(record: Mapping[str, object], as_json: bool, lines: Sequence[str]) -> None:
     """Print the result of a command: one JSON object, or lines of text."""
     if as_json:
+        from pyro_dropout.comparison.folder import plain  # loads torch, which help does without
+
         print(json.dumps(plain(record), allow_nan=False).replace("\x7f", r"\u007f"))  # the one that json leaves
     else:
         print("\n".join(map(for_terminal, lines)))

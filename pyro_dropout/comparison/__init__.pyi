@@ -1,4 +1,4 @@
 """The public names, with the module that each comes from; they are imported when first used."""
 
-from .comparison import Comparison as Comparison
+from .compare import Comparison as Comparison
 from .large_k import plot_kl_gap as plot_kl_gap

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -12,9 +13,10 @@ from pyro import poutine
 from torch import nn
 from tqdm.auto import tqdm
 
-from pyro_dropout.comparison.comparison import Comparison
 from pyro_dropout.comparison.exams import Exam, bounds_of, check_sites, numbered
-from pyro_dropout.comparison.findings import REFERENCE, Row, Score, distinct
+from pyro_dropout.comparison.figure import draw_bands, draw_scores
+from pyro_dropout.comparison.findings import REFERENCE, Findings, Row, Score, distinct
+from pyro_dropout.comparison.report.page import page
 from pyro_dropout.comparison.standard_models import standard_guide
 from pyro_dropout.comparison.trained import Trained, as_a_fleet, for_seed, one_by_one
 from pyro_dropout.engines.choose import Compile
@@ -34,7 +36,7 @@ from pyro_dropout.mathematics.checks import (
     check_seed,
     describe,
 )
-from pyro_dropout.protocols import PyroModel, Record
+from pyro_dropout.protocols import Figure, PyroModel, Record
 from pyro_dropout.references.nuts.nuts import nuts
 from pyro_dropout.registry import guide_names
 from pyro_dropout.training.optimisers import Schedule
@@ -42,6 +44,43 @@ from pyro_dropout.training.svi import check_compile
 
 MakeGuide = Callable[..., PyroModel]  # a function of the model
 Item = TypeVar("Item")
+
+
+class Comparison(Findings):
+    """The result of ``compare``: one row per posterior, as a table, as figures and as an HTML report.
+
+    Example:
+        >>> import torch, pyro_dropout as pdrop
+        >>> x = torch.linspace(-1, 1, 40).unsqueeze(-1)
+        >>> model = pdrop.BayesianNet(torch.nn.Linear(1, 1), likelihood=pdrop.Gaussian(tau=100.0))
+        >>> options = {"steps": 100, "lr": 0.03, "seeds": 1, "samples": 50, "compile": False, "progress": False}
+        >>> guides, train, test = {"mean field": pdrop.AutoMeanField}, (x, 2 * x), (x + 0.1, 2 * x + 0.2)
+        >>> found = pdrop.compare(model, guides, train, test, **options)
+        >>> [row.name for row in found.rows], found.rows[0].scores["rmse"].mean < 0.2
+        (['mean field'], True)
+    """
+
+    def plot(self) -> Figure:
+        """Draw predictive bands of all guides on shared axes; with several inputs, calibration curves and scores."""
+        return draw_bands(self) if self.curves else draw_scores(self)
+
+    def plot_scores(self) -> Figure:
+        """Draw calibration curves and the main scores with their errors."""
+        return draw_scores(self)
+
+    def to_html(self, path: str | Path) -> Path:
+        """Write a self-contained HTML report with table, figures and explanations, and return its path.
+
+        Args:
+            path: of the report; an existing file is replaced.
+        """
+        path = Path(path)
+        if path.is_dir():
+            raise PyroDropoutError(f"path must be a file to write the page to; {str(path)!r} is a folder.")
+        if not path.parent.is_dir():
+            raise PyroDropoutError(f"the folder of path does not exist: {str(path.parent)!r}.")
+        path.write_text(page(self), "utf-8")
+        return path
 
 
 @also(num_samples="samples")

@@ -2,16 +2,16 @@
 
 import contextlib
 import json
+import math
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pandas
 
-from pyro_dropout.comparison.comparison import Comparison
+from pyro_dropout.comparison.compare import Comparison
 from pyro_dropout.comparison.findings import Score, distinct
-from pyro_dropout.comparison.json_values import plain
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.judging.diagnostics.inference_data import to_arviz
@@ -167,3 +167,14 @@ def scores_of(comparison: Comparison) -> Record:
             mean, note = (score.mean, {}) if score.values else (None, {"note": score.note})
             found[row.name][key] = {"mean": mean, "error": score.error, "values": score.values, **note}
     return found
+
+
+def plain(value: object) -> object:
+    """Return a value that JSON can hold; NaN and infinity become null."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return str(value) if isinstance(value, Path) else value

@@ -4,12 +4,14 @@ A field says what it is and what it may be; the command line makes its options f
 neither torch nor pandas, so that help texts come at once.
 """
 
+import functools
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from itertools import chain
 from numbers import Integral, Number, Real
-from typing import Any, Literal, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pyro_dropout.errors import PyroDropoutError, RangeError
 from pyro_dropout.registry import guide_names, listed_guides, resolve_guide
@@ -20,6 +22,7 @@ Decimal = Literal["point", "comma"]
 Separator = Literal["comma", "semicolon", "tab", "pipe"]
 Noise = Literal["constant", "by-input"]
 Scale = Literal["plain", "log", "logit", "count"]
+T = TypeVar("T")
 LARGEST, SEEDS = 10**9, 2**32  # of counts; seeds are below
 SAMPLES = 500  # weight draws of a prediction, in pieces of the rows
 SCORED = 200  # those by which fit and compare score each candidate, on all held-back rows at once
@@ -162,3 +165,48 @@ def settings_of(options: Mapping[str, Any]) -> tuple[Reading, Wanted, Training]:
     parts = ({each.name: given[each.name] for each in fields(kind) if each.name in given} for kind in _KINDS)
     reading, wanted, training = (kind(**part) for kind, part in zip(_KINDS, parts, strict=True))
     return reading, wanted, training
+
+
+# --- from a file ------------------------------------------------------------------------------------------------------
+
+
+_hints = functools.cache(get_type_hints)  # a record may hold thousands of one class
+
+
+def built(kind: type[T], found: object) -> T:
+    """Return a dataclass from plain data, such as those of a JSON file; each value must have the type of its field.
+
+    Only numbers, texts, tuples and dataclasses can be built. Raise ``KeyError`` or ``TypeError`` with the name of the
+    first field that is wrong.
+    """
+    hints: dict[str, Any] = _hints(kind)  # type: ignore[arg-type]
+    if not isinstance(found, dict) or found.keys() - hints.keys():
+        raise TypeError(repr(next(iter(found.keys() - hints.keys()), "")) if isinstance(found, dict) else kind.__name__)
+    for each in fields(kind):  # type: ignore[arg-type]
+        if each.name not in found and each.default is MISSING:
+            raise KeyError(each.name)
+    return kind(**{name: _typed(hints[name], value, name) for name, value in found.items()})
+
+
+def _typed(hint: Any, value: Any, name: str) -> Any:
+    """Return a value as the type of a field; raise ``TypeError`` with the field's name if it has another."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        for part in parts:
+            try:
+                return _typed(part, value, name)
+            except TypeError:
+                continue
+    elif origin is Literal and any(type(value) is type(each) and value == each for each in parts):
+        return value
+    elif origin is tuple and isinstance(value, list | tuple):
+        kinds = parts[:1] * len(value) if parts[-1] is Ellipsis else parts
+        if len(kinds) == len(value):
+            return tuple(_typed(kind, each, name) for kind, each in zip(kinds, value, strict=True))
+    elif is_dataclass(hint):
+        return built(hint, value)  # type: ignore[arg-type]
+    elif hint is float and type(value) in (int, float) and math.isfinite(value):
+        return float(value)
+    elif hint in (bool, int, str, NoneType) and type(value) is hint:
+        return value
+    raise TypeError(repr(name))

@@ -12,8 +12,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from pyro_dropout.comparison.compare import examined, progress_over, reference_row
-from pyro_dropout.comparison.comparison import Comparison
+from pyro_dropout.comparison.compare import Comparison, examined, progress_over, reference_row
 from pyro_dropout.comparison.exams import Exam
 from pyro_dropout.comparison.findings import Row
 from pyro_dropout.comparison.trained import Trained, one_by_one

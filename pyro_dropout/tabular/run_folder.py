@@ -22,9 +22,8 @@ from pyro_dropout.errors import DamagedFileError, PyroDropoutError, RangeError
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.protocols import Record
 from pyro_dropout.tables.encoding import Dataset, Encoding
-from pyro_dropout.tables.plain_data import built
 from pyro_dropout.tables.reading import read
-from pyro_dropout.tables.settings import Reading, Training
+from pyro_dropout.tables.settings import Reading, Training, built
 from pyro_dropout.tabular.recipe import Recipe
 from pyro_dropout.training.checkpoints.posterior_file import load, save
 from pyro_dropout.training.checkpoints.safe_files import (

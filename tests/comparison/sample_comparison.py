@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import pyro_dropout as pd
 from pyro_dropout.comparison import compare as comparison
-from pyro_dropout.comparison.comparison import Comparison
+from pyro_dropout.comparison.compare import Comparison
 from pyro_dropout.comparison.exams import Exam
 from pyro_dropout.comparison.findings import Row
 from pyro_dropout.generative.model_call import ModelCall

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import pyro_dropout as pd
-from pyro_dropout.comparison.comparison import Comparison
+from pyro_dropout.comparison.compare import Comparison
 from pyro_dropout.comparison.exams import Exam
 from pyro_dropout.comparison.figure import calibration_curve
 from pyro_dropout.comparison.findings import Row, Score

@@ -14,8 +14,8 @@ import torch
 
 import pyro_dropout as pd
 from pyro_dropout.tables.encoding import Encoding
-from pyro_dropout.tables.plain_data import built
 from pyro_dropout.tables.reading import read_inputs
+from pyro_dropout.tables.settings import built
 from tests.cli.command import FEW, read_table, run, written
 
 # (cells, the numbers that they are, what is said about the column)
