@@ -124,19 +124,11 @@ class Step:
 
     @cached_property
     def recorded(self) -> Program:
-        """The whole step, recorded once for all engines; on a CPU it writes over the tensors that it changes.
-
-        On a GPU no kernel waits for another one that still reads what it would write over.
-        """
-        return self.program(writes=0 if self.t.is_cuda else len(self.changed))
-
-    def program(self, *, writes: int = 0) -> Program:
-        """Return the whole step as a program; if it writes over the tensors that it changes, it also counts."""
+        """The whole step, which also counts, recorded once for all engines."""
         if self.whole is None:
             raise CannotError("the optimiser is torch's own, and runs beside the step")
-        function = counting(self.whole) if writes else self.whole
-        how: Any = {"outside": self.outside, "like": self.like, "compile": False, "writes": writes}
-        return Program(function, *self.arguments, **how)
+        how: Any = {"outside": self.outside, "like": self.like, "compile": False}
+        return Program(counting(self.whole), *self.arguments, **how)
 
 
 class Loop:

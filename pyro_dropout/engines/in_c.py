@@ -48,7 +48,7 @@ class StepsInC(Loop):
         program, first = step.recorded, len(step.flat)
         self._outside = program.outside
         self._own = [each.clone() for each in (*step.row, *program.outside())]
-        self._run = in_c(program, [*step.flat, *self._own])
+        self._run = in_c(program, [*step.flat, *self._own], len(step.changed))
         self._written = [k - first for k in _written(program.graph) if first <= k < first + len(step.row)]
 
     def one(self, row: Row) -> Taken:
@@ -61,15 +61,15 @@ class StepsInC(Loop):
         return loss, True
 
 
-def in_c(program: Program, inputs: Sequence[Tensor]) -> Run:
+def in_c(program: Program, inputs: Sequence[Tensor], writes: int = 0) -> Run:
     """Return a recorded program in C, which runs on these very inputs.
 
-    It returns the outputs that are not written over inputs; the next call writes over them.
+    It writes its first outputs over its first inputs, so many, and returns the others; the next call writes over them.
     """
     graph = program.graph
-    source = Source(graph, inputs)
+    source = Source(graph, inputs, writes)
     try:
-        run = _right(source, library.compiled(source.text), graph, inputs)
+        run = _right(source, library.compiled(source.text), graph, inputs, writes)
     except OSError as cause:
         raise CannotError(str(cause)) from cause
     if run is None:
@@ -80,7 +80,7 @@ def in_c(program: Program, inputs: Sequence[Tensor]) -> Run:
 
 
 def _written(graph: fx.GraphModule) -> list[int]:
-    """Return the numbers of the inputs that a program writes over."""
+    """Return the numbers of the inputs that a graph writes over, such as running statistics."""
     copied = {node.args[0] for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)}
     return [k for k, place in enumerate(graph.graph.find_nodes(op="placeholder")) if place in copied]
 
@@ -88,23 +88,25 @@ def _written(graph: fx.GraphModule) -> list[int]:
 # --- comparing --------------------------------------------------------------------------------------------------------
 
 
-def _right(source: Source, made: ctypes.CDLL, graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Run | None:
+def _right(
+    source: Source, made: ctypes.CDLL, graph: fx.GraphModule, inputs: Sequence[Tensor], writes: int
+) -> Run | None:
     """Return a program that runs with a library; None unless it does what was recorded, with the same random numbers.
 
     A branch that is not taken at the start, such as that of clipping, may be taken elsewhere: both also run from where
     the first call ends, and from values that are further away. The inputs are as before when this returns.
     """
-    before = {k: inputs[k].clone() for k in _written(graph)}
+    before = {k: inputs[k].clone() for k in [*range(writes), *_written(graph)]}
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:
             run = source.run(made)
-            return run if _agrees(run, graph, inputs, before) else None
+            return run if _agrees(run, graph, inputs, before, writes) else None
         finally:
             for k, value in before.items():
                 inputs[k].copy_(value)
 
 
-def _agrees(run: Run, graph: fx.GraphModule, inputs: Sequence[Tensor], before: dict[int, Tensor]) -> bool:
+def _agrees(run: Run, graph: fx.GraphModule, inputs: Sequence[Tensor], before: dict[int, Tensor], writes: int) -> bool:
     """Whether a program writes over these inputs, and returns, what a graph does, from ``before`` and further away."""
     expected, made = fx.Interpreter(graph).run, [node.meta.get("val") for node in graph.graph.nodes if node.args]
     # A loss in float64 of a noise in float32 is known to no more digits than that.
@@ -118,13 +120,14 @@ def _agrees(run: Run, graph: fx.GraphModule, inputs: Sequence[Tensor], before: d
             inputs[k].copy_(theirs[k])
         torch.default_generator.manual_seed(point)
         try:
-            found = expected(*theirs)
+            found = [each.clone() for each in expected(*theirs)]
         except RuntimeError:  # no inverse, say: that far away there is nothing to compare
             if not away:
                 raise
             return True
+        copy_into(theirs[:writes], found[:writes])
         torch.default_generator.manual_seed(point)
-        pairs = [*zip(run(), found, strict=True), *((inputs[k], theirs[k]) for k in before)]
+        pairs = [*zip(run(), found[writes:], strict=True), *((inputs[k], theirs[k]) for k in before)]
         size = _size([right for _, right in pairs] + theirs) if away else None
         if not all(_close(left, right, size, least) for left, right in pairs):
             return False

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from pyro_dropout.engines.aliasing import owner
 from pyro_dropout.engines.constants import Found, alike, lift_constants
 from pyro_dropout.engines.inductor import compiled
 from pyro_dropout.engines.torch_internals import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
@@ -26,8 +25,6 @@ class Program:
             program holds what it uses as it is.
         like: programs that may equal this one, which is then not compiled again.
         compile: whether it is compiled; otherwise its tensor operations are replayed one by one.
-        writes: how many of its first outputs are written over its first inputs, so that they do not exist twice. No two
-            inputs may share memory then. One that is compiled writes over none.
 
     Attributes:
         lifted: where the tensors are that it reads besides its inputs, and those that were there first.
@@ -41,7 +38,6 @@ class Program:
         outside: Sequence[Found] | None = None,
         like: Sequence["Program"] = (),
         compile: bool = True,
-        writes: int = 0,
     ) -> None:
         flat, self._inputs = tree_flatten(inputs)
         outputs: list[TreeSpec] = []
@@ -54,10 +50,6 @@ class Program:
         self.graph = traced(flat_function, flat)
         self._outputs = outputs[-1]
         self.lifted = [] if outside is None else lift_constants(self.graph, outside)
-        self.writes = 0 if compile else writes
-        if self.writes:
-            _write_over(self.graph.graph, self.writes)
-            self.graph.recompile()
         self.twin = next((other for other in like if same(self.graph, other.graph)), None)
         self._run: Callable[..., Sequence[Tensor]] = self.graph if self.twin is None else self.twin._run
         if compile and self.twin is None:
@@ -74,8 +66,7 @@ class Program:
     def flat(self, inputs: list[Tensor]) -> list[Tensor]:
         """Run it on the leaves of its inputs."""
         with torch.no_grad():
-            found = self._run(*inputs, *self.outside())
-        return [*inputs[: self.writes], *found]
+            return list(self._run(*inputs, *self.outside()))
 
     def outside(self) -> list[Tensor]:
         """Return the tensors that it reads besides its inputs, as they are now."""
@@ -102,25 +93,3 @@ def counting(step: Function) -> Callable[..., Tree]:
         return new_values, new_state, t + 1, loss
 
     return counted
-
-
-def _showing(graph: torch.fx.Graph, count: int) -> list[int]:
-    """Return which outputs are, or are views of, one of the first inputs other than the one that they replace."""
-    places, end = graph.find_nodes(op="placeholder"), graph.find_nodes(op="output")[0]
-    written, results = set(places[:count]), list(enumerate(end.args[0]))
-    return [k for k, each in results if owner(each) in written and (k >= count or each is not places[k])]
-
-
-def _write_over(graph: torch.fx.Graph, count: int) -> None:
-    """Let a graph write its first outputs over its first inputs, after all else, and return the others."""
-    places, end = graph.find_nodes(op="placeholder"), graph.find_nodes(op="output")[0]
-    results = list(end.args[0])
-    with graph.inserting_before(end):
-        for k in _showing(graph, count):  # it would show what is written over the input
-            shown = results[k]
-            results[k] = graph.call_function(torch.ops.aten.clone.default, (shown,))
-            results[k].meta = dict(shown.meta)
-        for place, result in zip(places, results[:count], strict=False):
-            if result is not place:
-                graph.call_function(torch.ops.aten.copy_.default, (place, result)).meta = dict(place.meta)
-    end.args = (results[count:],)

@@ -31,9 +31,6 @@ class Replayed:
             return Direct(step, Program(step.gradient, *given, compile=self.compiles), self.name)
         program = step.recorded
         if self.compiles:
-            if program.writes:  # inductor may read what has been written over
-                program = step.program()
-                program.lifted = step.recorded.lifted
             program.compile(tree_leaves(step.arguments))
         return Captured(step, program, self.name)
 
@@ -57,12 +54,9 @@ class Captured(Loop):
 
     def one(self, row: Row) -> Taken:
         """Take a step."""
-        step, program = self._step, self._program
-        found = program.flat([*step.flat, *row])
-        if not program.writes:  # one that writes over its inputs also counts
-            copy_into(step.leaves, found[: len(step.leaves)])
-            step.t.add_(1)
-        return found[-1], True
+        *changed, loss = self._program.flat([*self._step.flat, *row])
+        copy_into(self.changed, changed)
+        return loss, True
 
     def at_once(self, steps: int) -> int:
         """Return how many of some steps the graph takes."""
@@ -94,14 +88,14 @@ class Chain:
         with torch.no_grad(), torch.cuda.graph(self._graph):
             leaves, losses = step.leaves, []
             for k, time in enumerate((step.t + self._ahead).unbind()):
-                *leaves, loss = self._taken(leaves, time, k)
+                *leaves, _, loss = self._taken(leaves, time, k)
                 losses.append(loss)
             torch._foreach_copy_(step.leaves, leaves)
             step.t.add_(step.chain)
             self._losses.copy_(torch.stack(losses))
 
     def _taken(self, leaves: list[Tensor], time: Tensor, k: int) -> list[Tensor]:
-        """Return the leaves after one step, and its loss."""
+        """Return the leaves after one step, the number of the next one, and the loss."""
         step = self._step
         return self._program.flat([*leaves, time, *step.flat[len(step.changed) :], *(each[k] for each in self.rows)])
 

@@ -93,7 +93,7 @@ def moved(steps: int) -> torch.Tensor:
 
 def test_what_a_captured_chain_reads_lives_as_long_as_the_chain() -> None:
     step = step_of()
-    chain, capture = chain_of(step, step.program())
+    chain, capture = chain_of(step, step.recorded)
     assert len(capture.read) >= 5  # the parameter, its state, t, its offsets, lr, and the data
     del step
     assert [place for place, storage in capture.read.items() if storage.expired()] == []
@@ -103,7 +103,7 @@ def test_what_a_captured_chain_reads_lives_as_long_as_the_chain() -> None:
 @pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.deep)])
 def test_a_chain_takes_its_steps_one_after_another_on_the_tensors_of_the_step(compile: bool) -> None:
     step = step_of()
-    program = step.program()
+    program = step.recorded
     if compile:
         program.compile([*step.flat, *step.row])
     chain_of(step, program)
@@ -114,6 +114,6 @@ def test_a_chain_takes_its_steps_one_after_another_on_the_tensors_of_the_step(co
 def test_what_the_steps_are_given_is_copied() -> None:
     """Each replay writes into the memory of the chain: the tensors of the first step stay the user's."""
     step = step_of()
-    chain, _ = chain_of(step, step.program())
+    chain, _ = chain_of(step, step.recorded)
     assert chain.rows[0].untyped_storage().data_ptr() != step.row[0].untyped_storage().data_ptr()
     assert step.row[0].tolist() == [0.0] * 3

@@ -30,11 +30,11 @@ def ran(function: Callable[..., list[Tensor]], *inputs: Tensor, seed: int = 0) -
     return [*found, *mine], [*expected, *theirs]
 
 
-def in_c_of(function: Callable[..., list[Tensor]], *inputs: Tensor) -> Callable[[], list[Tensor]]:
+def in_c_of(function: Callable[..., list[Tensor]], *inputs: Tensor, writes: int = 0) -> Callable[[], list[Tensor]]:
     """Return a function in C on these inputs, also where it is wrong."""
     program = Program(function, *[each.clone() for each in inputs], compile=False)
     with mock.patch.object(in_c, "_close", return_value=True):
-        return in_c.in_c(program, inputs)
+        return in_c.in_c(program, inputs, writes)
 
 
 def agrees(function: Callable[..., list[Tensor]], *inputs: Tensor) -> None:
@@ -234,6 +234,15 @@ def test_inputs_are_written_over_after_all_reads() -> None:
 
     found, expected = ran(step, x, y, t)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_outputs_are_written_over_inputs_that_others_show() -> None:
+    """The inputs are exchanged, one of them transposed, and the last outputs show them."""
+    a, b, c, x = torch.arange(9.0).reshape(3, 3), torch.arange(9.0, 18.0).reshape(3, 3), torch.ones(2), torch.randn(3)
+    given = [value.clone() for value in (a, b, c, x)]
+    run = in_c_of(lambda a, b, c, x: [b.mT, a, c, a, a + x, b[1]], *given, writes=3)
+    for found, expected in zip([*run(), *given], [a, a + x, b[1], b.mT, a, c, x], strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 def test_what_is_written_over_an_input_is_also_returned_or_multiplied() -> None:

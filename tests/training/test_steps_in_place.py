@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 import pyro_dropout as pd
 from pyro_dropout.engines import engine
-from pyro_dropout.engines.program import Program
 from pyro_dropout.training.optimisers import adam
 from tests.oracles.memory import peak_allocated
 
@@ -153,18 +152,3 @@ def test_a_huge_network_on_a_gpu_has_its_own_tensors_changed(
         assert [parameter.data_ptr() for parameter in guide.parameters()] == places
         found.append((history.losses, [parameter.detach() for parameter in guide.parameters()]))
     torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.deep)])
-def test_what_shows_an_input_is_read_before_it_is_written_over(compile: bool) -> None:
-    """The inputs are exchanged, one of them transposed, and the last output shows one of them."""
-
-    def exchanged(a: Tensor, b: Tensor, c: Tensor) -> list[Tensor]:
-        return [b.mT, a, c, a]
-
-    a, b, c = torch.arange(9.0).reshape(3, 3), torch.arange(9.0, 18.0).reshape(3, 3), torch.ones(2)
-    given = [value.clone() for value in (a, b, c)]
-    program = Program(exchanged, *given, writes=3, compile=compile)
-    assert program.writes == (0 if compile else 3)
-    for found, expected in zip(program.flat(given), [b.mT, a, c, a], strict=True):
-        torch.testing.assert_close(found, expected, rtol=0, atol=0)

@@ -29,9 +29,9 @@ class Source:
         text: the source.
     """
 
-    def __init__(self, graph: fx.GraphModule, given: Sequence[Tensor]) -> None:
+    def __init__(self, graph: fx.GraphModule, given: Sequence[Tensor], writes: int = 0) -> None:
         try:
-            self._step = step = Translation(graph, given)
+            self._step = step = Translation(graph, given, writes)
             body = self._body(step)
         except UnsupportedError as cause:
             raise CannotError(str(cause)) from cause

@@ -49,17 +49,19 @@ class Translation(Lowering):
         calls: other operations of torch, with memory in place of nodes.
         over: inputs that are written over at the end, and their values.
         bounds: numbers of rows, and how many rows there are.
+        results: the memory of the outputs that are written over no input.
     """
 
     _taken_apart = frozenset[str]()
     _cheap = 0  # a number in a register is had again for nothing
 
-    def __init__(self, graph: fx.GraphModule, given: Sequence[Tensor]) -> None:
+    def __init__(self, graph: fx.GraphModule, given: Sequence[Tensor], writes: int = 0) -> None:
         self.nests = Nests()
         self.draws: list[tuple[str, str, Tensor]] = []
         self.calls: list[tuple[OpOverload, Any, dict[str, Any], list[Tensor | None]]] = []
         self.over: list[tuple[Value, Value]] = []
         self.bounds: list[tuple[Value, int]] = []
+        self.results: list[Tensor] = []
         self._slow, self._called = 0, 0
         self._gone: set[fx.Node] = set()  # inputs that were written over
         values = [self._outside(f"x{k}", each) for k, each in enumerate(given)]
@@ -70,7 +72,12 @@ class Translation(Lowering):
         self._single = [owners.count(each) == 1 for each in owners]
         super().__init__(graph, values, Constants(live=True), self.nests, "v")
         self.nests.tensors |= {f"c{k}": each for k, each in enumerate(self._constants.tensors)}
-        self.results = [self._memory(each)[1] for each in self.outputs]
+        pairs = zip(values, self.outputs[:writes], strict=False)
+        self.over += [(place, broadcast(value, place.shape)) for place, value in pairs if value is not place]
+        gone = {place.memory[0] for place, _ in self.over if place.memory is not None}
+        for value in self.outputs[writes:]:  # one that shows what is written over would see the new values
+            shows = value.memory is not None and value.memory[0] in gone
+            self.results.append(self._memory(self._stored(value) if shows else value)[1])
 
     def _outside(self, name: str, tensor: Tensor) -> Value:
         if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.dtype not in C_TYPES:

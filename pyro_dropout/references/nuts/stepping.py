@@ -29,7 +29,7 @@ def _in_c(function: Callable[..., list[Array]], state: list[Tensor], *others: Te
     """Return a function of ``others`` in C, which writes all its results but the last one over ``state``."""
     own = [each.clone(memory_format=torch.contiguous_format) for each in others]
     count = len(function(*state, *own)) - 1
-    run = in_c(Program(function, *state, *own, compile=False, writes=count), [*state, *own])
+    run = in_c(Program(function, *state, *own, compile=False), [*state, *own], count)
 
     def called(*inputs: Tensor) -> Tensor:
         for mine, given in zip(own, inputs, strict=True):
