@@ -6,17 +6,15 @@ makes a Gaussian process a neural network with K hidden units.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Self
 
 import torch
-from pyro.distributions import TorchDistribution
 from torch import Tensor
-from torch.distributions import constraints
 
 from pyro_dropout.errors import RangeError
 from pyro_dropout.mathematics.checks import check_choice, check_count, check_positive, check_seed, check_shape
 from pyro_dropout.mathematics.covariance import Covariance, Number, own_parameters
-from pyro_dropout.mathematics.shapes import Float
+from pyro_dropout.mathematics.shapes import Float, broadcast_shape
+from pyro_dropout.mathematics.weight_distribution import WeightDistribution
 
 Nonlinearity = str | Callable[[Tensor], Tensor]
 _NAMED = {"relu": torch.relu, "tanh": torch.tanh, "erf": torch.erf, "cos": torch.cos}
@@ -264,7 +262,7 @@ def _log_marginal(y: Float[Tensor, "*#b n d"], features: Float[Tensor, "*#b n k"
     return log_density.to(features.dtype)
 
 
-class FiniteRankNormal(TorchDistribution):
+class FiniteRankNormal(WeightDistribution):
     """D independent columns from N(0, ΦΦᵀ + εI), side by side: an event is (N, D).
 
     Args:
@@ -274,27 +272,12 @@ class FiniteRankNormal(TorchDistribution):
             are all off).
     """
 
-    arg_constraints = {"features": constraints.independent(constraints.real, 2)}  # noqa: RUF012 - torch reads it so
-    support = constraints.independent(constraints.real, 2)
     has_rsample = True
 
-    def __init__(
-        self, features: Float[Tensor, "... n k"], columns: int, jitter: float = 1e-6, validate_args: bool | None = None
-    ) -> None:
+    def __init__(self, features: Float[Tensor, "... n k"], columns: int, jitter: float = 1e-6) -> None:
         self.features = features
         self.noise = jitter * features.square().sum(-1).mean(-1).clamp(min=jitter)  # ε, one per batch element
-        event = torch.Size((features.shape[-2], columns))
-        super().__init__(features.shape[:-2], event, validate_args=validate_args)
-
-    def expand(self, batch_shape: Sequence[int], _instance: Self | None = None) -> Self:
-        """Return the same distribution with more batch dimensions."""
-        new: Self = self._get_checked_instance(FiniteRankNormal, _instance)  # type: ignore[no-untyped-call]
-        batch = torch.Size(batch_shape)
-        new.features = self.features.expand(batch + self.features.shape[-2:])
-        new.noise = self.noise.expand(batch)
-        super(FiniteRankNormal, new).__init__(batch, self.event_shape, validate_args=False)
-        new._validate_args = self._validate_args
-        return new
+        super().__init__(features.shape[:-2], torch.Size((features.shape[-2], columns)), validate_args=False)
 
     @property
     def mean(self) -> Tensor:
@@ -316,6 +299,6 @@ class FiniteRankNormal(TorchDistribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log density of each event."""
-        if self._validate_args:
-            self._validate_sample(value)
-        return _log_marginal(value, self.features, self.noise.reciprocal())  # ε is the noise of observations
+        lead = self._check_value(value)
+        found = _log_marginal(value, self.features, self.noise.reciprocal())  # ε is the noise of observations
+        return found.expand(broadcast_shape(lead, self.batch_shape))

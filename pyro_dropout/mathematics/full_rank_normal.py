@@ -60,8 +60,12 @@ class FullRankNormal(WeightDistribution):
     @cached_property
     def _cholesky(self) -> Tensor:
         """A lower-triangular root of the covariance, by QR, which does not square what is small."""
-        triangle: Tensor = torch.linalg.qr(self.root.mT, mode="r").R
+        triangle: Tensor = torch.linalg.qr(self._whole_root().mT, mode="r").R
         return triangle.mT
+
+    def _whole_root(self) -> Tensor:
+        """Return a root of the covariance of all numbers, (K, columns)."""
+        return self.root
 
     def half_log_det(self) -> Tensor:
         """Return half the log-determinant of the covariance, or this tensor's share of it: its part of log diag L."""
@@ -72,7 +76,8 @@ class FullRankNormal(WeightDistribution):
     @property
     def covariance_matrix(self) -> Tensor:
         """The covariance of all numbers, (K, K)."""
-        return self.root @ self.root.mT
+        root = self._whole_root()
+        return root @ root.mT
 
     @property
     def mean(self) -> Tensor:
@@ -169,23 +174,16 @@ class KroneckerNormal(FullRankNormal):
         columns = slice(-1, None) if is_bias else slice(0, loc.numel() // len(loc))
         self._rows = layer.right[columns]  # T of the columns of (W, b) that are this tensor, (columns, K)
 
-    @cached_property
-    def _cholesky(self) -> Tensor:
-        """A lower-triangular root of the covariance of all numbers, (n, n): large, and needed for a density alone."""
-        root = torch.einsum("ok,ij,kj->oikj", self.layer.left, self._rows, self.layer.widths).flatten(2).flatten(0, 1)
-        triangle: Tensor = torch.linalg.qr(root.mT, mode="r").R
-        return triangle.mT
+    def _whole_root(self) -> Tensor:
+        """Return U ⊗ T diag s of these columns, (n, outputs · K): large, and needed for a density alone."""
+        root = torch.einsum("ok,ij,kj->oikj", self.layer.left, self._rows, self.layer.widths)
+        return root.flatten(2).flatten(0, 1)
 
     def half_log_det(self) -> Tensor:
         """Return half the log-determinant of the covariance of this tensor, or of both at the weight."""
         if self.joint:
             return self.layer.half_log_det * (not self.is_bias)
         return super().half_log_det()
-
-    @property
-    def covariance_matrix(self) -> Tensor:
-        """The covariance of all numbers, (n, n): large."""
-        return self._cholesky @ self._cholesky.mT
 
     @property
     def variance(self) -> Tensor:
