@@ -1,6 +1,5 @@
 """Draws with their densities: log p and log q against scipy's, why there may be no q, and draws that are kept."""
 
-import itertools
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -21,24 +20,6 @@ from pyro_dropout.prediction.weight_draws import draws_with_density
 from tests.oracles.predictions import hidden_net, problem
 
 DATA = (torch.zeros(4, 2), torch.zeros(4, 1))
-
-
-def test_dropout_with_a_scale_is_the_sum_over_all_masks(dtype: torch.dtype) -> None:
-    model = pd.BayesianNet(nn.Linear(2, 1).to(dtype))
-    guide = pd.AutoDropout(model, keep=0.7, scale=0.4, bias="gaussian")
-    data = tuple(each.to(dtype) for each in DATA)
-    weights, density, why = draws_with_density(ModelCall(model, data), guide, 50)
-    assert why == ""
-    w, b = (weights[name].detach().double().numpy() for name in ("weight", "bias"))
-    loc, bias = guide.posterior("weight").loc.detach().double().numpy(), guide.posterior("bias")
-    terms = []
-    for mask in itertools.product([0.0, 1.0], repeat=2):
-        chance = np.prod([0.7 if kept else 0.3 for kept in mask])
-        terms.append(np.log(chance) + stats.norm.logpdf(w, loc * mask, 0.4).sum((-2, -1)))
-    mean, std = (each.detach().double().numpy() for each in (bias.mean, bias.variance.sqrt()))
-    expected = np.logaddexp.reduce(terms) + stats.norm.logpdf(b, mean, std).sum(-1)
-    near = {"rtol": 2e-5, "atol": 2e-4} if dtype == torch.float32 else {"rtol": 1e-10, "atol": 1e-9}
-    np.testing.assert_allclose(density.detach().numpy(), expected, **near)
 
 
 @pytest.mark.parametrize(

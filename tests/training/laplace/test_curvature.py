@@ -153,6 +153,39 @@ def test_it_is_the_hessian_of_the_linearised_model(name: str) -> None:
     assert full.curvature.num_data == N
 
 
+class Last(nn.Module):
+    """A network that names its last layer first, and what it makes of that layer's outputs."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.last, self.first, self.how = nn.Linear(2, 2), nn.Linear(2, 2), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x))
+        f: Tensor = self.last(h)
+        made: dict[str, Callable[[], Tensor]] = {
+            "as it is": lambda: f,
+            "a view": lambda: f.reshape(-1, 2),
+            "in place": lambda: f.add_(h),
+            "plus": lambda: f + h,
+            "scaled": lambda: 2 * f,
+            "softmax": lambda: f.softmax(-1),
+            "clamped": lambda: f.clamp(-0.1, 0.1),
+            "twice": lambda: self.last(f),
+        }
+        return made[self.how]()
+
+
+@pytest.mark.parametrize("how", ["as it is", "a view", "in place", "plus", "scaled", "softmax", "clamped", "twice"])
+def test_the_block_of_the_last_layer_is_that_of_all_weights(how: str) -> None:
+    """Also where the network's outputs are not those of the layer, and what enters it does not say how they bend."""
+    model, x = pd.BayesianNet(Last(how).to(F64), likelihood=pd.Gaussian(3.0)), torch.randn(N, 2, dtype=F64)
+    full, last = (untrained(model, model, x, 0 * x, structure=each) for each in ("full", "last"))
+    (block,) = last.curvature
+    assert list(block.shapes) == ["last.weight", "last.bias"]
+    torch.testing.assert_close(block.hessian, matrix(full)[:6, :6], rtol=1e-8, atol=1e-10)
+
+
 def test_kron_is_exact_for_one_point() -> None:
     """With one point, a layer's block is g gᵀ ⊗ a aᵀ, whatever the network and the number of outputs."""
     net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(inplace=True), nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 3, bias=False))
