@@ -89,22 +89,6 @@ def test_members_differ_in_a_width_of_the_network_as_the_posterior_does() -> Non
     assert log_tau.mean().item() == pytest.approx(math.log(4.0), abs=0.06)
 
 
-@pytest.mark.parametrize(
-    ("likelihood", "outputs", "shape"),
-    [
-        (pd.Gaussian(2.0), 1, None),
-        (pd.Gaussian(2.0, learn=True), 1, None),  # all members share it: it is trained on the targets as they are
-        (pd.HeteroscedasticGaussian(), 4, (3, 8, 2)),
-    ],
-)
-def test_only_a_latent_width_gets_weights(likelihood: Any, outputs: int, shape: tuple[int, ...] | None) -> None:
-    model = pd.BayesianNet(nn.Linear(1, outputs), likelihood=likelihood)
-    call = ModelCall(model, (torch.ones(8, 1), torch.ones(8, 2 if outputs == 4 else 1)))
-    widths = perturbation(pd.AutoMeanField(model), [1, 2, 3], call, batch=5)["data"].get("widths")
-    assert shape == (None if widths is None else tuple(widths.shape))
-    assert widths is None or widths.mean((1, 2)).tolist() == pytest.approx([1.0] * 3)
-
-
 def test_points_of_a_network_start_at_their_anchors() -> None:
     model = pd.BayesianNet(nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)), pd.Prior(0.5))
     ensemble = pd.Ensemble(model, members=5, start="anchor")
