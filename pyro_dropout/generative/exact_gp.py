@@ -18,9 +18,8 @@ from tqdm.auto import tqdm
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError, SingularError
 from pyro_dropout.generative.process_lock import RUNNING
 from pyro_dropout.mathematics.checks import check_count, check_finite, check_non_negative, check_positive, check_shape
+from pyro_dropout.mathematics.gaussian_rows import semidefinite_root
 from pyro_dropout.mathematics.shapes import Float
-
-_JITTERS = (0.0, 1e-12, 1e-10, 1e-8, 1e-6)  # of the largest variance of f, where points lie close together
 
 
 @contextmanager
@@ -182,15 +181,7 @@ class GP:
         self._check_inputs(x, self._columns)
         with _apart(), torch.no_grad():
             mean, covariance = regression(x.double(), full_cov=True, noiseless=True)
-        covariance = covariance[0] if covariance.dim() == 3 else covariance
-        largest = covariance.diagonal().max().clamp_min(torch.finfo(covariance.dtype).tiny)
-        for jitter in _JITTERS:
-            root, failed = torch.linalg.cholesky_ex(covariance + jitter * largest * torch.eye(len(x)).to(covariance))
-            if not int(failed):
-                return mean.mT, root
-        raise SingularError(
-            "the covariance of f at x is singular in float64. Use points farther apart, or a smaller tau."
-        )
+        return mean.mT, semidefinite_root(covariance[0] if covariance.dim() == 3 else covariance)
 
     def log_marginal_likelihood(self) -> float:
         """Return log p(y | x) of the data at the current hyper-parameters, in nats, summed over outputs."""
