@@ -151,7 +151,7 @@ class Prior:
         """Return the prior's standard deviation of each site of ``net``."""
         sites = list(self.sites(net))
         lengths = self._lengths("length_scale", sites, "weight") | self._lengths("bias_length_scale", sites, "bias")
-        return {site.name: _width(site.name, lengths[site.name], net.get_parameter(site.name)) for site in sites}
+        return {site.name: _width(site, lengths[site.name], net.get_parameter(site.name)) for site in sites}
 
     def point_temperatures(self, net: nn.Module) -> dict[str, float]:
         """Return the factor on the KL of each site of ``net`` where it is a point; none if the prior is not tempered.
@@ -197,10 +197,16 @@ def _is_function(value: BySite) -> bool:
     return callable(value) and not isinstance(value, Tensor)
 
 
-def _width(site: str, length_scale: float | Tensor, parameter: Tensor) -> Tensor:
+def _width(site: Site, length_scale: float | Tensor, parameter: Tensor) -> Tensor:
     """Return the standard deviation 1/l of a site, in its parameter's type."""
-    length = torch.as_tensor(length_scale, dtype=torch.float64)  # so that 1/l is rounded once
-    _check_fits(f"the length-scale of {site}", length, parameter.shape)
+    length, shape = torch.as_tensor(length_scale, dtype=torch.float64), parameter.shape  # so that 1/l is rounded once
+    _check_fits(f"the length-scale of {site.name}", length, shape)
+    after = len(shape) - 1 - site.row_dim
+    if length.dim() == 1 and after and len(length) == shape[site.row_dim] > 1:  # as many columns as rows
+        raise ShapeError(
+            f"the length-scale of {site.name}, shape {tuple(shape)}, must say which dimension it is for; got"
+            f" {tuple(length.shape)}. Write {(len(length), *[1] * after)} for one for each row (input unit or channel)."
+        )
     return (1 / length).to(parameter)
 
 

@@ -59,6 +59,15 @@ def test_a_length_scale_for_each_input() -> None:
     assert torch.equal(model.prior_of("2.weight").stddev, torch.full((1, 4), 0.5))
 
 
+def test_widths_that_fit_two_dimensions_say_which() -> None:
+    """Of three channels and three columns of a kernel, torch's broadcasting would take the columns."""
+    net, lengths = nn.Conv2d(3, 4, 3, bias=False), torch.tensor([1.0, 2.0, 4.0])
+    with pytest.raises(pd.errors.ShapeError, match=r"which dimension it is for; got \(3,\)\. Write \(3, 1, 1\)"):
+        BayesianNet(net, Prior(lengths))
+    found = BayesianNet(net, Prior(lengths.reshape(3, 1, 1))).prior_of("weight").stddev
+    assert torch.equal(found, (1 / lengths).reshape(3, 1, 1).expand(4, 3, 3, 3))
+
+
 # --- the default ------------------------------------------------------------------------------------------------------
 
 
