@@ -148,7 +148,11 @@ class _Network(BaseEstimator):  # type: ignore[misc]
         x = dense_tensor(validate_data(self, X, reset=False, dtype=np.float64, accept_sparse="csr"))
         x = x.to(check_device("device", "cpu" if self.device is None else self.device))
         check_numbers("X", X)
-        return [part.cpu().numpy() for part in self.learned_.answers(x, read, self.samples, self.seed_)]
+        own = self.learned_
+        with alone(self.seed_, x.device):  # all from the same draws
+            outputs, pair = max(own.outputs, len(own.classes)), own.pair(x.device)
+            found = [read(each) for each in own.recipe.in_pieces(pair, x, self.samples, self.seed_, outputs)]
+        return [torch.cat(each).cpu().numpy() for each in zip(*found, strict=True)]
 
 
 @also(**_SETTINGS)

@@ -4,7 +4,7 @@ A model is not pickled, because a pickle depends on the code; it is rebuilt from
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pyro
@@ -16,7 +16,6 @@ from pyro_dropout.generative.priors import Prior
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.judging.recalibration import refit_tau, reweighted
-from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.tabular.recipe import Data, Pair, Recipe
 
 Units = tuple[Tensor, Tensor]  # a mean and a standard deviation of each column
@@ -95,16 +94,6 @@ class Learned:
         """Return the noise precision of each target of a regression, (D,), in the units of y; None if it has none."""
         likelihood = self.pair()[0].likelihood
         return likelihood.tau.detach().expand(self.outputs) if isinstance(likelihood, Gaussian) else None
-
-    def answers(
-        self, x: Tensor, read: Callable[[Prediction], tuple[Tensor, ...]], samples: int, seed: int
-    ) -> list[Tensor]:
-        """Return what ``read`` extracts from the predictions at x, (N, Q), all from the same draws."""
-        with alone(seed, x.device):
-            pair = self.pair(x.device)
-            outputs = max(self.outputs, len(self.classes))
-            found = [read(each) for each in self.recipe.in_pieces(pair, x, samples, seed, outputs)]
-        return [torch.cat(each) for each in zip(*found, strict=True)]
 
 
 @contextlib.contextmanager
