@@ -231,24 +231,30 @@ class _Neighbourhoods:
         """Return E of the paired inputs among the rows nearest in input k, below or above it, (N, P)."""
         chosen, n = torch.tensor(self.paired), len(self.rows)
         flags = self.flags[chosen]
-        best = x.new_zeros(len(x), len(chosen))
+        given, rows = x.T[chosen], self.rows.T[chosen][:, self.order[k]]  # (P, N), and (P, n) in the order of input k
+        share = (last - first)[chosen[flags]] / n  # of the rows in the same category
+        best = torch.zeros_like(given)
         for start in (last[k] - self.window, first[k])[: 1 if self.flags[k] else 2]:
-            places = start.clamp(0, n - self.window).unsqueeze(1) + torch.arange(self.window)
-            near = self.order[k][places]
-            kept = torch.ones_like(near, dtype=torch.bool) if own is None else near != own.unsqueeze(1)
+            places = start.clamp(0, n - self.window)
+
+            def near(values: Tensor, places: Tensor = places) -> Tensor:
+                return values.unfold(-1, self.window, 1)[..., places, :]  # (..., N, m)
+
+            kept = torch.ones(1, 1, dtype=torch.bool) if own is None else near(self.order[k]) != own.unsqueeze(1)
             if bool(self.flags[k]):  # neighbours in a category are in it
-                kept &= self.ordered[k][places] == x[:, k : k + 1]
-            # Numbers: among these rows in ascending order, those that are not kept after all others.
-            values = self.rows[:, chosen[~flags]][near].masked_fill_(~kept.unsqueeze(2), math.inf).mT.contiguous()
+                kept = kept & (near(self.ordered[k]) == x[:, k : k + 1])
+            # Numbers in ascending order, those of rows that are not kept after all others.
+            values = near(rows[~flags])
+            if not bool(kept.all()):
+                values.masked_fill_(~kept, math.inf)
             values.numpy().sort(-1)  # five times as fast as torch's
-            hole = _expected(values, x[:, chosen[~flags]].unsqueeze(2), inside=True).squeeze(2)
-            best[:, ~flags] = torch.maximum(best[:, ~flags], hole)
-            # Categories: how many of these rows should have that of x, where none has it.
-            same = kept.unsqueeze(2) & (self.rows[:, chosen[flags]][near] == x[:, chosen[flags]].unsqueeze(1))
-            share = (last - first)[chosen[flags]].T / n
-            unseen = (share * kept.sum(1, keepdim=True)).masked_fill(same.any(1), 0.0)
-            best[:, flags] = torch.maximum(best[:, flags], unseen)
-        return best.index_fill(1, (chosen == k).nonzero()[:, 0], 0.0)
+            hole = _expected(values, given[~flags].unsqueeze(2), inside=True).squeeze(2)
+            best[~flags] = torch.maximum(best[~flags], hole)
+            # Categories: how many of these rows should be in that of x, where none is.
+            seen = (kept & (near(rows[flags]) == given[flags].unsqueeze(2))).any(2)
+            unseen = (share * kept.expand(len(x), self.window).sum(1)).masked_fill(seen, 0.0)
+            best[flags] = torch.maximum(best[flags], unseen)
+        return best.index_fill(0, (chosen == k).nonzero()[:, 0], 0.0).T
 
     def _placed(self, x: Tensor) -> Tensor:
         """Return numbers in standard deviations of their principal components, then categories, (N, Q)."""
