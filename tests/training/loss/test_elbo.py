@@ -8,46 +8,30 @@ import numpy as np
 import pyro
 import pytest
 import torch
-from scipy import stats
 from torch import Tensor, nn
 
 import pyro_dropout as pd
+from tests.oracles.lines import TAU, Line
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
-N, Q, TAU, LENGTH = 40, 4, 4.0, 0.7
+N, Q = 12, 3
 
 
-class Conjugate:
-    """Bayesian linear regression with known noise, solved by numpy."""
-
-    def __init__(self, *, orthogonal: bool = False) -> None:
-        rng = np.random.default_rng(7)
-        x = rng.standard_normal((N, Q))
-        x[:, 1] = 0.6 * x[:, 0] + 0.8 * x[:, 1]
-        if orthogonal:
-            x = np.linalg.qr(x)[0] * np.sqrt(N)
-        y = x @ np.array([1.0, -2.0, 1.5, 0.8]) + rng.standard_normal(N) / math.sqrt(TAU)
-        self.precision = TAU * x.T @ x + LENGTH**2 * np.eye(Q)
-        self.mean = np.linalg.solve(self.precision, TAU * x.T @ y)
-        covariance = np.eye(N) / TAU + x @ x.T / LENGTH**2
-        self.log_evidence = float(stats.multivariate_normal(np.zeros(N), covariance).logpdf(y))
-        self.x, self.y = torch.tensor(x), torch.tensor(y).unsqueeze(-1)
-
-    def model(self) -> pd.BayesianNet:
-        return pd.BayesianNet(nn.Linear(Q, 1, bias=False), pd.Prior(LENGTH), pd.Gaussian(TAU))
+class Problem(Line):
+    """Linear regression with what a Gaussian posterior other than the exact one expects and diverges by."""
 
     def expected_surprise(self, mean: np.ndarray, covariance: np.ndarray) -> float:
         """E[-log p(y|w)] under a w of the given moments."""
-        x, residual = self.x.numpy(), self.y.numpy()[:, 0] - self.x.numpy() @ mean
-        square = residual @ residual + np.trace(x @ covariance @ x.T)
+        residual = self.y64 - self.x64 @ mean
+        square = residual @ residual + np.trace(self.x64 @ covariance @ self.x64.T)
         return float(TAU / 2 * square - N / 2 * math.log(TAU / (2 * math.pi)))
 
     def divergence(self, mean: np.ndarray, covariance: np.ndarray) -> float:
         """KL of N(mean, covariance) to the exact posterior."""
-        d = mean - self.mean
-        log_dets = np.linalg.slogdet(covariance)[1] + np.linalg.slogdet(self.precision)[1]
-        return float(0.5 * (np.trace(self.precision @ covariance) + d @ self.precision @ d - Q - log_dets))
+        d, precision = mean - self.mean, np.linalg.inv(self.covariance)
+        log_dets = np.linalg.slogdet(covariance)[1] + np.linalg.slogdet(precision)[1]
+        return float(0.5 * (np.trace(precision @ covariance) + d @ precision @ d - Q - log_dets))
 
 
 def moments(guide: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -73,9 +57,9 @@ GUIDES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def place(guide: Any, problem: Conjugate, spread: float) -> None:
+def place(guide: Any, problem: Problem, spread: float) -> None:
     """Put a guide near the posterior: means off by ``spread`` standard deviations, widths off by a factor."""
-    mean, deviation = torch.tensor(problem.mean), torch.tensor(np.diag(problem.precision)) ** -0.5
+    mean, deviation = torch.tensor(problem.mean), torch.tensor(np.diag(problem.covariance)) ** 0.5
     with torch.no_grad():
         for path, value in guide.named_parameters():
             name, noise = path.rsplit(".", 1)[-1], spread * torch.randn(value.shape)
@@ -94,14 +78,14 @@ def place(guide: Any, problem: Conjugate, spread: float) -> None:
 def test_the_exact_elbo_stays_below_the_evidence(name: str) -> None:
     # A bound that holds is exceeded by 4 standard errors of 25 calls in at most 1 of 3,700 estimates (24 degrees of
     # freedom, one side), and only where the bound is tight; there are 4 estimates a guide.
-    problem = Conjugate()
-    model = problem.model()
+    problem = Problem()
+    model = problem.model
     guide = GUIDES[name](model)
     elbo, x, y = pd.ELBO(kl="exact", kl_samples=200), problem.x.repeat(25, 1), problem.y.repeat(25, 1)
     for spread in (0.0, 0.3, 1.0, 3.0):
         place(guide, problem, spread)
         bounds = -np.array([elbo.loss(model, guide, x, y, N) for _ in range(25)])
-        room, error = problem.log_evidence - bounds.mean(), bounds.std(ddof=1) / 5
+        room, error = problem.evidence() - bounds.mean(), bounds.std(ddof=1) / 5
         print(f"{spread} deviations away: {room:.3f} nats below the evidence")
         assert room > -4 * error
         if name in ("mean-field", "low-rank-layer", "low-rank-net"):  # Gaussian: the room is KL(q‖exact posterior)
@@ -110,8 +94,8 @@ def test_the_exact_elbo_stays_below_the_evidence(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*GUIDES, "row-mixture-one-width"])
 def test_large_k_is_above_exact_by_the_gap(name: str) -> None:
-    problem = Conjugate()
-    model = problem.model()
+    problem = Problem()
+    model = problem.model
     # components of different widths have a gap that is sampled; there the two are compared in what they expect
     guide = pd.AutoRowMixture(model, 2, scale=0.08) if name == "row-mixture-one-width" else GUIDES[name](model)
     place(guide, problem, 1.0)
@@ -129,15 +113,15 @@ def test_large_k_is_above_exact_by_the_gap(name: str) -> None:
 def test_where_large_k_breaks_the_bound() -> None:
     # Orthogonal inputs make the posterior independent; a mixture of two equal components can then be that posterior.
     # The exact ELBO is the evidence, and large K exceeds it by the entropy of labels that mean nothing: log 2 a row.
-    problem = Conjugate(orthogonal=True)
-    model = problem.model()
+    problem = Problem(orthogonal=True)
+    model = problem.model
     guide = pd.AutoRowMixture(model, 2)
     place(guide, problem, 0.0)
-    covariance = np.diag(1 / np.diag(problem.precision))
+    covariance = np.diag(np.diag(problem.covariance))
     surprise = problem.expected_surprise(problem.mean, covariance)
     found = {kl: pd.ELBO(kl=kl).parts(model, guide, problem.x, problem.y)["kl"].item() for kl in ("exact", "large_k")}
-    assert abs(-surprise - found["exact"] - problem.log_evidence) <= 1e-9
-    assert abs(-surprise - found["large_k"] - problem.log_evidence - Q * math.log(2)) <= 1e-9
+    assert abs(-surprise - found["exact"] - problem.evidence()) <= 1e-9
+    assert abs(-surprise - found["large_k"] - problem.evidence() - Q * math.log(2)) <= 1e-9
 
 
 # --- a loss like Pyro's -----------------------------------------------------------------------------------------------
@@ -201,8 +185,8 @@ def test_batches_average_to_the_whole(per_example: bool, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("per_example", [True, False])
 def test_the_surprise_is_unbiased(per_example: bool) -> None:
     # 4 standard errors of 150 draws: fails 1 run in 10,000 on correct code; the seed is fixed.
-    problem = Conjugate()
-    model = problem.model()
+    problem = Problem()
+    model = problem.model
     guide = pd.AutoLowRank(model, rank=2)
     place(guide, problem, 1.0)
     elbo = pd.ELBO(per_example=per_example)
