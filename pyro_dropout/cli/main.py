@@ -118,7 +118,10 @@ def _print_version(asked: bool) -> bool:
 @app.callback()
 def _root(
     show_version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, metavar="", help="Print the version and exit."
+        ),
     ] = False,
 ) -> None:
     """Take the options that stand before a command."""

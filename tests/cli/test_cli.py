@@ -129,6 +129,7 @@ def test_help_has_examples_and_needs_no_torch() -> None:
         done = run(command, "--help")
         assert done.exit_code == 0
         assert f"pyro-dropout {command}" in done.stdout.split("Examples:")[1]
+        assert done.stdout.count("<bool>") <= 1  # that of --help, which Typer writes
     assert run().stdout == run("--help").stdout
 
 
