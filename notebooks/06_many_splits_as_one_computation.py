@@ -2,8 +2,8 @@
 # # Many splits as one computation
 #
 # How much should be dropped, and how large is the noise? The honest way to find out: split the data many times, try
-# all settings inside each training part, choose there, and look at the test part once. That is hundreds of trainings.
-# Here they are one computation: a `Fleet`.
+# all settings inside each training part, choose there, and look at the test part once. That is about a hundred
+# trainings here, in two computations: each is a `Fleet`.
 
 # %%
 import math
