@@ -11,7 +11,7 @@ from torch import nn
 
 import pyro_dropout as pd
 from pyro_dropout import BayesianNet, Prior
-from tests.contracts.models import mlp, tied, words
+from tests.contracts.models import mlp, recurrent, tied, words
 
 
 def widths(prior: Prior, net: nn.Module) -> dict[str, float]:
@@ -25,12 +25,38 @@ BY_HAND: dict[str, tuple[Callable[[], nn.Module], dict[str, float]]] = {
         lambda: nn.Sequential(nn.Linear(3, 1), nn.ReLU(), nn.Linear(1, 2)),
         {"0.weight": 2.0, "2.weight": 1.0},
     ),
+    "convolutions": (
+        lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 6, (3, 2)), nn.Flatten(), nn.Linear(6, 1)),
+        {"0.weight": 2.0, "1.weight": math.sqrt(4 * 6), "3.weight": math.sqrt(6)},
+    ),
+    "groups": (
+        lambda: nn.Sequential(nn.Conv1d(2, 4, 3), nn.Conv1d(4, 4, 3, groups=2), nn.ConvTranspose1d(4, 6, 3, groups=2)),
+        {"0.weight": 2.0, "1.weight": math.sqrt(2 * 3), "2.weight": math.sqrt(2 * 3)},
+    ),
+    "transposed": (
+        lambda: nn.Sequential(nn.ConvTranspose2d(2, 3, 2), nn.ConvTranspose2d(3, 5, 2)),
+        {"0.weight": 2.0, "1.weight": math.sqrt(3 * 4)},
+    ),
     "words": (words, {"net.0.weight": 2.0, "net.1.weight": math.sqrt(3)}),
     "two vocabularies": (
         lambda: nn.ModuleList([nn.Linear(2, 3), nn.Embedding(5, 3)]),
         {"0.weight": 2.0, "1.weight": 2.0},
     ),
     "tied": (tied, {"net.0.weight": 2.0}),
+    "recurrent": (
+        lambda: recurrent(nn.LSTM(2, 3, num_layers=2, bidirectional=True)),
+        {
+            "net.0.weight_ih_l0": 2.0,
+            "net.0.weight_hh_l0": math.sqrt(3),
+            "net.0.weight_ih_l0_reverse": math.sqrt(2),
+            "net.0.weight_hh_l0_reverse": math.sqrt(3),
+            "net.0.weight_ih_l1": math.sqrt(6),
+            "net.0.weight_hh_l1": math.sqrt(3),
+            "net.0.weight_ih_l1_reverse": math.sqrt(6),
+            "net.0.weight_hh_l1_reverse": math.sqrt(3),
+            "net.1.weight": math.sqrt(3),
+        },
+    ),
 }
 
 

@@ -65,6 +65,20 @@ def test_exact_kl_against_adaptive_quadrature(count: int) -> None:
     assert worst <= 1e-9
 
 
+@pytest.mark.deep
+@pytest.mark.parametrize(("keep", "sigma"), [(0.7, 0.5), (0.95, 0.2)])
+def test_exact_kl_of_dropout_against_a_million_draws(keep: float, sigma: float) -> None:
+    # 4 standard errors: fails 6 runs in 100,000. numpy draws the rows and weighs them; nothing of the package does.
+    rng, length_scale = np.random.default_rng(7), 1.5
+    m = rng.normal(size=(3, 2)) * 0.8  # three rows of two weights
+    w = (rng.random((1_000_000, 3, 1)) < keep) * m + sigma * rng.standard_normal((1_000_000, 3, 2))
+    kept, dropped = (-0.5 * ((w - at) ** 2).sum(-1) / sigma**2 for at in (m, 0.0))
+    log_q = np.logaddexp(math.log(keep) + kept, math.log1p(-keep) + dropped) - 2 * math.log(sigma)
+    each = (log_q + 0.5 * length_scale**2 * (w**2).sum(-1) - 2 * math.log(length_scale)).sum(-1)
+    found = kl(BernoulliMixture(torch.tensor(m.T), keep, sigma), gaussian(length_scale), "exact").item()
+    assert abs(found - each.mean()) <= 4 * each.std() / 1000
+
+
 @given(seeds, st.floats(0.01, 0.999), st.floats(1e-3, 10), st.floats(0.1, 10), dtypes)
 def test_large_k_plus_gap_is_exact(
     seed: int, keep: float, scale: float, length_scale: float, dtype: torch.dtype
