@@ -400,6 +400,23 @@ def test_what_shares_memory_is_not_written_over() -> None:
         Source(graph, [whole, whole])
 
 
+def test_what_rounding_decides_need_not_agree() -> None:
+    """As in Adam's first step where a gradient is zero but for rounding; what is not made of it must still agree."""
+    torch.manual_seed(0)
+    x, y = torch.randn(20, 300), torch.randn(300, 30)
+
+    def signs(x: Tensor, y: Tensor) -> list[Tensor]:
+        rest = x @ y - (x.double() @ y.double()).float()
+        return [rest / (rest.abs() + 1e-9), x.sum()]
+
+    program = Program(signs, x, y, compile=False)
+    found = in_c.in_c(program, [x, y])()
+    assert not torch.equal(found[0], signs(x, y)[0])
+    wrong = mock.patch.object(Source, "run", return_value=lambda: [found[0], found[1] + 0.1])
+    with wrong, pytest.warns(match="in C"), pytest.raises(CannotError, match="does not compute"):
+        in_c.in_c(program, [x, y])
+
+
 def test_an_error_of_the_compiler_is_told_by_no_library() -> None:
     with pytest.raises(CannotError, match="C compiler failed"):
         compiled("this is no C")
