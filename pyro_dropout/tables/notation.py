@@ -33,6 +33,7 @@ _SHAPE = re.compile(
 )
 _MEASURE = re.compile(rf"(?P<number>[-+−]?[0-9][0-9.,]*)[{_SPACES}]?(?P<unit>[^\W\d_]\S*|°\S*)")
 _POWERS = frozenset({"k", "K", "m", "M", "B", "b", "bn", "G", "T", "Mio", "Mrd"})
+_ONES = str.maketrans("23456789", "11111111")
 _ALIKE = str.maketrans({**dict.fromkeys(_SPACES, " "), "’": "'"})
 _CLOCK = r"[0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,9})?)?"
 _ZONE = r"(?:Z|[-+][0-9]{2}:?[0-9]{2})"
@@ -125,8 +126,7 @@ NUMBER = Notation()
 
 def is_number(text: str) -> bool:
     """Return whether a text is a number in some notation."""
-    digits = _split(text)[1]
-    return _as_number(text) is not None or any(_fits(digits, *marks) for marks in MARKS)
+    return _as_number(text) is not None or any(_layout(text.translate(_ONES))[1])
 
 
 def are_dates(texts: Series) -> Series:
@@ -163,6 +163,13 @@ def _split(text: str) -> tuple[str, str]:
         return "", ""
     sign = found["sign"] or found["inner"]
     return found["before"] or found["after"] or "", sign + found["digits"].translate(_ALIKE)
+
+
+@functools.lru_cache(10_000)  # of many numbers, few are laid out differently
+def _layout(shape: str) -> tuple[str, tuple[bool, ...]]:
+    """Return the unit of a number whose digits but 0 are all 1, and which of ``MARKS`` it may have."""
+    unit, digits = _split(shape)
+    return unit, tuple(_fits(digits, *marks) for marks in MARKS)
 
 
 def _fits(digits: str, decimal: str, thousands: str) -> bool:
@@ -244,16 +251,16 @@ def _dates(different: Series, counts: Series, dates: Bools) -> Written:
 
 def _marked(different: Series, counts: Series) -> Written:
     """Return the unit and the marks of numbers."""
-    units, digits = zip(*map(_split, different), strict=True)
-    unit = counts.groupby(np.array(units), sort=False).sum().idxmax()
-    same = np.array(units) == unit
-    fits = {Notation("number", *each, unit): same & [_fits(text, *each) for text in digits] for each in MARKS}
+    units, marks = map(np.array, zip(*(_layout(text.translate(_ONES)) for text in different), strict=True))
+    unit = counts.groupby(units, sort=False).sum().idxmax()
+    fits = {Notation("number", *each, unit): (units == unit) & marks[:, k] for k, each in enumerate(MARKS)}
     possible = _best(fits, counts)
     point, comma = (next((each for each in possible if each.decimal == mark), possible[0]) for mark in ".,")
     apart = (text for text in (different if point != comma else ()) if point.value(text) != comma.value(text))
     if (cell := next(apart, None)) is not None:
         return Written(point, comma, cell=cell)
-    return Written(point, points=point.decimal == "." and (bool(point.thousands) or "." in "".join(digits)))
+    marked = bool(point.thousands) or bool(different.str.contains(".", regex=False).any())
+    return Written(point, points=point.decimal == "." and marked)
 
 
 def _best(fits: dict[Notation, Bools], counts: Series) -> list[Notation]:

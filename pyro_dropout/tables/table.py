@@ -167,7 +167,7 @@ def cells_of(values: Any) -> Series:
             return pandas.Series(found)
     elif isinstance(kind, pandas.DatetimeTZDtype):
         return texts_of(series.dt.tz_convert("UTC"))
-    elif isinstance(kind, pandas.StringDtype) or is_a.is_datetime64_any_dtype(kind):
+    elif is_a.is_datetime64_any_dtype(kind) or is_a.infer_dtype(series) == "string":
         return texts_of(series)
     gaps = series.isna()
     return texts_of([None if gap else _as_text(each) for each, gap in zip(series, gaps, strict=True)])
