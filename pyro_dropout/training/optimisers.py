@@ -90,8 +90,10 @@ class Update:
     def in_place(self, parameters: list[Tensor], gradients: list[Tensor], state: State, t: Tensor, lr: Tensor) -> None:
         """Change parameters and state as ``step`` does, where they are, without a second copy of all of them."""
         gradients, lr = self.prepared(gradients, t, lr)
-        if self.fused is not None and parameters and all(map(_plain, [*parameters, *gradients])):
-            self.fused(parameters, gradients, state, t, lr)
+        laid = [_laid_out(*each) for each in zip(parameters, gradients, state, strict=True)]
+        rows = [row for row in laid if row is not None]
+        if self.fused is not None and rows and len(rows) == len(laid):
+            self.fused([p for p, _, _ in rows], [g for _, g, _ in rows], [own for *_, own in rows], t, lr)
             return
         numbers = _stored(self.numbers(lr, t))
         for p, g, own in zip(parameters, gradients, state, strict=True):
@@ -115,9 +117,15 @@ def _counted(value: Tensor) -> torch.dtype:
     return torch.float32 if torch.finfo(value.dtype).bits < 32 else value.dtype
 
 
-def _plain(value: Tensor) -> bool:
-    """Whether torch's fused kernels can change a tensor, beside others of its shape."""
-    return value.is_contiguous() and value.dtype in (torch.float32, torch.float64)
+def _laid_out(p: Tensor, g: Tensor, state: list[Tensor]) -> tuple[Tensor, Tensor, list[Tensor]] | None:
+    """Return a parameter, its gradient and its state as they lie in memory, by which torch's fused kernels pair them.
+
+    A matrix may lie there by its columns, and its gradient by its rows. None for what these kernels do not take.
+    """
+    if p.dim() > 1 and not p.is_contiguous():
+        p, g, state = p.mT, g.mT, [slot.mT for slot in state]
+    taken = p.dtype in (torch.float32, torch.float64) and all(each.is_contiguous() for each in (p, *state))
+    return (p, g.contiguous(), state) if taken else None
 
 
 def _stored(numbers: list[Tensor]) -> list[Tensor]:
