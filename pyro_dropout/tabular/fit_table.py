@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pandas.util import hash_pandas_object
 
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.judging.support import Support
@@ -90,8 +91,9 @@ def fit_table(
             file, digest = str(Path(data).resolve()), sha256_of(Path(data))
         else:
             table, file = data if isinstance(data, Table) else table_of(data), IN_MEMORY
-            cells = {name: each.tolist() for name, each in table.columns.items()}
-            digest = hashlib.sha256(repr((cells, table.rows.tolist())).encode()).hexdigest()
+            parts = [hash_pandas_object(cells, index=False).to_numpy() for cells in table.columns.values()]
+            whole = b"".join([repr(list(table.columns)).encode(), *(each.tobytes() for each in (*parts, table.rows))])
+            digest = hashlib.sha256(whole).hexdigest()
         dataset = read(table, reading)
         with _choosing(into) as kept:
             run, held = _planned(dataset, file, digest, reading, training, wanted, checkpoint=kept, **how)
