@@ -282,22 +282,25 @@ def _expected(values: Tensor, x: Tensor, itself: int = 0, inside: bool = False) 
     zero also where x is nearer to an end than the second value there, and so does not lie in a hole.
     """
 
-    def place(at: Tensor, right: bool = False) -> Tensor:
-        return torch.searchsorted(values, at.contiguous(), right=right)
+    def below(at: Tensor) -> Tensor:
+        return torch.searchsorted(values, at.contiguous())
 
-    first, last, n = place(x), place(x, right=True), values.shape[-1]
+    def up_to(at: Tensor) -> Tensor:
+        return at.nextafter(at.new_tensor(math.inf))
+
+    first, n = below(x), values.shape[-1]
+    last = first + itself
     left = torch.where(first > 0, values.gather(-1, (first - 1).clamp_min(0)), -math.inf)
     right = torch.where(last < n, values.gather(-1, last.clamp_max(n - 1)), math.inf)
-    below, above = left.isfinite(), right.isfinite()
-    width = torch.where(below & above, right - left, torch.minimum(x - left, right - x))
-    lower, upper = first - place(left - width), place(right + width, right=True) - last
-    one = torch.where(below, lower, torch.where(above, upper, 0))
-    found = torch.where(below & above, lower * upper, one).to(_F64).sqrt()
-    seen = last - first > itself
+    one, other = left.isfinite(), right.isfinite()
+    depth = torch.minimum(x - left, right - x)
+    width = torch.where(one & other, right - left, depth)
+    lower, upper = first - below(left - width), below(up_to(right + width)) - last
+    alone = torch.where(one, lower, torch.where(other, upper, 0))
+    found = torch.where(one & other, lower * upper, alone).to(_F64).sqrt()
+    seen = right == x
     if inside:
-        depth = torch.minimum(x - left, right - x)
-        beside = torch.where(
-            x - left <= right - x, first - place(left - depth), place(right + depth, right=True) - last
-        )
-        seen |= beside < 2
+        nearer = x - left <= right - x
+        place = below(torch.where(nearer, left - depth, up_to(right + depth)))
+        seen |= torch.where(nearer, first - place, place - last) < 2
     return found.masked_fill(seen, 0.0)
