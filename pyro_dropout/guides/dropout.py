@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pyro_dropout.generative.priors import BySite
 from pyro_dropout.guides.base import SiteGuide, State, gaussian, matching, trained
-from pyro_dropout.guides.sites import Bias, Common, GuideSite, check_unless_by_site, per_row
+from pyro_dropout.guides.sites import Bias, Common, GuideSite, check_unless_by_site, over_rows, per_row
 from pyro_dropout.mathematics.checks import check_keep, check_non_negative
 from pyro_dropout.mathematics.distributions import BernoulliMixture
 from pyro_dropout.protocols import PyroModel, SiteDistribution
@@ -77,7 +77,7 @@ class AutoDropout(SiteGuide):
 
     def weight_distribution(self, site: GuideSite, state: State) -> SiteDistribution:
         """A Bernoulli mixture over rows; a point or a Gaussian where nothing is ever dropped."""
-        scale, rows = getattr(state, "scale", 0.0), site.row_dim
+        scale, rows = over_rows(getattr(state, "scale", 0.0), site), site.row_dim
         if site.kind == "bias":  # the row of a constant input unit, or as many rows as it has weights
             rows = "all" if self.bias == "dropout" else None
         elif is_number(self.setting("keep", self.keep, site, KEEP), 1):

@@ -8,7 +8,7 @@ from torch import Tensor
 from pyro_dropout.generative.priors import BySite
 from pyro_dropout.guides.base import SiteGuide, State, matching, trained
 from pyro_dropout.guides.dropout import is_number
-from pyro_dropout.guides.sites import GuideSite, Options, check_unless_by_site
+from pyro_dropout.guides.sites import GuideSite, Options, check_unless_by_site, over_rows
 from pyro_dropout.mathematics.checks import check_choice, check_flag, check_non_negative, check_positive
 from pyro_dropout.mathematics.distributions import MultiplicativeNormal
 from pyro_dropout.protocols import PyroModel, SiteDistribution
@@ -74,8 +74,9 @@ class AutoMultiplicative(SiteGuide):
     def weight_distribution(self, site: GuideSite, state: State) -> SiteDistribution:
         """Multiplicative normal over rows or over single weights."""
         row_dim = site.row_dim if self.per == "row" else None
-        scale = getattr(state, "scale", 0.0)
-        return MultiplicativeNormal(state.loc, state.log_alpha.exp(), scale, row_dim, validate_args=False)
+        scale, alpha = over_rows(getattr(state, "scale", 0.0), site), state.log_alpha.exp()
+        alpha = over_rows(alpha, site) if row_dim is None else alpha
+        return MultiplicativeNormal(state.loc, alpha, scale, row_dim, validate_args=False)
 
 
 def _like_dropout(model: PyroModel, keep: Callable[[str], float]) -> AutoMultiplicative:

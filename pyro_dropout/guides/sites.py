@@ -245,6 +245,14 @@ def per_row(name: str, value: Tensor, site: GuideSite) -> Tensor:
     return value if value.numel() == 1 else layout.per_row(value)
 
 
+def over_rows(value: float | Tensor, site: GuideSite) -> float | Tensor:
+    """Return a setting with one number for each row of a weight laid out over rows; of other shapes it broadcasts."""
+    if site.kind != "weight" or not isinstance(value, Tensor):
+        return value
+    layout = row_layout(site)
+    return layout.per_row(value) if tuple(value.shape) == (layout.rows,) else value
+
+
 def _transform(name: str, fn: Distribution, guide: str) -> Transform:
     try:
         found: Transform = biject_to(fn.support)

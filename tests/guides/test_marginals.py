@@ -129,3 +129,20 @@ def test_a_laplace_approximation_without_correlations_is_drawn_from_as_a_pyro_pr
     model = pd.BayesianNet(nn.Linear(2, 1).to(F64), pd.Prior())
     guide = pd.laplace(model, pd.AutoDropout(model, keep=1.0), x, x[:, :1], "diagonal")
     assert not torch.equal(guide(x)["weight"], guide.mean()["weight"])
+
+
+@pytest.mark.parametrize("columns", [2, 3])
+def test_a_width_for_each_row_is_one_for_each_channel_of_a_convolution(columns: int) -> None:
+    """Also where the kernel has as many columns as channels."""
+    model = BayesianNet(nn.Conv2d(3, 2, columns))
+    wanted = torch.tensor([0.1, 0.2, 0.3])
+    for guide in (
+        pd.AutoDropout(model, keep=1.0, scale={"weight": wanted}),
+        pd.AutoMultiplicative(model, alpha=1e-12, scale={"weight": wanted}),
+        pd.AutoMultiplicative(model, alpha=1e-12, scale={"weight": wanted}, per="weight"),
+    ):
+        found = guide.posterior("weight").stddev
+        assert torch.allclose(found, wanted[:, None, None].expand(found.shape), atol=1e-5)
+    alpha = pd.AutoMultiplicative(model, alpha={"weight": wanted}, per="weight")
+    relative = alpha.posterior("weight").stddev / alpha.mean()["weight"].abs()
+    assert torch.allclose(relative, wanted.sqrt()[:, None, None].expand(relative.shape))
