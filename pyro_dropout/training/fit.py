@@ -30,7 +30,7 @@ from pyro_dropout.training.checkpoints.fingerprint import told_update
 from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint, Keeper
 from pyro_dropout.training.collapse import note_learned
 from pyro_dropout.training.compile.functional import Loss
-from pyro_dropout.training.ensemble.ensemble_training import check_members, train_ensemble
+from pyro_dropout.training.ensemble.ensemble_training import check_members, enlisted, train_members
 from pyro_dropout.training.history import History
 from pyro_dropout.training.laplace.laplace import as_points, finish_on
 from pyro_dropout.training.loader import loader_of
@@ -228,7 +228,8 @@ def fit(
         if loss is None and not is_network(model):  # a draw for each data point was not requested
             warnings.filterwarnings("ignore", message=".*cannot be drawn for each data point")
         if isinstance(guide, Ensemble):
-            history = train_ensemble(guide, call, batch, train, loss=loss, clip_norm=clip_norm, checkpoint=where)
+            members = enlisted(guide, call, batch, loss=loss, clip_norm=clip_norm, checkpoint=where)
+            history = train_members(members, train)
         else:
             chosen_loss = ELBO(per_example=False if takes_all(model) else "auto") if loss is None else loss
             if stream is not None:

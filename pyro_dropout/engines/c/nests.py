@@ -42,10 +42,8 @@ class Nests(Loops):
     def call(self, results: Sequence[tuple[str, Tensor]], given: Sequence[str], line: str) -> list[Value]:
         """Add a line that calls a function, which reads memory and writes its results."""
         (first, example), *_ = results
-        loop = self._loops[first] = Loop(first, tuple(example.shape), None, "", example.dtype)
-        loop.reads = {self._writers[name].name if name in self._writers else name: False for name in given}
-        loop.reads = {name: False for name in loop.reads if name in self._loops}
-        loop.text = " ".join(f"{name}[0]" for name in given)
+        text = " ".join(f"{name}[]" for name in given)
+        loop = self._entered(Loop(first, tuple(example.shape), None, "", example.dtype, text))
         self.calls[first] = line
         self.tensors.update(results)
         self._writers.update((name, loop) for name, _ in results)
@@ -66,7 +64,7 @@ class Nests(Loops):
 
     def view(self, name: str, tensor: Tensor) -> Value:
         """Return the elements of a view of memory."""
-        base, loop = self.tensors[name], self._writers.get(name) or self._loops.get(name)
+        base, loop = self.tensors[name], self._writer(name)
         shape, strides = tuple(tensor.shape), tensor.stride()
         offset = (tensor.data_ptr() - base.data_ptr()) // tensor.itemsize if tensor.numel() else 0
 
@@ -80,13 +78,12 @@ class Nests(Loops):
             place = " + ".join([*[str(offset)] * bool(offset), *terms]) or "0"
             if loop is None:
                 return f"{name}_now" if base.numel() == 1 else f"{name}[{place}]"
-            mine = self._now
-            if mine is not None:
-                own = mine.by_element and place == _own(mine.shape) and base.numel() == prod(mine.shape)
-                self._note(mine, loop, own)
             return name if loop.in_register and name not in self._writers else f"{name}[{place}]"
 
         return Value(shape, tensor.dtype, at, memory=(name, tensor))
+
+    def _writer(self, name: str) -> Loop | None:
+        return self._writers.get(name) or super()._writer(name)
 
     def kept(self, value: Value) -> Value:
         """Return a value that a loop of its own computes."""
@@ -184,7 +181,7 @@ class Nests(Loops):
             if name not in self.tensors:
                 self.tensors[name] = torch.empty(self._loops[name].shape, dtype=dtype)
         for name, tensor in self.tensors.items():
-            kind, loop = C_TYPES[tensor.dtype], self._writers.get(name) or self._loops.get(name)
+            kind, loop = C_TYPES[tensor.dtype], self._writer(name)
             number = loop is not None and loop.in_register and name not in self._writers
             lines.append(f"{kind} *{name}{'_m' * number} = p[{len(given)}];")
             if loop is None and tensor.numel() == 1:

@@ -55,11 +55,10 @@ class Loops(LoopText):
             if far
             else (self._plain(f"{name}r", right, down))
         )
-        loop = self._now = Loop(name, shape, None, "sum", dtype)
+        loop = Loop(name, shape, None, "sum", dtype)
         loop.tile = tile = best_tile(left, right, shape, left.shape[-1], self._threads, self._lanes, self._processors)
         tile.write(left.at, right.at)
-        self._now = None
-        self._loops[name] = loop
+        self._entered(loop)
         self._places[name] = prod(shape), dtype
         return Value(shape, dtype, lambda at: self._read(loop, at), name=name)
 

@@ -85,7 +85,6 @@ class Loops:
         self._kept: set[str] = set()  # what is read after all loops
         self._in_place: dict[str, str] = {}  # what loops themselves write over another one
         self._order: Phases = []
-        self._now: Loop | None = None
 
     def stored(self, name: str, value: Value, over: Shape | None = None, kind: str = "") -> Value:
         """Let a loop compute a tensor, and return it as what the loop has written."""
@@ -95,14 +94,27 @@ class Loops:
 
     def _added(self, loop: Loop, value: Value) -> Loop:
         """Add a loop that computes elements, or sums of them."""
-        self._now = loop
         terms = () if loop.over is None else tuple("0" if size == 1 else f"r{k}" for k, size in enumerate(loop.over))
         loop.text = value.at((loop.own + terms)[-len(value.shape) :] if value.shape else ())
-        self._now = None
-        self._loops[loop.name] = loop
         if not loop.in_register:
             self._places[loop.name] = prod(loop.shape), loop.dtype
+        return self._entered(loop)
+
+    def _entered(self, loop: Loop) -> Loop:
+        """Add a loop, with what its text reads of others."""
+        own = flat_index(loop.own, loop.shape) if loop.by_element else None
+        text = loop.text if loop.tile is None else loop.tile.text
+        for name, place in re.findall(r"\b([a-zA-Z_]\w*)\b(?:\[([^\[\]]*)\])?", text):
+            other = self._writer(name)
+            if other is not None:
+                same = place == own and loop.sizes == other.sizes and not other.shared
+                loop.reads[other.name] = same and loop.reads.get(other.name, True)
+        self._loops[loop.name] = loop
         return loop
+
+    def _writer(self, name: str) -> Loop | None:
+        """Return the loop that writes the memory of this name; None if none does."""
+        return self._loops.get(name)
 
     def product(self, name: str, left: Value, right: Value, shape: Shape, dtype: torch.dtype) -> Value:
         """Let a loop compute a product of matrices, (..., m, k) and (..., k, n), and return it."""
@@ -112,16 +124,9 @@ class Loops:
         """Whether a loop computes the tensor of this name."""
         return name in self._loops
 
-    def _read(self, loop: Loop, at: Indices) -> str:
-        mine = self._now
-        if mine is not None:
-            own = mine.by_element and mine.sizes == loop.sizes and not loop.shared
-            self._note(mine, loop, own and [i for i in at if i != "0"] == [i for i in mine.own if i != "0"])
-        return loop.name if loop.in_register else f"{loop.name}[{flat_index(at, loop.shape)}]"
-
     @staticmethod
-    def _note(mine: Loop, loop: Loop, own: bool) -> None:
-        mine.reads[loop.name] = own and mine.reads.get(loop.name, True)
+    def _read(loop: Loop, at: Indices) -> str:
+        return loop.name if loop.in_register else f"{loop.name}[{flat_index(at, loop.shape)}]"
 
     def written(self, kept: Sequence[str] = (), over: Mapping[str, str] | None = None) -> list[str]:
         """Return the lines of all loops, in an order with few barriers.

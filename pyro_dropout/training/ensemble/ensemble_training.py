@@ -181,21 +181,9 @@ def _beside(each: Tensor, slope: Tensor) -> Tensor:
     return each.reshape(-1, *[1] * (slope.dim() - 1))
 
 
-def train_ensemble(
-    ensemble: Ensemble,
-    call: ModelCall,
-    batch: int,
-    train: Callable[[Members], History],
-    *,
-    loss: Any = None,
-    clip_norm: float | None = None,
-    checkpoint: Checkpoint | None = None,
-) -> History:
-    """Train all members, and note which have diverged; also after an interruption.
-
-    ``batch`` counts points in a mini-batch. The members' seeds are those of a ``checkpoint``, if there is one.
-    """
-    members = enlisted(ensemble, call, batch, loss=loss, clip_norm=clip_norm, checkpoint=checkpoint)
+def train_members(members: Members, train: Callable[[Members], History]) -> History:
+    """Train all members of an ensemble, and note which have diverged; also after an interruption."""
+    ensemble = members.guide
     try:
         history = train(members)
     except BaseException:
@@ -225,7 +213,10 @@ def enlisted(
     clip_norm: float | None = None,
     checkpoint: Checkpoint | None = None,
 ) -> Members:
-    """Return what trains the members, with their anchors and their perturbed data."""
+    """Return what trains the members, with their anchors and their perturbed data.
+
+    ``batch`` counts points in a mini-batch. The members' seeds are those of a ``checkpoint``, if there is one.
+    """
     ensemble.meet(call)
     with poutine.block():
         ensemble.tell()
