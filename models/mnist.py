@@ -5,7 +5,7 @@
 Caffe's LeNet, with dropout before the last layer only ("ip", as for the paper's rotated 1), before every layer ("all",
 the q(ω) of the theory, which drops whole channels of a convolution; the image itself is kept), and nowhere ("none").
 
-§5.2 asks: is the averaged prediction more accurate; does its spread reveal that a rotated 1 is not a digit; are
+§5.1 and §5.2 ask: is the averaged prediction more accurate; does its spread reveal that a rotated 1 is not a digit; are
 the inputs that it would defer to a human the ones it gets wrong, and is a cascade of two networks worth its cost; and
 does it detect adversarial images (FGSM: x + ε sign ∇_x loss) against the mean network or MC dropout, and plain noise?
 """

@@ -144,7 +144,7 @@ assert abs(float(constant) - differences[0]) < 0.1
 # %% [markdown]
 # ## What follows, and what does not
 #
-# The spread of stochastic forward passes is the spread of a posterior approximation: your weight decay sets l²/τ:
-# choose the length-scale of the prior, and it gives the noise level. Whether q(w) is a *good* approximation is
+# The spread of stochastic forward passes is the spread of a posterior approximation: your weight decay fixes l²/τ.
+# Once you choose the prior's length-scale l, it gives the noise precision τ. Whether q(w) is a *good* approximation is
 # another question. `02_co2_in_one_guide_and_then_more` puts other choices of q(w) beside it, and the page "Gotchas"
 # shows what the spread does not do: it need not shrink as data come in.

@@ -69,8 +69,8 @@ plt.show()
 # %% [markdown]
 # ## 2. Classes: is 80 % sure right in 80 % of cases?
 #
-# Handwritten digits of scikit-learn, 8 × 8 pixels, with a lot of noise, so that mistakes happen. A few hundred training
-# images and many steps make a network that believes too firmly.
+# Handwritten digits of scikit-learn, 8 × 8 pixels, with a lot of noise, so that mistakes happen. The network that
+# we train here on 400 of them believes too firmly.
 
 # %%
 digits = load_digits()
