@@ -229,7 +229,7 @@ class _Neighbourhoods:
 
     def _among(self, x: Tensor, k: int, first: Tensor, last: Tensor, own: Tensor | None) -> Tensor:
         """Return E of the paired inputs among the rows nearest in input k, below or above it, (N, P)."""
-        chosen, n = torch.tensor(self.paired), len(self.rows)
+        chosen, n = torch.tensor(self.paired, device=x.device), len(self.rows)
         flags = self.flags[chosen]
         given, rows = x.T[chosen], self.rows.T[chosen][:, self.order[k]]  # (P, N), and (P, n) in the order of input k
         share = (last - first)[chosen[flags]] / n  # of the rows in the same category
@@ -240,7 +240,7 @@ class _Neighbourhoods:
             def near(values: Tensor, places: Tensor = places) -> Tensor:
                 return values.unfold(-1, self.window, 1)[..., places, :]  # (..., N, m)
 
-            kept = torch.ones(1, 1, dtype=torch.bool) if own is None else near(self.order[k]) != own.unsqueeze(1)
+            kept = x.new_ones(1, 1, dtype=torch.bool) if own is None else near(self.order[k]) != own.unsqueeze(1)
             if bool(self.flags[k]):  # neighbours in a category are in it
                 kept = kept & (near(self.ordered[k]) == x[:, k : k + 1])
             # Numbers in ascending order, those of rows that are not kept after all others.

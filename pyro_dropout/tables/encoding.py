@@ -134,8 +134,8 @@ class Column:
         return found
 
     def _parsed(self, table: Table) -> Floats:
-        cells, plain = table.column(self.name), table.numbers(self.name) if self.notation == NUMBER else None
-        numbers = self.notation.values(cells) if plain is None else plain
+        cells = table.column(self.name)
+        numbers = self.notation.values(cells)
         wrong, large = np.isnan(numbers) & cells.notna().to_numpy(bool), np.abs(numbers) > _LARGEST
         if wrong.any():
             wrong &= without_blanks(cells).notna().to_numpy(bool)

@@ -11,7 +11,7 @@ import pytest
 import xarray
 
 import pyro_dropout as pd
-from pyro_dropout.tabular import choice
+from pyro_dropout.tabular import recipe
 from tests.cli.command import FEW, contents, houses, run, table_of, trees, written
 
 
@@ -97,7 +97,7 @@ def test_where_nothing_can_be_computed_the_code_is_one(tmp_path: Path, monkeypat
     def diverge(*args: Any, **options: Any) -> None:
         raise pd.errors.DivergedError("the loss is nan at step 1")
 
-    monkeypatch.setattr(choice, "fit", diverge)
+    monkeypatch.setattr(recipe, "fit", diverge)
     done = run("compare", written(tmp_path, houses()), "--guides", "dropout", "--out", tmp_path / "out", *FEW)
     assert done.exit_code == 1
     assert done.stderr.strip() == "pyro-dropout: no guide could be trained; the notes in the table say why."
