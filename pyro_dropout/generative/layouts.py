@@ -7,6 +7,7 @@ units of a data point. A scale that normalises is near one, not zero; and a tabl
 point has no input with the data points first, so that no draw of it could be made for each of them.
 """
 
+import math
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -50,8 +51,9 @@ def site_of(name: str, layer: nn.Module, own: str, value: Tensor, uses: int) -> 
         return Site(name, "bias", uses=uses)
     if is_conv1d(layer):
         return Site(name, "weight", 0, value.shape[0], uses)
-    if isinstance(layer, _TRANSPOSED):  # (in, out / groups, ...)
-        return Site(name, "weight", 0, value.numel() // max(1, value.shape[1] * layer.groups), uses)
+    if isinstance(layer, _TRANSPOSED):  # (in, out / groups, ...); with a stride an output sees a part of the kernel
+        seen = math.prod(max(1.0, size / step) for size, step in zip(layer.kernel_size, layer.stride, strict=True))
+        return Site(name, "weight", 0, round(value.shape[0] // layer.groups * seen), uses)
     if isinstance(layer, _TABLES):
         return Site(name, "weight", 0, 1, uses, lookup=True)
     fan_in = value.numel() // max(1, value.shape[0])

@@ -37,6 +37,10 @@ BY_HAND: dict[str, tuple[Callable[[], nn.Module], dict[str, float]]] = {
         lambda: nn.Sequential(nn.ConvTranspose2d(2, 3, 2), nn.ConvTranspose2d(3, 5, 2)),
         {"0.weight": 2.0, "1.weight": math.sqrt(3 * 4)},
     ),
+    "transposed with a stride": (
+        lambda: nn.Sequential(nn.ConvTranspose1d(2, 3, 2), nn.ConvTranspose2d(3, 5, (4, 2), stride=(2, 3))),
+        {"0.weight": 2.0, "1.weight": math.sqrt(3 * 2)},
+    ),
     "words": (words, {"net.0.weight": 2.0, "net.1.weight": math.sqrt(3)}),
     "two vocabularies": (
         lambda: nn.ModuleList([nn.Linear(2, 3), nn.Embedding(5, 3)]),
