@@ -9,7 +9,7 @@ FACTORS = {"linalg_cholesky_ex": "cholesky", "cholesky_inverse": "cholesky_inver
 # Tiles of four rows and a vector of columns stay in registers; the columns of the right factor are laid out for them.
 _PRODUCT = """
 typedef {type} wide_{f} __attribute__((vector_size(64)));
-static void product_{f}(long m, long n, long k, const {type} *a, long ai, long ak, const {type} *b, long bk, long bj,
+APART void product_{f}(long m, long n, long k, const {type} *a, long ai, long ak, const {type} *b, long bk, long bj,
                         {type} *c) {{
     enum {{ W = 64 / sizeof({type}) }};
     wide_{f} side[k];
@@ -44,7 +44,7 @@ static void product_{f}(long m, long n, long k, const {type} *a, long ai, long a
 """
 # As LAPACK does: the first pivot that is not positive ends it, and is told by its number.
 _CHOLESKY = """
-static void cholesky_{f}(long n, const {type} *a, long ai, long aj, {type} *l, int *info) {{
+APART void cholesky_{f}(long n, const {type} *a, long ai, long aj, {type} *l, int *info) {{
     *info = 0;
     for (long i = 0; i < n; i++) for (long j = 0; j < n; j++) l[i * n + j] = j > i ? 0 : a[i * ai + j * aj];
     for (long j = 0; j < n; j++) {{
@@ -57,7 +57,7 @@ static void cholesky_{f}(long n, const {type} *a, long ai, long aj, {type} *l, i
         for (long i = j + 1; i < n; i++) for (long k = j + 1; k <= i; k++) l[i * n + k] -= l[i * n + j] * l[k * n + j];
     }}
 }}
-static void cholesky_inverse_{f}(long n, const {type} *l, long li, long lj, {type} *x) {{
+APART void cholesky_inverse_{f}(long n, const {type} *l, long li, long lj, {type} *x) {{
     for (long c = 0; c < n; c++) {{
         {type} y[n];
         for (long i = 0; i < n; i++) {{

@@ -25,7 +25,7 @@ static inline unsigned tempered(unsigned y) {
     y ^= (y << 15) & 0xefc60000u;
     return y ^ (y >> 18);
 }
-static long ready(generator *g) {
+APART long ready(generator *g) {
     if (g->left == 1) {
         unsigned s[624];
         for (int k = 0; k < 624; k++) s[k] = (unsigned)g->words[k];
@@ -37,12 +37,12 @@ static long ready(generator *g) {
     }
     return g->left - 1;
 }
-static unsigned word(generator *g) {
+APART unsigned word(generator *g) {
     ready(g);
     g->left--;
     return tempered((unsigned)g->words[g->next++]);
 }
-static void uniform_f(generator *g, float *to, long n) {
+APART void uniform_f(generator *g, float *to, long n) {
     while (n > 0) {
         const long here = ready(g), count = n < here ? n : here;
         const unsigned long long *words = g->words + g->next;
@@ -50,13 +50,13 @@ static void uniform_f(generator *g, float *to, long n) {
         g->left -= count, g->next += count, to += count, n -= count;
     }
 }
-static void uniform_d(generator *g, double *to, long n) {
+APART void uniform_d(generator *g, double *to, long n) {
     for (long k = 0; k < n; k++) {
         const unsigned long long high = word(g), both = high << 32 | word(g);
         to[k] = (double)(long long)(both & 0x1fffffffffffffull) * 0x1p-53;
     }
 }
-static double one_normal(generator *g) {
+APART double one_normal(generator *g) {
     if (g->has_normal) {
         const double kept = g->normal;
         g->has_normal = 0, g->normal = 0;
@@ -93,7 +93,7 @@ static inline void sixteen_{f}({type} *x) {{
         x[k] = r * c, x[k + 8] = r * s;
     }}
 }}
-static void normal_{f}(generator *g, {type} *to, long n) {{
+APART void normal_{f}(generator *g, {type} *to, long n) {{
     if (n < 16) for (long k = 0; k < n; k++) to[k] = one_normal(g);
     else {{
         uniform_{f}(g, to, n);

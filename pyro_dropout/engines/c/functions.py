@@ -16,6 +16,8 @@ _LIBRARY = {  # functions of the C library, by type
 FUNCTIONS = {*_LIBRARY["d"], "absolute", "larger", "smaller", "logaddexp"}
 _SLOW, _QUICK = {"lgamma", "erf"}, {"sqrt", "absolute", "larger", "smaller"}
 
+# Large functions: a copy for the sizes of each call would take a C compiler seconds.
+_APART = "#define APART static __attribute__((noinline, noclone))"
 # Polynomials of Cephes (S. L. Moshier): the error is below two units in the last place.
 _EXP = """
 static inline __attribute__((always_inline)) float exp_f(float x) {
@@ -116,7 +118,7 @@ def written(formula: str, operands: Sequence[str], c_type: str) -> str:
 
 def functions() -> str:
     """Return the functions that formulas use, in C."""
-    made = ["#define INF __builtin_inf()", _EXP, _LOG, _TANH, _NEAR_ONE]
+    made = [_APART, "#define INF __builtin_inf()", _EXP, _LOG, _TANH, _NEAR_ONE]
     for kind, suffix in (("f", "f"), ("d", "")):
         made += [f"#define {name}_{kind}(x) __builtin_{name}{suffix}(x)" for name in _LIBRARY[kind]]
         made.append(f"#define absolute_{kind}(x) __builtin_fabs{suffix}(x)")
