@@ -10,6 +10,7 @@ import itertools
 import math
 from collections import Counter
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from typing import Literal
 
 import numpy as np
@@ -84,10 +85,14 @@ class Column:
     @property
     def origin(self) -> str:
         """What a centred number is counted from, in words."""
+        return self.told(self.centre)
+
+    def told(self, number: float) -> str:
+        """Return a number of the column, or the date that it stands for, in words."""
         if self.notation.kind != "date":
-            return number_text(self.centre)
-        start = pandas.Timestamp(0) + pandas.Timedelta(days=self.centre)
-        return str(start.isoformat(" ")).removesuffix(" 00:00:00") + (" UTC" if self.notation.zoned else "")
+            return number_text(number)
+        day = datetime(1970, 1, 1) + timedelta(seconds=round(86400 * number, 3))  # a day is a rounded number
+        return day.isoformat(" ").removesuffix(" 00:00:00") + (" UTC" if self.notation.zoned else "")
 
     def coded(self, table: Table) -> tuple[Ints, list[str]]:
         """Return for each row the place of its label among the different ones, -1 for gaps, and these."""

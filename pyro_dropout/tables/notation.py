@@ -38,7 +38,8 @@ _ALIKE = str.maketrans({**dict.fromkeys(_SPACES, " "), "’": "'"})
 _CLOCK = r"[0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,9})?)?"
 _ZONE = r"(?:Z|[-+][0-9]{2}:?[0-9]{2})"
 _MOMENT = rf"[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}(?:[T ]{_CLOCK}{_ZONE}?)?"
-_EPOCH, _DAY = pandas.Timestamp(0, tz="UTC"), pandas.Timedelta(days=1)
+# In nanoseconds, pandas cannot hold the years before 1678 and after 2261, such as 9999.
+_EPOCH, _DAY = pandas.Timestamp(0, tz="UTC").as_unit("s"), pandas.Timedelta(days=1)
 _POINTED = re.compile(r"\A(-?(?:0|[1-9][0-9]*))\.0*\Z")  # 3.0
 _TEXTS = 0.1  # of the cells that are no numbers make a column of text; fewer are mistakes
 

@@ -73,15 +73,15 @@ def read(path: str | Path | Table, how: Reading) -> Dataset:
 
 
 def _stand_ins(table: Table, learned: Encoding) -> Remarks:
-    """Return remarks about numbers that may stand for missing values."""
+    """Return remarks about numbers and dates that may stand for missing values."""
     remarks = Remarks()
     for column in (*learned.inputs, learned.outcome):
-        if column.categories is None and column.notation.kind == "number":
+        if column.categories is None:
             values = column.numbers(table)
             found = stand_in(values[~np.isnan(values)])
             if found is not None:
-                what = f"{found[0]:.12g} is far from all other values (leave such cells empty if it means missing)"
-                remarks[what, column.name] = found[1]
+                what = "is far from all other values (leave such cells empty if it means missing)"
+                remarks[f"{column.told(found[0])} {what}", column.name] = found[1]
     return remarks
 
 

@@ -274,6 +274,18 @@ def test_dates_have_the_cycles_that_they_go_through_twice(step: float, cycles: t
     assert len(encoding.features) == 2 + 2 * len(cycles)
 
 
+@pytest.mark.parametrize("end", ["9999-12-31 23:59:59", "0001-01-01", "1500-06-01"])
+def test_dates_of_all_years_are_read_and_those_at_the_end_of_time_named(end: str) -> None:
+    found = days(ROWS, 1)
+    found[3::9] = [end] * len(found[3::9])
+    data = read({"sold": found})
+    assert f"{end} is far from all other values (leave such cells empty if it means missing): sold" in data.note
+    wanted = (datetime.datetime.fromisoformat(end) - datetime.datetime(1970, 1, 1)) / datetime.timedelta(days=1)
+    days_found = data.encoding.inputs[0].numbers(table(columns(4, sold=found[:4])))
+    assert days_found.tolist()[3] == pytest.approx(wanted, rel=1e-12)
+    assert data.encoding.inputs[0].told(wanted) == end
+
+
 def test_the_same_day_of_the_week_is_the_same_angle() -> None:
     encoding = encoding_of({"sold": days(ROWS, 1)})
     assert encoding.features[:3] == ["sold", "sold (sine of the week)", "sold (cosine of the week)"]
