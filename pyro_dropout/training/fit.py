@@ -195,7 +195,8 @@ def fit(
     _likelihood_beside(model, place)
     per_epoch = max(1, count // batch) if stream is None or epochs is None else stream.length
     total = steps if steps is not None else int(epochs or 0) * per_epoch
-    how = decided(compile, total, _training_size(model, guide, batch), place)
+    size = step_size(model.parameters(), batch) if isinstance(model, nn.Module) else 0
+    how = decided(compile, total, size * (guide.members if isinstance(guide, Ensemble) else 1), place)
     where = Checkpoint(checkpoint) if isinstance(checkpoint, str | Path) else checkpoint
 
     def train(task: TrainingTask) -> History:
@@ -273,9 +274,3 @@ def _likelihood_beside(model: object, place: torch.device) -> None:
     likelihood: object = inner.likelihood if isinstance(inner, BayesianNet) else None
     if isinstance(likelihood, nn.Module):
         likelihood.to(place)
-
-
-def _training_size(model: PyroModel, guide: PyroModel, batch: int) -> int:
-    """Return how many weights and activations a step has, in all members of an ensemble; 0 where it is no module."""
-    one = step_size(model.parameters(), batch) if isinstance(model, nn.Module) else 0
-    return one * (guide.members if isinstance(guide, Ensemble) else 1)

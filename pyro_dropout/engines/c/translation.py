@@ -113,13 +113,14 @@ class Translation(Lowering):
             raise CannotError(f"{operation}, which has no values or too many")
         elif name in DRAWS:
             self._draw(node, DRAWS[name])
-        elif name in FACTORS and self._is_small(node):
-            self._factor(node, FACTORS[name])
         else:
             try:
                 if "device" in node.kwargs and torch.device(node.kwargs["device"] or "cpu").type != "cpu":  # type: ignore[arg-type]
                     raise UnsupportedError("an operation that is not on the CPU")
-                super()._lower(node)
+                if name in FACTORS:
+                    self._factor(node, FACTORS[name])
+                else:
+                    super()._lower(node)
             except UnsupportedError:
                 if name not in PRODUCTS:
                     self._count_call(node, operation)
@@ -205,20 +206,11 @@ class Translation(Lowering):
         line = f"for (long e = 0; e < {count}; e++) {function}_{C_TYPES[results[0].dtype][0]}({', '.join(given)});"
         return self.nests.call(made, read, line)
 
-    @staticmethod
-    def _is_small(node: fx.Node) -> bool:
-        """Whether a factor is that of small matrices, and of no other kind than the usual one."""
-        shape = node.args[0].meta["val"].shape  # type: ignore[union-attr]
-        return (
-            len(node.args) == 1
-            and not node.kwargs
-            and len(shape) <= 3
-            and 1 < shape[-1] <= MOST_ROWS
-            and prod(shape) > 0
-        )
-
     def _factor(self, node: fx.Node, function: str) -> None:
         value, val = self._value(node.args[0]), node.meta["val"]
+        usual = len(node.args) == 1 and not node.kwargs and len(value.shape) <= 3 and value.size
+        if not usual or not 1 < value.shape[-1] <= MOST_ROWS:
+            raise UnsupportedError("a factor of another kind, or of a large matrix")
         examples = [val] if isinstance(val, Tensor) else val
         made = [torch.empty(each.shape, dtype=each.dtype) for each in examples]
         found = self._of_matrices(function, value.shape[-1:], [value], made)

@@ -137,11 +137,19 @@ class CompiledStep:
             else:
                 like = [step for step in known if step._own is not None]
                 whole = make_step(gradients, self.parameters, self._update)
-                own = [value.clone() for value in values], whole_state.copied(self._update)
+                moments = [[slot.clone() for slot in each] for each in whole_state.read(self._update)]
+                own = [value.clone() for value in values], moments
                 more: Any = {"outside": self._outside.tensors, "chain": 0}
                 step = Step(whole, *own, self._t, self._lr, row=row, like=[each.program for each in like], **more)
                 self.program = step.recorded
-                self._take_up(step, next((each for each in like if each.program is self.program.twin), None))
+                # An engine takes the steps, on tensors that the parameters and the optimiser hold from then on.
+                same = next((each for each in like if each.program is self.program.twin), None)
+                if same is None:
+                    self._own, (self._loop, _) = step, chosen(True, step, warn=_not_eagerly)
+                else:  # the loop of the same program goes on, with what is outside in the places where it is now
+                    assert same._own is not None
+                    same._own.recorded.lifted[:] = self.program.lifted
+                    self._own, self._loop = same._own, same._loop
         # torch's optimisers skip parameters that the loss does not depend on.
         self._used = [k for k in range(len(trained)) if k not in self.parameters.unused]
         self._state = OptimiserState(optim, [trained[k] for k in self._used])
@@ -156,18 +164,6 @@ class CompiledStep:
             self.counts = place is not None and not self._outside.may_forget(place)
             self._ignored = [*self.replaces._ignored, *([] if place is None or self.counts else [place])]
             self._outside.forget(self._ignored)
-
-    def _take_up(self, step: Step, same: "CompiledStep | None") -> None:
-        """Let an engine take the steps, on tensors that the parameters and the optimiser hold from then on.
-
-        The loop of a step with the ``same`` program goes on, with what is outside in the places where it is now.
-        """
-        if same is None:
-            self._own, (self._loop, _) = step, chosen(True, step, warn=_not_eagerly)
-        else:
-            assert same._own is not None
-            same._own.recorded.lifted[:] = self.program.lifted
-            self._own, self._loop = same._own, same._loop
 
     def _check_floats(self, model: PyroModel, guide: PyroModel, given: Arguments, inputs: list[Tensor]) -> None:
         """Raise an error unless the loss is the same with tensors in place of floats."""

@@ -57,10 +57,6 @@ class OptimiserState:
             found.append([torch.zeros_like(p.detach()) if state.get(k) is None else state[k] for k in names])
         return found
 
-    def copied(self, update: Update) -> list[list[Tensor]]:
-        """Return copies of the moments."""
-        return [[slot.clone() for slot in own] for own in self.read(update)]
-
     def write(self, update: Update, slots: list[list[Tensor]]) -> None:
         """Write the moments after one more step back to the optimisers."""
         names, counters = _SLOTS[update.name][: update.slots], []

@@ -13,7 +13,7 @@ from pyro_dropout.generative.own_rows import check_own_rows, placed, trial_count
 from pyro_dropout.generative.trial_run import aside, can_run
 from pyro_dropout.mathematics.per_data_point import Probe, drawn_per_data_point
 from pyro_dropout.mathematics.shapes import base_distribution
-from pyro_dropout.protocols import Distribution, Message, PyroModel
+from pyro_dropout.protocols import Distribution, PyroModel
 from pyro_dropout.training.compile.functional import unvalidated
 from pyro_dropout.training.loss.per_example import per_example
 
@@ -51,9 +51,10 @@ def _check(guide: PyroModel, call: ModelCall) -> None:
                 for name, probe in probes.items():
                     site = trace.nodes[name]
                     site["value"] = probe.mark(probe.weight.expand(site["value"].shape))
-            sites = {name: site for name, site in sample_sites(call.of(run.get_trace)).items() if _has_density(site)}
             found: dict[str, Tensor] = {}
-            for name, site in sites.items():
+            for name, site in sample_sites(call.of(run.get_trace)).items():
+                if (site["infer"] or {}).get("_deterministic"):
+                    continue
                 value = probes[name].known if name in probes else site["value"]
                 found[f"the density of {name!r}"] = _by_point(site["fn"], value)
                 more = {f"the {what} of {name!r}": site[what] for what in ("scale", "mask")}
@@ -61,10 +62,6 @@ def _check(guide: PyroModel, call: ModelCall) -> None:
             return found
 
         check_own_rows(densities, [*probes.values()], call.model)
-
-
-def _has_density(site: Message) -> bool:
-    return not (site["infer"] or {}).get("_deterministic")
 
 
 def _by_point(fn: Distribution, value: Tensor) -> Tensor:

@@ -160,11 +160,6 @@ class ELBO(pyro.infer.ELBO):
         particle.add_up()
         return particle
 
-    def _particle(self, model: PyroModel, guide: PyroModel, args: Args, kwargs: Kwargs) -> Tensor:
-        """Return the loss at one draw."""
-        drawn = self._drawn(model, guide, args, kwargs)
-        return _total(drawn.surprises.values()) + _total(self._tempered(drawn))
-
     def _tempered(self, drawn: Particle) -> list[Tensor]:
         """Return divergences times the temperature of this step."""
         terms, heat = drawn.divergences, self.temperature
@@ -199,7 +194,8 @@ class ELBO(pyro.infer.ELBO):
 
     def differentiable_loss(self, model: PyroModel, guide: PyroModel, *args: object, **kwargs: object) -> Tensor:
         """Return -ELBO, with its KL times the temperature; its gradient is an unbiased estimate of the gradient."""
-        found = torch.stack([self._particle(model, guide, args, kwargs) for _ in range(self.num_particles)]).mean()
+        drawn = (self._drawn(model, guide, args, kwargs) for _ in range(self.num_particles))
+        found = torch.stack([_total(each.surprises.values()) + _total(self._tempered(each)) for each in drawn]).mean()
         if torch.is_grad_enabled() and current_step() is None and not is_traced():
             self.steps += 1
         return found
