@@ -27,6 +27,7 @@ FIT_HELP = (
         "fit iris.parquet --target species --guide mean-field --out iris-run",
     )
 )
+_OF, _SELDOM = "set_coverage_95 of ", 0.8  # of a class; below which it is named
 RESUME_HELP = (
     "Continue an interrupted run as if it had never stopped."
     "\n\nThe data file must not have changed since the run started."
@@ -122,6 +123,10 @@ def _told(scores: dict[str, float], rows: int) -> list[str]:
         if "set_coverage_95" in scores:
             size = f"{scores['set_size_95']:.2f} classes on average"
             told.append(f"Sets of classes are calibrated on these rows: 95 % sets hold {size}.")
+            of = {name.removeprefix(_OF): share for name, share in scores.items() if name.startswith(_OF)}
+            rare = [f"{name!r} ({percent(share)})" for name, share in of.items() if share < _SELDOM]
+            on_average = "95 % is a promise on average over all rows"
+            told += [f"They often leave out the true class of rows of {', '.join(rare)}: {on_average}."] * bool(rare)
         return told
     told = [f"{start}rmse {figure(scores['rmse'])} ({figure(scores['rmse_of_mean'])} for always predicting the mean)."]
     held = scores["coverage_95"]

@@ -29,8 +29,9 @@ HELP = (
     "\n\nColumns for classes: class (the most probable), its probability, entropy and mutual_information in nats, the"
     " probability of each class, p=NAME, and set: the classes that hold the target with the probability --level."
     "\n\nColumns for both: row, first, is the row of the table, or the line of a CSV file. beyond names the inputs"
-    " outside their training range, however little, or with a new category. unfamiliar is 1 for rows unlike the"
-    " training rows, those with a new category among them, and unfamiliar_in names the inputs that make them so."
+    " outside their training range, however little, or with a new category or gap. unfamiliar is 1 for rows unlike"
+    " the training rows, those with a new category or gap among them, and unfamiliar_in names the inputs that make"
+    " them so."
     "\n\nValues must be written as in the training table. Texts that a spreadsheet would run as a formula begin with an"
     " apostrophe."
     + options.examples("predict run new.csv --plot predictions.png", "predict run new.csv --with-inputs --level 0.9")
@@ -101,11 +102,15 @@ def predict(
     _write(out, frame, table if with_inputs else None, run.encoding.target_centre)
     few = table.only(range(min(_PICTURED, len(table))))
     some = "" if len(few) == len(table) else f" of the first {len(few):,} rows"
-    if plot is not None:
+    if plot is not None and len(few) < 2:
+        said.append("no picture: it needs at least 2 rows")
+    elif plot is not None:
         _save(fitted.plot(few, level, seed), plot)
         record["plot"] = str(plot)
         said.append(f"picture{some}: {os.path.relpath(plot)}")
-    if explain is not None:
+    if explain is not None and len(few) < 2:
+        said.append("no chart of the inputs: it shuffles rows, and needs at least 2")
+    elif explain is not None:
         importance = fitted.explain(few, seed=seed)
         _save(importance.plot(), explain)
         record["explained"] = importance.as_json()
@@ -184,8 +189,10 @@ def _check_files(given: dict[str, Path | None], data: Path, run: Path) -> None:
 # --- what is said of it -----------------------------------------------------------------------------------------------
 
 
-def _scores(fitted: "FittedTable", frame: "pandas.DataFrame", table: "Table") -> dict[str, float]:
+def _scores(fitted: "FittedTable", frame: "pandas.DataFrame", table: "Table") -> dict[str, Any]:
     """Return the scores on the rows that have a target; {} if none has."""
+    import pandas
+
     kept, targets = fitted.encoding.known_targets(table)
     if not kept:
         return {}
@@ -198,6 +205,7 @@ def _scores(fitted: "FittedTable", frame: "pandas.DataFrame", table: "Table") ->
         if "set" in rows:
             held = [f"; {name}; " in f"; {one}; " for name, one in zip(actual, rows["set"], strict=True)]
             found["coverage"] = sum(held) / len(kept)
+            found["coverage_by_class"] = pandas.Series(held).groupby(actual).mean().to_dict()
         return found
     y = y.astype(float) + fitted.encoding.target_centre
     rmse, inside = math.sqrt(((rows["mean"] - y) ** 2).mean()), (rows["lower"] <= y) & (y <= rows["upper"])
@@ -214,18 +222,15 @@ def _told(
     if record["beyond"]["rows"]:
         inputs = [f"{name} ({rows})" for name, rows in record["beyond"]["inputs"].items()]
         most = inputs[:5] + ["..."] * (len(inputs) > 5)
-        what = "rows outside the training range, or with a new category"
+        what = "rows outside the training range, or with a new category or gap"
         told.append(f"{what}: {record['beyond']['rows']}; inputs concerned: {', '.join(most)}")
-    if not record["classes"]:
-        wrong = ~frame["mean"].between(frame["lower"], frame["upper"]) | frame["mean"].abs().eq(math.inf)
-        far = frame.index[wrong].tolist()
-        which = ", ".join(map(str, far[:5])) + ", ..." * (len(far) > 5)
-        told += [f"the mean is infinite or outside its own interval in row {which}: do not use it there"] * bool(far)
     if scores := record.get("scores"):
         if record["classes"]:
             good = f"accuracy {percent(scores['accuracy'])}, log-likelihood {figure(scores['log_lik'])} per row"
             if "coverage" in scores:
                 good += f", {percent(scores['coverage'])} of them in their {percent(record['level'])} sets"
+                least = min(scores["coverage_by_class"].items(), key=lambda item: item[1])
+                good += f" ({percent(least[1])} of {least[0]!r}, the least)" * (len(scores["coverage_by_class"]) > 1)
         else:
             inside = f"{percent(scores['coverage'])} of them in their {percent(record['level'])} intervals"
             good = f"rmse {figure(scores['rmse'])}, {inside}"

@@ -239,6 +239,10 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
     def predict(self, X: object, return_std: bool = False) -> Floats | tuple[Floats, Floats]:
         """Return the expected targets at X; with ``return_std`` also their standard deviations, noise included."""
         mean, std = (self._shaped(part) for part in self._answers(X, lambda answer: (answer.mean, answer.std)))
+        if lost := int((~np.isfinite(mean)).sum()):
+            warnings.warn(
+                f"{lost} of {mean.size} means are not finite; predict_quantiles(X, [0.5]) may be.", stacklevel=2
+            )
         return (mean, std) if return_std else mean
 
     def predict_interval(self, X: object, level: float = 0.95) -> tuple[Floats, Floats]:

@@ -248,7 +248,7 @@ class Encoding:
     def beyond(self, x: Tensor, table: Table | None = None) -> list[list[str]]:
         """Return for each row of inputs the features outside their training range.
 
-        With the table that the inputs are from, also the columns with a category that training did not have.
+        With the table that the inputs are from, also the columns with a category or a gap that training did not have.
         """
         found: list[list[str]] = [[] for _ in range(len(x))]
         if self.ranges:
@@ -260,10 +260,10 @@ class Encoding:
         return found
 
     def unseen(self, table: Table) -> list[list[str]]:
-        """Return for each row of a table the columns with a category that training did not have."""
+        """Return for each row of a table the columns with a category that training did not have, or with such a gap."""
         found: list[list[str]] = [[] for _ in range(len(table))]
         for column in self.inputs:
-            for row in np.flatnonzero(column.unseen(table)).tolist():
+            for row in np.flatnonzero(column.unseen(table) | (column.gaps_in(table) & (not column.gaps))).tolist():
                 found[row].append(column.name)
         return found
 

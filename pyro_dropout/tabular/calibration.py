@@ -117,8 +117,9 @@ def calibrate(
         scores |= {"rmse": rmse(answer, y), "rmse_of_mean": plainly, "coverage_95": own[0], "interval_score_95": own[1]}
     found = Calibration(len(x), scores, conformal(answer, y) if intervals and len(x) <= _MOST else None)
     if classes and (sets := found.sets(answer, _LEVEL)) is not None:
-        right = sets.gather(-1, y.long().unsqueeze(-1)).double().mean()
-        scores |= {"set_coverage_95": float(right), "set_size_95": float(sets.sum(-1).double().mean())}
+        held_in = sets.gather(-1, y.long().unsqueeze(-1)).double().squeeze(-1)
+        scores |= {"set_coverage_95": float(held_in.mean()), "set_size_95": float(sets.sum(-1).double().mean())}
+        scores |= {f"set_coverage_95 of {classes[k]}": float(held_in[y == k].mean()) for k in y.unique().tolist()}
     elif not classes and found.calibrates(_LEVEL):
         covered, score = _scored(found.interval(answer, _LEVEL), y)
         scores |= {"calibrated_coverage_95": covered, "calibrated_interval_score_95": score}

@@ -2,6 +2,7 @@
 
 import base64
 import itertools
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -137,7 +138,8 @@ class FittedTable:
         """Return a data frame with a row for each row of a table: mean, interval, and whether to trust it.
 
         Columns are those of ``pyro-dropout predict``; a data frame keeps its index. What is said of a row does not
-        depend on the rows beside it. ``attrs["notes"]`` says what was noticed about the table.
+        depend on the rows beside it. ``attrs["notes"]`` says what was noticed about the table. Warnings name rows whose
+        mean is not to be used, and columns that are outside their training range in most rows.
 
         Args:
             data: a data frame, or the path of a file; it need not have the target.
@@ -172,9 +174,13 @@ class FittedTable:
         beyond = ["; ".join(names) for names in self.encoding.beyond(x, table)]
         frame = pandas.concat(frames, ignore_index=True).assign(**self._familiar(x, table), beyond=beyond)
         frame.attrs["notes"] = table.notes
-        return frame.set_axis(
+        frame = frame.set_axis(
             data.index if isinstance(data, pandas.DataFrame) else pandas.Index(table.rows, name="row")
         )
+        outside = pandas.Series(list(itertools.chain(*self.encoding.beyond(x))), dtype="str").value_counts()
+        for doubt in _doubts(frame, outside):
+            warnings.warn(doubt, stacklevel=2)
+        return frame
 
     def _classes(self, found: Prediction, level: float) -> Record:
         classes, best = self.encoding.classes, found.probs.max(-1)
@@ -196,7 +202,7 @@ class FittedTable:
     def _familiar(self, x: Tensor, table: Table) -> Record:
         """Return which rows are unlike the training rows, and the columns that set them apart.
 
-        A category that training did not have is one: as a gap or as one of the others such a row may look like many.
+        A category or a gap that training did not have is one: filled in, such a row may look like many.
         """
         support = self.calibration.support
         if support is None:
@@ -276,6 +282,22 @@ class FittedTable:
         """Return a table of new rows, and its inputs."""
         rows = data if isinstance(data, str | Path | Table) else table_of(data)
         return read_inputs(rows, self.encoding)
+
+
+def _doubts(frame: pandas.DataFrame, outside: pandas.Series) -> list[str]:
+    """Return what must be said of predictions: which means are of no use, and which inputs may be in another unit.
+
+    ``outside`` counts the rows in which an input is outside its training range.
+    """
+    told = []
+    if "mean" in frame:
+        wrong = frame.index[~frame["mean"].between(frame["lower"], frame["upper"]) | frame["mean"].abs().eq(np.inf)]
+        which = ", ".join(map(str, wrong[:5])) + ", ..." * (len(wrong) > 5)
+        said = f"the mean is not finite, or outside its own interval, in row {which}: use a quantile, such as q=0.5"
+        told += [said] * bool(len(wrong))
+    for name, rows in outside[outside > max(FEWEST, len(frame) / 2)].items():
+        told.append(f"{name} is outside its training range in {rows} of {len(frame)} rows: is it in another unit?")
+    return told
 
 
 def _columns(parts: dict[str, Tensor]) -> Record:

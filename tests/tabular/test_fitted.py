@@ -1,6 +1,7 @@
 """A table fitted in one call, its answers, its folder, and what it refuses."""
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 import pyro_dropout as pd
-from pyro_dropout.tabular.fitted import FittedTable
+from pyro_dropout.tabular.fitted import FittedTable, _doubts
 from tests.cli.command import run, table_of
 
 QUICK: dict[str, Any] = {"guide": "mean-field", "noise": "constant", "steps": 40, "progress": False}
@@ -138,7 +139,7 @@ def test_classes_have_sets(tmp_path: Path) -> None:
     assert json.loads(run(*asked, "--json").stdout)["scores"]["coverage"] == sum(inside) / 90
     told = " ".join(run(*asked).stdout.split())
     assert "log-likelihood -" in told
-    assert "of them in their 60 % sets." in told
+    assert "of them in their 60 % sets (" in told
 
 
 def test_counts_and_proportions_come_back_from_their_folder(tmp_path: Path) -> None:
@@ -162,7 +163,8 @@ def test_a_centred_target_is_not_taken_on_another_scale() -> None:
 def test_an_unfamiliar_row_says_what_sets_it_apart(fitted: FittedTable) -> None:
     new = houses(4)
     new.loc[1001, "area"] = 1e6
-    found = fitted.predict(new)
+    with pytest.warns(UserWarning, match="outside its own interval, in row 1001"):
+        found = fitted.predict(new)
     assert (found["unfamiliar"][1001], found["unfamiliar_in"][1001]) == (True, "area")
     assert ((found["unfamiliar_in"] != "") == found["unfamiliar"]).all()
 
@@ -220,3 +222,32 @@ def test_counts_have_a_picture() -> None:
     shares = right.lines[1].get_ydata()
     assert (np.diff(shares) >= 0).all()
     assert 0 <= shares[0] <= shares[-1] <= 1
+
+
+def test_a_gap_where_training_had_none_is_unfamiliar() -> None:
+    frame = houses(200).assign(rooms=np.arange(200.0) % 7)  # gaps among areas are usual
+    found = pd.fit_table(frame, "price", scale="plain", **QUICK)
+    new = frame.head(50).copy()
+    new.loc[new.index[:20], "rooms"] = None
+    answers = found.predict(new)
+    assert answers["unfamiliar"][:20].all()
+    assert (answers["unfamiliar_in"][:20].str.split("; ").str[0] == "rooms").all()
+    assert (answers["beyond"][:20].str.split("; ").str[-1] == "rooms").all()
+    assert answers["unfamiliar"][20:].sum() < 10
+
+
+def test_columns_outside_their_range_in_most_rows_are_warned_of(fitted: FittedTable) -> None:
+    new = houses(40).assign(area=lambda frame: 1000 * frame["area"])
+    with pytest.warns(UserWarning, match="is it in another unit") as caught:
+        fitted.predict(new)
+    assert any("area is outside its training range in 35 of 40 rows" in str(each.message) for each in caught)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fitted.predict(houses(40))
+
+
+def test_means_of_no_use_are_warned_of() -> None:
+    ends, none = {"lower": [1.0] * 3, "upper": [3.0] * 3}, pandas.Series(dtype="int64")
+    (said,) = _doubts(pandas.DataFrame({"mean": [2.0, 9.0, float("nan")], **ends}), none)
+    assert "outside its own interval, in row 1, 2:" in said
+    assert _doubts(pandas.DataFrame({"mean": [2.0] * 3, **ends}), none) == []
