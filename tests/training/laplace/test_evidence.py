@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 import pyro_dropout as pd
 from pyro_dropout.mathematics.curvature import log_evidence
-from pyro_dropout.training.laplace.evidence import evidence_slope
-from pyro_dropout.training.laplace.most_probable import most_probable
+from pyro_dropout.training.laplace.evidence import evidence_slope, most_probable
 
 F64 = torch.float64
 STRUCTURES = ("full", "layer", "kron", "diagonal", "last")
