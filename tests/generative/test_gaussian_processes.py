@@ -3,6 +3,7 @@
 What the constructor and a call refuse is here too; what Pyro does with the models is in the file beside this one.
 """
 
+import itertools
 import math
 from typing import Any
 
@@ -23,9 +24,22 @@ from pyro_dropout.mathematics.covariance import ArcCosine, Layered
 from pyro_dropout.mathematics.distributions import BernoulliMixture
 from pyro_dropout.mathematics.finite_rank import finite_rank_features, finite_rank_log_marginal
 from pyro_dropout.mathematics.per_data_point import PerDataPoint
-from tests.oracles.deep_gps import BIAS_LENGTH, POINTS, SCALES, WIDTHS, numpy_functions
+from tests.oracles.covariances import NUMPY
 
+POINTS = torch.tensor([[-1.0, 0.5], [0.3, -0.2], [1.5, 1.0], [0.0, 0.0], [-0.4, -2.0]])
 UPPER = np.triu_indices(len(POINTS))
+WIDTHS = [6, 4, 3]  # more and fewer units than points: both ways in which function space is drawn
+LENGTH, BIAS_LENGTH = 0.8, 1.3
+SCALES = {"length_scale": LENGTH, "bias_length_scale": BIAS_LENGTH}
+
+
+def numpy_functions(name: str, depth: int, count: int, outputs: int) -> np.ndarray:
+    """Draws of f from the prior, (count, N, outputs), by the definition of the network."""
+    rng, act, h = np.random.default_rng(7), NUMPY[name], POINTS.numpy().astype(float)
+    for below, width in itertools.pairwise([2, *WIDTHS[:depth]]):
+        weight = rng.normal(size=(count, below, width)) / (1.0 if h.ndim == 3 else LENGTH)
+        h = act(h @ weight + rng.normal(size=(count, 1, width)) / BIAS_LENGTH) / math.sqrt(width)
+    return h @ rng.normal(size=(count, WIDTHS[depth - 1], outputs))
 
 
 def functions(model: nn.Module, count: int, x: Tensor = POINTS) -> np.ndarray:
@@ -50,7 +64,7 @@ def test_both_spaces_have_the_prior_of_the_network(name: str, depth: int, space:
     # 20 comparisons at 4 standard errors: fails on correct code with probability 0.0013.
     model = DeepGP(2, WIDTHS[:depth], 2, nonlinearity=name, space=space, **SCALES)
     ours, our_error = moments(functions(model, 20_000))
-    oracle, error = moments(numpy_functions(name, depth, False, 20_000, 2))
+    oracle, error = moments(numpy_functions(name, depth, 20_000, 2))
     np.testing.assert_array_less(np.abs(ours - oracle), 4 * np.hypot(our_error, error))
 
 
