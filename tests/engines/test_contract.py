@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import pyro_dropout as pd
-from pyro_dropout.engines import choose, in_cuda, inductor
+from pyro_dropout.engines import choose, in_cuda, program
 from pyro_dropout.engines.cuda.steps import StepsOnGpu
 from pyro_dropout.engines.engine import CannotError, Eager, Engine
 from pyro_dropout.engines.in_c import InC
@@ -103,7 +103,7 @@ def trained(case: Case, engine: Engine, steps: int = STEPS, folder: Path | None 
         how["checkpoint"] = pd.training.Checkpoint(folder, every=steps, seconds=1e9)
     y = y.to(dtype) if y.is_floating_point() else y
     only = mock.patch.object(choose, "engines_for", return_value=[engine])
-    shared = mock.patch.object(inductor, "settings", return_value={"fallback_random": True})
+    shared = mock.patch.object(program, "settings", return_value={"fallback_random": True})
     with only, shared:
         history = pd.fit(model, guide, x, y, compile="traced", progress=False, device=DEVICE, **how)
     assert history.engine.startswith(engine.name)
