@@ -102,7 +102,7 @@ class SiteGuide(Summarised, Marginals):
     """
 
     biases: tuple[Bias, ...] = ("map", "gaussian")  # what ``bias`` may be; the first is the default
-    drops = False  # whether the guide differs from a Gaussian only at weights
+    at_weights = False  # whether the guide differs from a Gaussian, or a point, only at weights
     penalty = 1.0  # how many times the penalty of a tempered prior counts at points; inf: the prior counts in full
     is_member = False  # whether it stands for members of an ensemble, which registers their parameters itself
 
@@ -274,13 +274,13 @@ class SiteGuide(Summarised, Marginals):
         kinds = {site.kind for site in self._sites.values()}
         marked = all("kind" in message["infer"] for _, message in found)
         # A guide in an AutoGuideList has some of the sites, and a model may say that none of them is a weight.
-        expected = self.drops and not marked and self.master is None
+        expected = self.at_weights and not marked and self.master is None
         if expected and "weight" not in kinds and not ("bias" in kinds and self.bias.startswith("dropout")):
             warnings.warn(
                 f"{type(self).__name__} finds no weight in this model ({', '.join(self._sites)}), so it is no more than"
                 " a Gaussian or a point for each site: scalars, vectors, constrained sites and sites in plates are not"
                 " weights. Mark one with pyro.sample(..., infer={'kind': 'weight'}), or use AutoMeanField; for"
-                " correlations, AutoFullRank.",
+                " correlations, AutoLowRank(per='net') or AutoFullRank.",
                 NoWeightWarning,
                 stacklevel=2,
             )

@@ -73,7 +73,7 @@ class AutoConcreteDropout(SiteGuide):
         {'weight': 0.75}
     """
 
-    drops = True
+    at_weights = True
 
     def __init__(
         self,

@@ -49,7 +49,7 @@ class AutoDropout(SiteGuide):
     """
 
     biases = ("map", "gaussian", "dropout", "dropout_each")
-    drops = True
+    at_weights = True
 
     def __init__(
         self,

@@ -60,6 +60,7 @@ class AutoLowRank(SiteGuide):
         check_count("rank", rank)
         check_choice("per", per, ("layer", "net"))
         self.rank, self.per = rank, per
+        self.at_weights = per == "layer"
         self._start()
 
     def parameters_of(self, site: GuideSite) -> dict[str, Tensor]:

@@ -40,7 +40,7 @@ class AutoMultiplicative(SiteGuide):
         True
     """
 
-    drops = True
+    at_weights = True
 
     def __init__(
         self,

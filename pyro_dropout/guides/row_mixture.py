@@ -36,7 +36,7 @@ class AutoRowMixture(SiteGuide):
         RowMixture(event_shape=(2, 3), components=3, row_dim=1, singular=False)
     """
 
-    drops = True
+    at_weights = True
 
     def __init__(
         self,

@@ -20,7 +20,11 @@ from pyro_dropout.prediction.site_prediction import SitePrediction
 from pyro_dropout.protocols import Likelihood
 
 _F64 = torch.float64
-_FAR = 0.1  # between accuracy and mean confidence
+_FAR, _NEAR = (
+    0.1,
+    0.02,
+)  # between accuracy and mean confidence; where draws are votes, no temperature brings them nearer
+_VOTES = 0.99  # the mean confidence of single draws above which each is a vote for one class
 
 
 def refit_tau(prediction: Prediction, y: Tensor) -> float:
@@ -116,7 +120,9 @@ def _warn_if_in_vain(prediction: Prediction, y: Tensor, temperature: float) -> N
     right = probs.argmax(-1) == y if several else (probs > 0.5) == (y > 0.5)
     accuracy, confidence = (each[counted].to(_F64).mean().item() for each in (right, sure))
     by_chance = 3 * (confidence * (1 - confidence) / max(1, int(counted.sum()))) ** 0.5  # three standard errors
-    if accuracy - confidence > max(_FAR, by_chance):
+    f = prediction.samples.to(_F64) / temperature
+    single = (f.softmax(-1).amax(-1) if several else f.abs().sigmoid()).mean().item()  # confidence of single draws
+    if accuracy - confidence > max(_NEAR if single > _VOTES else _FAR, by_chance):
         warnings.warn(
             f"no temperature calibrates this prediction: at the best one, {temperature:.3g}, its mean confidence is"
             f" {confidence:.2f} and its accuracy {accuracy:.2f}. The draws differ too much from each other: narrow the"

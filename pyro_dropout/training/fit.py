@@ -63,7 +63,7 @@ def fit(
     steps: int | None = None,
     epochs: int | None = None,
     batch_size: int | None = None,
-    lr: float = 1e-3,
+    lr: float | None = None,
     optim: str | torch.optim.Optimizer | Update = "adam",
     schedule: Schedule | None = None,
     clip_norm: float | None = None,
@@ -104,14 +104,14 @@ def fit(
         epochs: how often to go through the data.
         batch_size: points in a mini-batch; by default, or if there are fewer, all of them. It needs a model that takes
             ``num_data``.
-        lr: learning rate.
+        lr: learning rate of "adam", "adamw" and "sgd"; 1e-3 unless given. Other optimisers have their own.
         optim: "adam", "adamw", "sgd" (momentum 0.9), all without weight decay (the KL is the decay); an ``Update``; or
             a torch optimiser. That trains what it holds: give it ``guide.parameters()``, and those of the model that
             are to be trained. It runs beside the compiled step, from the state that it has; the others are part of it.
             A weight decay changes the objective, and a warning says so.
         schedule: multiplies ``lr``: a function of the number of steps done, such as ``inverse_decay()``.
         clip_norm: the largest norm of the gradient, of each member in an ensemble; None for no limit.
-        loss: ``ELBO(per_example="auto")`` by default.
+        loss: ``ELBO(per_example="auto")`` by default; for models that are no networks, without its warning.
         compile: False for eager steps; "traced" to record a step once and replay its tensor operations without Pyro;
             True to compile that, or raise. "auto" takes what is soonest done, by the number of steps and of weights:
             see :doc:`training`. On a GPU it compiles. What cannot be recorded runs eagerly, with a warning.
@@ -173,6 +173,12 @@ def fit(
         named = kwargs if num_data is None else {**kwargs, "num_data": num_data}
         call = check_data(call_of(fit, model, args, named), batch_size)
     held_out = None if validation is None else check_validation(model, validation, patience, check_every, target)
+    if lr is not None and not isinstance(optim, str):
+        raise PyroDropoutError(
+            f"lr={lr!r} is for optim='adam', 'adamw' or 'sgd'; the {type(optim).__name__} that was given has its own"
+            " learning rate. Leave lr out."
+        )
+    lr = 1e-3 if lr is None else lr
     check_how(clip_norm, device, lr=lr, schedule=schedule, loss=loss, optim=optim)
     if loss is not None and not isinstance(loss, ELBO) and learned_sites(model):
         raise PyroDropoutError(f"Prior(learn=...) needs the loss pyro_dropout.ELBO; got {type(loss).__name__}.")

@@ -39,7 +39,7 @@ def whatever(guide: Any) -> list[Row]:
         Row(OTHER, "site of this guide", "'w'", lambda: guide(model()).posterior("w")),
         Row(RANGE, "n", "got 0", lambda: guide(model()).sample_weights(0)),
     ]  # fmt: skip
-    if not guide.drops:
+    if not guide.at_weights:
         return rows
     return [
         *rows,

@@ -63,5 +63,7 @@ def test_the_warning_about_missing_weights_can_be_filtered_and_is_not_given_with
         warnings.simplefilter("error")
         for guide in (parts, pd.AutoDropout(marked), pd.AutoDropout(_observed)):
             guide(x)
-    with pytest.warns(pd.errors.NoWeightWarning, match="finds no weight"):
-        pd.AutoDropout(poutine.block(_two, hide=["weight"]))(x)
+        pd.AutoLowRank(poutine.block(_two, hide=["weight"]), per="net")(x)
+    for guide in (pd.AutoDropout, pd.AutoLowRank):  # low rank by layer is mean field then
+        with pytest.warns(pd.errors.NoWeightWarning, match="finds no weight"):
+            guide(poutine.block(_two, hide=["weight"]))(x)

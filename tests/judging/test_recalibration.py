@@ -65,3 +65,13 @@ def test_a_temperature_that_calibrates_nothing_is_told() -> None:
     f = 3 * torch.nn.functional.one_hot(y, 4) + 5 * torch.randn(400, 200, 4)
     with pytest.warns(UserWarning, match="no temperature calibrates this prediction.*narrow the posterior"):
         pd.judging.refit_temperature(made(f, pd.Categorical()), y)
+
+
+def test_draws_that_are_votes_are_told_of_earlier() -> None:
+    # Nine draws in ten vote for the right class, but at nine points, where all are wrong by a little.
+    y = torch.arange(900) % 3
+    right = torch.nn.functional.one_hot(y, 3).float().expand(400, -1, -1).clone()
+    right[:40] = right[:40].roll(1, -1)
+    right[:, :9] = torch.tensor([1.0, 0.99, 0.0]).repeat(9, 1).gather(1, (y[:9, None] - torch.arange(3) + 1) % 3)
+    with pytest.warns(UserWarning, match="no temperature calibrates this prediction"):
+        pd.judging.refit_temperature(made(8 * right, pd.Categorical()), y)

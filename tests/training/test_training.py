@@ -141,7 +141,8 @@ def test_what_torch_rejects_after_a_divergence_is_said_as_one(model: Any, how: A
                 svi.step(x, y)
         held: Any = torch.optim.RMSprop(guide.parameters(), lr=1e38) if how == "optimiser" else "sgd"
         compile = False if how == "optimiser" else how
-        pd.fit(model, guide, x, y, steps=1000, lr=1e6, optim=held, compile=compile, progress=False)
+        rate = None if how == "optimiser" else 1e6
+        pd.fit(model, guide, x, y, steps=1000, lr=rate, optim=held, compile=compile, progress=False)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what reads values is not recorded

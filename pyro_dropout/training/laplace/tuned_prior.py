@@ -34,6 +34,7 @@ _POINTS, _NUMBERS = 400, 2**22  # the most data, and numbers of their Jacobians 
 _FACTORS = tuple(10 ** (k / 2) for k in range(-2, 12))
 _FAR = 0.1  # between accuracy and mean confidence
 _LEAVES = 0.01  # of the mean confidence on training data is what a default prior may take
+_SAME = 1e-4  # nats a datum in which two predictions may differ and pass for one
 _CERTAIN = 1e9  # a factor with which the Gaussian is all but the point
 _WIDTH = "Its prior is too wide for this point: give validation=(x, y), held-out data, and its width is tuned."
 _POINT = "No prior makes it surer: train the point longer, or divide its logits by a temperature (refit_temperature)."
@@ -50,7 +51,7 @@ def tune_prior(guide: AutoLaplace, model: Any, validation: object) -> float:
         raise ShapeError(f"validation must be a pair (x, y), or a DataLoader; got {type(validation).__name__}.")
     with evaluating(model):
         net, x, y = data_inside(model, guide.point(), *validation)
-    seen = _seen(guide, net, [(x, y)], _FACTORS)
+    *seen, point = _seen(guide, net, [(x, y)], (*_FACTORS, _CERTAIN))
     best = max(range(len(seen)), key=lambda k: seen[k].log_prob)
     factor = _FACTORS[best]
     if 0 < best < len(seen) - 1:  # the top of the parabola through three points
@@ -59,6 +60,12 @@ def tune_prior(guide: AutoLaplace, model: Any, validation: object) -> float:
     for block in guide.curvature:
         block.prior.mul_(factor)
     _warn_if_unsure(seen[best], "held-out data", _POINT)
+    if point.log_prob >= seen[best].log_prob - _SAME * len(y):
+        warnings.warn(
+            f"held-out data find nothing better than the point itself: with {factor:.3g} times the prior's precision"
+            " this Laplace approximation predicts as its point does. They may be too few, or the point needs no width.",
+            stacklevel=4,
+        )
     return float(factor)
 
 

@@ -41,7 +41,7 @@ def flat(posterior: Any) -> Tensor:
 
 def untrained(*args: Any, **kwargs: Any) -> pd.guides.AutoLaplace:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="(the point of )?this Laplace")
+        warnings.filterwarnings("ignore", message="(the point of )?this Laplace|held-out data find")
         return pd.laplace(*args, **kwargs)
 
 
@@ -236,6 +236,14 @@ def test_held_out_data_tune_the_width_of_the_prior(structure: Any) -> None:
             block.prior.div_(factor)
     with pytest.raises(pd.errors.ShapeError, match=r"validation must be a pair \(x, y\)"):
         pd.laplace(model, net, x, y, structure, validation=held_x)
+
+
+def test_a_prior_that_leaves_little_more_than_the_point_is_told_of() -> None:
+    """Held-out data that the point fits better than any Gaussian around it."""
+    net, x, _, _, _ = overconfident()
+    model = pd.BayesianNet(net, pd.Prior(length_scale=0.1, width_scaled=False), pd.Categorical())
+    with pytest.warns(UserWarning, match="held-out data find nothing better than the point itself"):
+        pd.laplace(model, net, x, net(x).argmax(-1), "last", validation=(x, net(x).argmax(-1)))
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
