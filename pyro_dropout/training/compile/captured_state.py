@@ -22,6 +22,7 @@ from pyro_dropout.engines.constants import Found
 
 _MOST = 50_000  # the most objects that are looked into
 _LARGE = 2**20  # the largest numpy array that is compared at every step
+_BY_TEXT = {"globals", "vars", "eval", "exec", "__dict__", "__globals__", "modules", "import_module", "__import__"}
 _PRIMITIVES = (bool, int, float, complex, str, bytes, type(None))
 _SKIPPED = ("torch", "pyro", "numpy", "scipy", "builtins", "pandas", "matplotlib", "tqdm", "pyro_dropout")
 
@@ -198,9 +199,12 @@ def _variables(function: types.FunctionType, at: str) -> Iterator[Place]:
 
 
 def _globals(function: types.FunctionType) -> Iterator[Place]:
-    """Yield the globals that the code of a function names, and the attributes of modules."""
-    names = set(_names(function.__code__))
-    for key in sorted(names & function.__globals__.keys()):
+    """Yield the globals that the code of a function names, and the attributes of modules.
+
+    A text, such as the name of a site, names a global only where code looks globals up by text.
+    """
+    names, own = set(_names(function.__code__)), set(_names(function.__code__, texts=False))
+    for key in sorted((names if own & _BY_TEXT else own) & function.__globals__.keys()):
         value = function.__globals__[key]
         if isinstance(value, types.ModuleType):
             if not _is_library(value):
@@ -210,9 +214,9 @@ def _globals(function: types.FunctionType) -> Iterator[Place]:
             yield Place(getitem, function.__globals__, key, key)
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
+def _names(code: types.CodeType, texts: bool = True) -> Iterator[str]:
     yield from code.co_names
-    yield from (each for each in code.co_consts if isinstance(each, str))
+    yield from (each for each in code.co_consts if texts and isinstance(each, str))
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
-            yield from _names(inner)
+            yield from _names(inner, texts)

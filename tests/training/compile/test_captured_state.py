@@ -16,6 +16,7 @@ import pyro_dropout as pd
 from pyro_dropout.engines import program as compiled
 
 TARGET = torch.zeros(1)
+s = 1.0
 SETTINGS = {"sharpness": 1.0, "layers": [1.0]}
 config = types.ModuleType("config_of_the_user")
 config.__file__ = "config_of_the_user.py"
@@ -129,6 +130,7 @@ def two_names() -> Any:
 
 
 CASES: dict[str, Any] = {
+    "a global that is looked up by its name": settings(lambda: globals()["s"], lambda v: globals().update(s=v)),
     "a global tensor": rebound_global,
     "a tensor of two names": two_names,
     "a variable of an enclosing function": enclosing_variable,
@@ -150,6 +152,16 @@ def test_what_changes_is_seen(case: str) -> None:
     assert len(set(other)) > 1
     assert one == pytest.approx(other, rel=1e-5)
     assert svi._built == programs
+
+
+def test_a_global_with_the_name_of_a_site_is_not_read() -> None:
+    def model() -> None:
+        s = pyro.sample("s", dist.Normal(0.0, 0.01))
+        observe(s, 1.0, torch.ones(1))
+
+    one, other, svi = losses_of(model, lambda k: globals().update(s=1.0 + k))
+    assert one == pytest.approx(other, rel=1e-5)
+    assert svi._built == 1
 
 
 def test_an_argument_that_has_another_name_or_is_given_twice() -> None:
