@@ -14,7 +14,7 @@ from pyro_dropout.engines.generated.values import Indices, Shape, Value, flat_in
 
 _LANES = 8  # of a vector: the innermost loop of elements has as many, if one has
 _PARTS = 16  # the most loops that one is taken apart into
-_WIDE = 2**8  # terms of a sum from which it is added up in double precision
+_WIDE = 2**9  # terms of a sum from which it is added up in double precision
 # A truth value in a register is a whole number of the width of a float, which vectorises.
 _LOCAL = {**C_TYPES, torch.bool: "int"}
 
