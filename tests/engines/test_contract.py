@@ -94,7 +94,7 @@ def trained(case: Case, engine: Engine, steps: int = STEPS, folder: Path | None 
     model = pd.BayesianNet(net, prior, likelihood).to(dtype)
     guide = GUIDES[guide_name](model)
     guide.to(dtype)
-    how: dict[str, Any] = {"steps": steps, "seed": 1, "lr": 1e-3, "optim": OPTIMISERS[optimiser], **OPTIONS[option]}
+    how: dict[str, Any] = {"steps": steps, "seed": 1, "optim": OPTIMISERS[optimiser], **OPTIONS[option]}
     if not isinstance(how["optim"], str):
         guide(x, y.to(dtype) if y.is_floating_point() else y)
         pyro.clear_param_store()
