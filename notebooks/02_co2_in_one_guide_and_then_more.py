@@ -30,7 +30,7 @@ print(data.note)
 # ## 1. One starting point for all
 #
 # `Standardised` lets the network see standardised numbers and lets us talk in years and ppm. The network is first
-# trained as a plain one, without any dropout, which takes a second; each guide then starts from its weights. So what
+# trained as a plain one, without any dropout; each guide then starts from its weights. So what
 # differs below is q(w), and not the start; each guide is one run.
 
 # %%

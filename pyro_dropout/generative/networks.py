@@ -193,8 +193,12 @@ class BayesianNet(PriorWidths):
                     " draws: ELBO(per_example=False), predict(..., shared=True)."
                 )
             weights, x, batch = one_for_each_point(weights, dimensions, x)
+            try:
+                self._check_points_first(weights, x)  # before the run, whose activations need the memory too
+            except NotFollowedError:
+                self._run(weights, x)  # an error of the network itself comes first
+                raise
             f = self._run(weights, x)
-            self._check_points_first(weights, x)
             return f.reshape(*batch, -1, f.shape[-1])
         leads = {name: value.shape[: value.dim() - dimensions[name]] for name, value in weights.items()}
         samples = {name: sample_dimensions(lead) for name, lead in leads.items()}

@@ -188,7 +188,7 @@ class Probe(PerDataPoint):
         own = self._like.view(self.q.event_shape)
         size = own.abs().mean()
         size = torch.where(size > 0, size, (len(own) / own.numel()) ** 0.5)
-        self.known = own + size * torch.randn_like(own)
+        self.known = torch.randn_like(own).mul_(size).add_(own)  # without a copy more: weights may be large
         # No normalisation takes these factors of the units back, and no sign is left as it was.
         factors = torch.empty(max(self.q.event_shape)).uniform_(-1, 1)
         self._changes = factors + 0.5 * factors.sign() - 1

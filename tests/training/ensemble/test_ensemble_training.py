@@ -210,7 +210,7 @@ def test_an_optimiser_that_mixes_members_is_refused() -> None:
     ensemble = pd.Ensemble(model, members=4)
     optim, before = torch.optim.Adafactor(ensemble.parameters()), values(ensemble)
     with pytest.raises(pd.errors.PyroDropoutError, match="members do not depend on each other; got Adafactor"):
-        trained(model, ensemble, optim=optim)
+        trained(model, ensemble, optim=optim, lr=None)
     assert all(torch.equal(value, before[name]) for name, value in values(ensemble).items())
 
 
