@@ -74,8 +74,7 @@ def text(cells: pd.DataFrame) -> str:
         lines += [
             "With the paper's prior, `Prior()`, tried only with three hidden layers of 1,024 units on digits and",
             f"breast cancer, {_share(paper.chance)} cells are at chance. The warning fired in",
-            f"{_share(lost.told)} of them, and in {_share(fine.told)} cells that are not, of all priors, where it was",
-            "looked at: not in those of `estimator`.",
+            f"{_share(lost.told)} of them, and in {_share(fine.told)} cells that are not.",
             "Cells of `fit_table` and `estimator-auto` are in neither count.",
             "",
         ]
