@@ -75,6 +75,29 @@ def test_the_papers_equations_are_in_the_table_of_its_numbers() -> None:
         assert all(name.split("-")[0] == written.split("-")[0] for name in re.findall(r"`([^`]+)`", row[2])), row
 
 
+CITED = re.compile(r"§(\d+(?:\.\d+)*)|\b(Eq|Prop)s?\. ?(\d+)(?: ?(?:-|–|to|and) ?(\d+))?", re.IGNORECASE)
+
+
+def cited_numbers(text: str) -> set[str]:
+    """The sections, equations and propositions that a text cites, as in "§3.1", "eq 9" and "prop 1"; ranges in full."""
+    found = set()
+    for section, kind, first, last in CITED.findall(text):
+        ends = range(int(first), int(last or first) + 1) if first else ()
+        found |= {f"§{section}"} if section else {f"{kind.lower()} {number}" for number in ends}
+    return found
+
+
+def test_every_citation_of_the_paper_is_in_the_table_of_its_numbers() -> None:
+    page = (ROOT / "docs" / "notation.md").read_text("utf-8").split("## The paper's numbers")[1]
+    known = cited_numbers("\n".join(line.split("|")[1] for line in page.splitlines() if line.startswith("|")))
+    assert {"§3.1", "eq 11", "prop 4"} <= known
+    files = [path for name in ("pyro_dropout", "models") for path in (ROOT / name).rglob("*.py")]
+    files += [*(ROOT / "notebooks").glob("*.py"), *(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
+    cited = {path: cited_numbers(path.read_text("utf-8")) for path in files if "_build" not in path.parts}
+    assert sum(map(len, cited.values())) > 30
+    assert {str(path.relative_to(ROOT)): unknown for path, own in cited.items() if (unknown := own - known)} == {}
+
+
 def test_every_equation_shows_its_formula_and_its_code() -> None:
     for name, body in equation_sections().items():
         assert re.search(r"\$\$.+?\$\$", body, re.DOTALL), f"{name} has no formula between $$ and $$"
