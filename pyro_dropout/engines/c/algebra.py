@@ -6,27 +6,32 @@ MOST_TERMS = 2**19  # of a product, and
 MOST_ROWS = 32  # of a matrix that is factored: the libraries of torch are faster at larger ones
 FACTORS = {"linalg_cholesky_ex": "cholesky", "cholesky_inverse": "cholesky_inverse"}
 
-# Tiles of four rows and a vector of columns stay in registers; the columns of the right factor are laid out for them.
+# Tiles of four rows and a vector of columns stay in registers. The columns of the right factor are laid out for them, so
+# many terms at a time that any stack has room for them.
 _PRODUCT = """
 typedef {type} wide_{f} __attribute__((vector_size(64)));
 APART void product_{f}(long m, long n, long k, const {type} *a, long ai, long ak, const {type} *b, long bk, long bj,
                         {type} *c) {{
-    enum {{ W = 64 / sizeof({type}) }};
-    wide_{f} side[k];
-    for (long j = 0; j < n; j += W) {{
-        const long width = n - j < W ? n - j : W;
-        for (long r = 0; r < k; r++) {{
+    enum {{ W = 64 / sizeof({type}), TERMS = 512 }};
+    wide_{f} side[TERMS];
+    for (long j = 0; j < n; j += W) for (long from = 0; from < k; from += TERMS) {{
+        const long width = n - j < W ? n - j : W, terms = k - from < TERMS ? k - from : TERMS;
+        for (long r = 0; r < terms; r++) {{
             wide_{f} row = {{0}};
-            if (width == W && bj == 1) __builtin_memcpy(&row, b + r * bk + j, sizeof(row));
-            else for (long q = 0; q < width; q++) row[q] = b[r * bk + (j + q) * bj];
+            if (width == W && bj == 1) __builtin_memcpy(&row, b + (from + r) * bk + j, sizeof(row));
+            else for (long q = 0; q < width; q++) row[q] = b[(from + r) * bk + (j + q) * bj];
             side[r] = row;
         }}
         for (long i = 0; i < m; i += 4) {{
             const long last = m - 1 - i;
-            const {type} *p = a + i * ai, *q = p + (last > 0 ? ai : 0), *s = p + (last > 1 ? 2 * ai : 0),
+            const {type} *p = a + i * ai + from * ak, *q = p + (last > 0 ? ai : 0), *s = p + (last > 1 ? 2 * ai : 0),
                          *t = p + (last > 2 ? 3 * ai : 0);
             wide_{f} sums[4] = {{{{0}}, {{0}}, {{0}}, {{0}}}};
-            for (long r = 0; r < k; r++) {{
+            for (long r = 0; from && r < 4 && r <= last; r++) {{
+                const {type} *so_far = c + (i + r) * n + j;
+                for (long q = 0; q < width; q++) sums[r][q] = so_far[q];
+            }}
+            for (long r = 0; r < terms; r++) {{
                 const wide_{f} row = side[r];
                 sums[0] += p[r * ak] * row;
                 sums[1] += q[r * ak] * row;
