@@ -20,10 +20,8 @@ from pyro_dropout.prediction.site_prediction import SitePrediction
 from pyro_dropout.protocols import Likelihood
 
 _F64 = torch.float64
-_FAR, _NEAR = (
-    0.1,
-    0.02,
-)  # between accuracy and mean confidence; where draws are votes, no temperature brings them nearer
+_FAR = 0.1  # between accuracy and mean confidence
+_NEAR = 0.02  # the same where draws are votes, which no temperature brings nearer
 _VOTES = 0.99  # the mean confidence of single draws above which each is a vote for one class
 
 

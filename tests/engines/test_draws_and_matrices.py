@@ -1,4 +1,4 @@
-"""Random numbers, products and factors of small matrices in C are those of torch."""
+"""Random numbers and small matrices in C: their draws, products, factors and parts are those of torch."""
 
 import threading
 from unittest import mock
@@ -6,10 +6,12 @@ from unittest import mock
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from pyro_dropout.engines.c.library import compiler
 from tests.engines.test_plain_c import in_c_of, ran
 
+aten = torch.ops.aten
 pytestmark = pytest.mark.skipif(not compiler(), reason="there is no C compiler")
 
 
@@ -85,3 +87,17 @@ def test_factors_of_positive_matrices(shape: tuple[int, ...], dtype: torch.dtype
     found, expected = ran(factors, x)
     slack = 2e-5 if dtype == torch.float32 else 1e-12
     torch.testing.assert_close(found, expected, rtol=slack, atol=slack)
+
+
+@pytest.mark.parametrize("distance", [-2, 0, 1, 5])
+def test_triangles_diagonals_and_padding_of_less_than_nothing(distance: int) -> None:
+    x = torch.randn(3, 5, 7)
+    diagonal = torch.randn_like(x.diagonal(distance, 1, 2))
+
+    def step(x: Tensor, diagonal: Tensor) -> list[Tensor]:
+        scattered = (2 * x).diagonal_scatter(diagonal + 1, distance, 1, 2)
+        back = aten.diagonal_backward(2 * diagonal, x.shape, distance, 1, 2)
+        return [scattered, back, x.tril(distance) + 1, (x + 1).triu(distance), F.pad(2 * x, (-1, 3, 1, -2))]
+
+    found, expected = ran(step, x, diagonal)
+    torch.testing.assert_close(found, expected)

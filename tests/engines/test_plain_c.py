@@ -236,20 +236,6 @@ def test_parts_of_several_tensors_and_the_logarithm_of_a_sigmoid() -> None:
     torch.testing.assert_close(found, expected, rtol=2e-6, atol=2e-6)
 
 
-@pytest.mark.parametrize("distance", [-2, 0, 1, 5])
-def test_triangles_diagonals_and_padding_of_less_than_nothing(distance: int) -> None:
-    x = torch.randn(3, 5, 7)
-    diagonal = torch.randn_like(x.diagonal(distance, 1, 2))
-
-    def step(x: Tensor, diagonal: Tensor) -> list[Tensor]:
-        scattered = (2 * x).diagonal_scatter(diagonal + 1, distance, 1, 2)
-        back = aten.diagonal_backward(2 * diagonal, x.shape, distance, 1, 2)
-        return [scattered, back, x.tril(distance) + 1, (x + 1).triu(distance), F.pad(2 * x, (-1, 3, 1, -2))]
-
-    found, expected = ran(step, x, diagonal)
-    torch.testing.assert_close(found, expected)
-
-
 def test_a_truth_value_that_c_does_not_write_is_left_to_torch() -> None:
     agrees(lambda x: [torch.ne(x > 0, True).float()], torch.randn(6))
 

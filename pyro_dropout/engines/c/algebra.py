@@ -6,8 +6,8 @@ MOST_TERMS = 2**19  # of a product, and
 MOST_ROWS = 32  # of a matrix that is factored: the libraries of torch are faster at larger ones
 FACTORS = {"linalg_cholesky_ex": "cholesky", "cholesky_inverse": "cholesky_inverse"}
 
-# Tiles of four rows and a vector of columns stay in registers. The columns of the right factor are laid out for them, so
-# many terms at a time that any stack has room for them.
+# Tiles of four rows and a vector of columns stay in registers. The columns of the right factor are laid out for them,
+# some terms at a time, because a stack is small.
 _PRODUCT = """
 typedef {type} wide_{f} __attribute__((vector_size(64)));
 APART void product_{f}(long m, long n, long k, const {type} *a, long ai, long ak, const {type} *b, long bk, long bj,
