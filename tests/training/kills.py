@@ -35,7 +35,7 @@ def train(folder: Path | None, compiled: bool, case: int, device: str = "cpu") -
     if case % 3 == 2:
         options["optim"] = torch.optim.NAdam([*guide.parameters(), *model.likelihood.parameters()], lr=1e-2)
     else:
-        options["schedule"] = lambda t: 0.5 * (1 + torch.cos(3.14159 * t / STEPS))
+        options["lr"], options["schedule"] = 1e-2, lambda t: 0.5 * (1 + torch.cos(3.14159 * t / STEPS))
     history = pd.fit(
         model,
         guide,
@@ -43,7 +43,6 @@ def train(folder: Path | None, compiled: bool, case: int, device: str = "cpu") -
         y,
         steps=STEPS,
         batch_size=32,
-        lr=1e-2,
         compile=compiled,
         progress=False,
         seed=case,
