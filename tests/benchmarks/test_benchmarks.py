@@ -25,6 +25,7 @@ def test_the_data_of_experiments_are_found() -> None:
     subprocess.run(asked, cwd=Path(__file__).parents[2], env=own, check=True)
 
 
+@pytest.mark.deep
 def test_steps_are_compared_with_the_baseline(capsys: pytest.CaptureFixture[str]) -> None:
     tiny, asked = Setting(layers=(4, 5, 5), likelihood="classes", batch=6, points=6), Asked(quick=True, rounds=2)
     found = {each.what: each.value for each in steps.measured(tiny, asked, "highest")}

@@ -102,6 +102,7 @@ def test_a_large_network_and_an_optimiser_of_torch_are_recorded(monkeypatch: pyt
 
 
 @pytest.mark.usefixtures("by_c_or_recorded")
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("batch_size", [None, 4])
 @pytest.mark.parametrize("biased", [True, False])
 def test_convolutions_are_calls_of_torch_in_plain_c(biased: bool, batch_size: int | None) -> None:

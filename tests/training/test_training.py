@@ -222,6 +222,7 @@ def test_early_stopping_keeps_what_the_best_step_had(compile: Any) -> None:
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("compile", [False, "traced"])
 @pytest.mark.parametrize("wrong", ["targets", "rate"])

@@ -144,7 +144,7 @@ CASES: dict[str, Any] = {
 }
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("case", CASES)
 def test_what_changes_is_seen(case: str) -> None:
     model, change, programs = CASES[case]()

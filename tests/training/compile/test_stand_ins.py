@@ -115,7 +115,7 @@ def _ends(losses: Tensor) -> Tensor:
     return torch.stack([losses[:10].mean(), losses[-10:].mean()])
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", CASES)
 def test_they_train_as_with_pyro(name: str) -> None:
     """Every engine descends as Pyro's SVI does; fails never: all seeds are set."""

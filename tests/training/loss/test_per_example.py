@@ -128,7 +128,7 @@ def same_mean(a: Tensor, b: Tensor | float) -> None:
 
 
 @pytest.mark.parametrize(("guide", "layer"), CASES)
-@pytest.mark.thinned(5)
+@pytest.mark.thinned(9)
 def test_draws_for_a_point_are_draws_of_weights(guide: str, layer: str) -> None:
     """Two-sample tests on projections, and the covariance of all outputs of one point, between positions too."""
     model, q, x = problem(guide, layer)
@@ -156,7 +156,7 @@ def _products(a: Tensor, b: Tensor) -> Tensor:
 
 @pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize(("guide", "layer"), CASES)
-@pytest.mark.thinned(13)
+@pytest.mark.thinned(20)
 def test_gradients_have_the_same_mean(guide: str, layer: str) -> None:
     """Of E[Σ(f - 1)⁴], in 20 independent estimates of 200 draws each; labels have no gradient of this kind."""
     model, q, x = problem(guide, layer)
