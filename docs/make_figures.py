@@ -225,7 +225,7 @@ ROOMS = {  # a row each, from the first that a newcomer reads to where people me
     "the paper": ["generative", "guides"],
     "trained": ["training"],
     "asked, judged": ["prediction", "judging", "references"],
-    "side by side; tables": ["comparison", "tables", "datasets", "tabular"],
+    "side by side; tables": ["comparison", "benchmark", "tables", "datasets", "tabular"],
     "where people meet it": ["sklearn", "cli"],
 }
 

@@ -1,5 +1,6 @@
 """The submodules, and the names at the top with the module that each comes from; imported when first used."""
 
+from . import benchmark as benchmark
 from . import cli as cli
 from . import comparison as comparison
 from . import datasets as datasets

@@ -2,8 +2,8 @@
 
 The command line, the estimators, ``compare``, its report and the contract tests read this registry. Names of guides can
 be read from the source without importing torch, so ``--help`` stays fast. Another package registers its own by entry
-points that name their modules, in the groups "pyro_dropout.guides", "pyro_dropout.likelihoods" and
-"pyro_dropout.scores"::
+points that name their modules, in the groups "pyro_dropout.guides", "pyro_dropout.likelihoods", "pyro_dropout.scores"
+and "pyro_dropout.problems" (those of ``benchmark``)::
 
     [project.entry-points."pyro_dropout.guides"]
     radial = "my_package.radial"
@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # importing torch takes seconds
 # The subpackages, in the order in which they may import: each from itself and from those before it.
 _ORDER = """
     mathematics engines generative guides training prediction judging references
-    tables datasets comparison tabular sklearn cli
+    tables datasets comparison benchmark tabular sklearn cli
 """
 FLOORS = tuple(_ORDER.split())
 
@@ -106,12 +106,12 @@ def guide(name: str, *, make: Make | None = None, **settings: Any) -> Callable[[
     return register
 
 
-def _import_all(folder: str) -> None:
-    """Import every module of a folder of the package, and what other packages add to it, so that all is registered."""
+def import_all(folder: str, kind: str = "") -> None:
+    """Import every module of a folder of the package, and what other packages add to its kind, so all is registered."""
     for path in sorted((_HERE / folder).glob("*.py")):
         if path.stem != "__init__":
             import_module(f"pyro_dropout.{folder.replace('/', '.')}.{path.stem}")
-    for point in _other_packages(folder.rpartition("/")[2]):
+    for point in _other_packages(kind or folder.rpartition("/")[2]):
         try:
             import_module(point.module)
         except Exception as reason:  # whatever is wrong with another package must not stop this one
@@ -121,13 +121,13 @@ def _import_all(folder: str) -> None:
 
 @cache
 def _other_packages(kind: str) -> tuple[EntryPoint, ...]:
-    """Return the modules that other packages register for a kind: "guides", "likelihoods" or "scores"."""
+    """Return the modules that other packages register for a kind: "guides", "likelihoods", "scores" or "problems"."""
     return tuple(sorted(entry_points(group=f"pyro_dropout.{kind}")))
 
 
 def guides() -> Mapping[str, GuideEntry]:
     """Return all registered guides by name, in order; this imports them."""
-    _import_all("guides")
+    import_all("guides")
     return dict(sorted(_GUIDES.items(), key=lambda item: item[1].order))
 
 
@@ -207,7 +207,7 @@ def likelihood(name: str, *, make: Callable[[], Any] | None = None, outputs: int
 
 def likelihoods() -> Mapping[str, LikelihoodEntry]:
     """Return all registered likelihoods by name; this imports them."""
-    _import_all("generative/likelihoods")
+    import_all("generative/likelihoods")
     return dict(_LIKELIHOODS)
 
 
@@ -302,5 +302,5 @@ def score(
 
 def scores() -> Mapping[str, ScoreEntry]:
     """Return all registered scores by name, in order; this imports them."""
-    _import_all("judging/scores")
+    import_all("judging/scores")
     return dict(sorted(_SCORES.items(), key=lambda item: item[1].order))

@@ -1,0 +1,127 @@
+"""The references that ship with the benchmark: good enough, of these data, and right where the answer is known."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import pyro_dropout as pdrop
+from pyro_dropout.benchmark import Problem, Reference, problems
+from pyro_dropout.benchmark.reference import load_reference
+from pyro_dropout.errors import PyroDropoutError
+
+KNOWN = problems("full")
+EXACT = [name for name, each in KNOWN.items() if each.exact]
+
+
+@pytest.fixture(params=KNOWN)
+def problem(request: pytest.FixtureRequest) -> Problem:
+    return KNOWN[request.param]
+
+
+def test_a_reference_meets_its_criteria_and_is_of_the_data_that_the_code_makes(problem: Problem) -> None:
+    reference = load_reference(problem.path, problem.data)
+    assert reference.rhat <= 1.01
+    assert reference.ess >= 4_000
+    assert set(reference.data) == set(problem.data)
+    assert {"seed", "seconds", "torch", "pyro-dropout"} <= set(reference.made_with)
+    assert bool(reference.moments) == problem.identified
+
+
+def test_a_reference_has_draws_of_what_the_problem_asks(problem: Problem) -> None:
+    reference, model = problem.reference, problem.make(0)
+    for draws, mean, std in (
+        (reference.draws, reference.mean, reference.std),
+        (reference.half_draws, reference.half_mean, reference.half_std),
+    ):
+        assert 200 <= len(draws) <= 400
+        # 256 draws of each of a hundred quantities, nearly independent: fails for one in 10,000 at 6 standard errors.
+        assert ((draws.mean(0) - mean).abs() <= 6 * std / len(draws) ** 0.5 + 1e-6).all()
+    sites = {name: mean.expand(3, *mean.shape) for name, (mean, _) in reference.moments.items()}
+    if sites:
+        assert problem.quantities(model, sites).shape[1:] == reference.mean.shape
+    if problem.x_test is not None:
+        assert len(problem.x_test) == len(reference.mean) == len(problem.held_out_rows)
+    if problem.labels:
+        assert len(problem.labels) == len(reference.mean)
+
+
+def test_the_files_are_small() -> None:
+    folder = Path(pdrop.benchmark.__file__).parent / "data"
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 600_000
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_an_exact_reference_is_that_of_the_normal_equations(name: str) -> None:
+    """In numpy's way: mean and covariance of the weights from XᵀX, without the library's posterior."""
+    problem = KNOWN[name]
+    model, (x, y) = problem.make(0), problem.arguments
+    zero = {site: torch.zeros(*model.prior_of(site).event_shape) for site in model.sites}
+
+    def design(at: Tensor) -> Tensor:
+        """The change of f with each weight, (N, d)."""
+        columns = []
+        for site, value in zero.items():
+            for k in range(value.numel()):
+                one = torch.zeros(value.numel())
+                one[k] = 1.0
+                columns.append(model.evaluate(zero | {site: one.reshape(value.shape)}, at).double())
+        return torch.cat(columns, -1)
+
+    widths = torch.cat([model.prior_of(site).stddev.flatten() for site in zero]).double()
+    seen, asked, tau = design(x), design(problem.x_test), float(model.likelihood.tau)
+    covariance = torch.linalg.inv(tau * seen.T @ seen + torch.diag(widths**-2))
+    mean = asked @ (covariance @ (tau * seen.T @ y[:, 0].double()))
+    std = (asked @ covariance @ asked.T).diagonal().sqrt()
+    assert torch.allclose(problem.reference.mean.double(), mean, rtol=1e-3, atol=1e-4)
+    assert torch.allclose(problem.reference.std.double(), std, rtol=1e-3, atol=1e-5)
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def chains(shift: float = 0.0, draws: int = 2_000) -> Tensor:
+    dice = torch.Generator().manual_seed(0)
+    return torch.randn(4, draws, 2, generator=dice) + shift * torch.arange(4).reshape(4, 1, 1)
+
+
+@pytest.mark.parametrize(("values", "words"), [(chains(0.3), "R-hat is"), (chains(draws=400), "sample size is")])
+def test_a_reference_that_is_not_good_enough_is_neither_written_nor_read(
+    values: Tensor, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, reference = tmp_path / "bad.safetensors", Reference.of(values, "4 chains")
+    with pytest.raises(PyroDropoutError, match=words):
+        reference.save(path)
+    assert not path.exists()
+    with monkeypatch.context() as patched:
+        patched.setattr(Reference, "doubts", lambda self: [])
+        reference.save(path)
+    with pytest.raises(PyroDropoutError, match=f"bad.safetensors cannot be used: its .*{words}"):
+        load_reference(path)
+
+
+def test_a_reference_of_other_data_is_refused(tmp_path: Path) -> None:
+    data = {"x": torch.ones(3)}
+    Reference.of(chains(), "4 chains", data=data).save(tmp_path / "r.safetensors")
+    assert load_reference(tmp_path / "r.safetensors", data).how == "4 chains"
+    with pytest.raises(PyroDropoutError, match="it is of other data: x differs"):
+        load_reference(tmp_path / "r.safetensors", {"x": torch.zeros(3)})
+
+
+def test_a_problem_without_a_reference_is_left_out_and_listed() -> None:
+    missing = pdrop.benchmark.missing_references()
+    everything = problems("full", unreferenced=True)
+    assert set(everything) == set(missing) | set(KNOWN)
+    assert set(problems("small")) <= set(KNOWN)
+    for name, command in missing.items():
+        assert command == f"python models/benchmark_references.py {name} --device cuda"
+        with pytest.raises(PyroDropoutError, match=f"{name!r} has no reference yet; make it with: python"):
+            everything[name].reference  # noqa: B018
+
+
+def test_draws_in_half_precision_are_those_of_the_chains(tmp_path: Path) -> None:
+    reference = Reference.of(100.0 + 1e-3 * chains().double(), "4 chains")
+    reference.save(tmp_path / "r.safetensors")
+    read = load_reference(tmp_path / "r.safetensors")
+    assert torch.allclose((read.draws - reference.draws) / reference.std, torch.zeros(()), atol=2e-2)
