@@ -46,6 +46,15 @@ class Problem:
         exact: whether the posterior is known exactly, as of a network that is linear in its weights.
         nuts: what its sampler is told otherwise, such as ``target_accept``.
         path: the file of the reference.
+
+    Example:
+        >>> import torch
+        >>> from pyro_dropout import benchmark
+        >>> gap = benchmark.problems()["gap"]
+        >>> model, (x, y) = gap.make(0), gap.arguments
+        >>> draws = {name: torch.zeros(7, *model.prior_of(name).event_shape) for name in model.sites}
+        >>> gap.quantities(model, draws).shape, gap.reference.mean.shape, len(gap.x_test), gap.identified
+        (torch.Size([7, 40]), torch.Size([40]), 40, False)
     """
 
     name: str

@@ -4,14 +4,17 @@ Two have linear weights, and an exact posterior. The priors of the others are th
 otherwise.
 """
 
+import math
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pyro_dropout.benchmark.problems import problem
-from pyro_dropout.generative.likelihoods import Gaussian
+from pyro_dropout.generative.gaussian_processes import DeepGP
+from pyro_dropout.generative.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.priors import Prior
 from pyro_dropout.generative.random_state import seeded
@@ -101,3 +104,131 @@ def last_layer() -> Record:
         return BayesianNet(nn.Sequential(Bumps(), nn.Linear(20, 1)), Prior(), Gaussian(25.0))
 
     return posed(build, x, y, x_test, regions)
+
+
+# --- networks whose posterior is sampled ------------------------------------------------------------------------------
+
+
+def network(*widths: int, likelihood: Callable[[], Any], activation: type[nn.Module] = nn.ReLU) -> Callable[[], Any]:
+    """Return what builds a network of these widths, with the prior of the paper."""
+
+    def build() -> BayesianNet:
+        parts = [part for a, b in pairwise(widths) for part in (nn.Linear(a, b), activation())]
+        return BayesianNet(nn.Sequential(*parts[:-1]), Prior(), likelihood())
+
+    return build
+
+
+@problem(
+    "gap",
+    title="A network 1-10-1 with a gap in the data",
+    about="Between two clusters of data the posterior is wide, and its functions differ in shape. Factorised posteriors"
+    " of one hidden layer cannot be narrow at the data and wide between them.",
+    kind="numbers",
+)
+def gap() -> Record:
+    x, x_test, regions = on_line(15)
+    y = torch.cos(2 * x + 0.8) + 0.2 * noise(30, 1, seed=11)
+    return posed(network(1, 10, 1, likelihood=lambda: Gaussian(25.0)), x, y, x_test, regions)
+
+
+@problem(
+    "deep-gap",
+    title="A network 1-20-20-1 with a gap in the data",
+    about="As in 'gap', with two hidden layers. Here factorised posteriors could be wide in the gap, and are not.",
+    kind="numbers",
+)
+def deep_gap() -> Record:
+    x, x_test, regions = on_line(15)
+    y = torch.cos(2 * x + 0.8) + 0.2 * noise(30, 1, seed=12)
+    return posed(network(1, 20, 20, 1, likelihood=lambda: Gaussian(25.0)), x, y, x_test, regions)
+
+
+@problem(
+    "moons",
+    title="Two moons, by a network 2-10-2",
+    about="Two classes with a curved boundary. Away from the data the probability should return to one half, as that of"
+    " no single network does.",
+    kind="classes",
+)
+def moons() -> Record:
+    y = torch.arange(60) % 2
+    angle = math.pi * (torch.linspace(0.0, 1.0, 60) + y)
+    centres = torch.tensor([[-0.5, -0.25], [0.5, 0.25]])
+    x = centres[y] + torch.stack([angle.cos(), angle.sin()], -1) + 0.15 * noise(60, 2, seed=13)
+    side = torch.linspace(-2.5, 2.5, 6)
+    x_test = torch.cartesian_prod(side, side)
+    far = torch.cdist(x_test, x).amin(-1)
+    regions = torch.full(far.shape, OUTSIDE).masked_fill(far < 0.5, AT_DATA)
+    build = network(2, 10, 2, likelihood=Categorical, activation=nn.Tanh)
+
+    def probabilities(model: Any, weights: Weights) -> Tensor:
+        return outputs(x_test)(model, weights).softmax(-1)
+
+    return posed(build, x, y, x_test, regions, quantities=probabilities)
+
+
+@problem(
+    "noise",
+    title="Noise that changes with the input, by a network 1-10-2",
+    about="The network says the mean and the width of the noise. A posterior that is too sure of the width is too sure"
+    " of the mean as well.",
+    kind="numbers",
+    held_out=True,
+    nuts={"target_accept": 0.9},
+)
+def heteroscedastic() -> Record:
+    x = torch.linspace(-2.0, 2.0, 60).unsqueeze(-1)
+    y = torch.sin(2 * x) + (0.1 + 0.2 * (x + 2)) * noise(60, 1, seed=14)
+    x_test = torch.linspace(-3.0, 3.0, 32).unsqueeze(-1)
+    regions = torch.full((32,), OUTSIDE).masked_fill(x_test[:, 0].abs() <= 2, AT_DATA)
+    build = network(1, 10, 2, likelihood=HeteroscedasticGaussian, activation=nn.Tanh)
+    return posed(build, x, y, x_test, regions)
+
+
+def thirteen(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return 60 points of 13 inputs, of which five matter, 40 test points, and the regions of these."""
+    x, x_test = noise(60, 13, seed=seed), noise(40, 13, seed=seed + 1)
+    x_test[20:] *= 2.0
+    y = torch.sin(x[:, 0]) + x[:, 1] * x[:, 2] / 2 + (x[:, 3] + x[:, 4]).relu() / 2
+    regions = torch.tensor([AT_DATA] * 20 + [OUTSIDE] * 20)
+    return x, y.unsqueeze(-1) + 0.2 * noise(60, 1, seed=seed + 2), x_test, regions
+
+
+@problem(
+    "wide",
+    title="A network 13-50-1",
+    about="More weights than data, as in the regression sets of the literature. The functions are uncertain everywhere,"
+    " and most directions of the weights see no data.",
+    kind="numbers",
+    suite="full",
+)
+def wide() -> Record:
+    x, y, x_test, regions = thirteen(20)
+    return posed(network(13, 50, 1, likelihood=lambda: Gaussian(25.0)), x, y, x_test, regions)
+
+
+@problem(
+    "wide-deep",
+    title="A network 13-50-50-1",
+    about="As 'wide', with two hidden layers: 3,301 weights for 60 data points.",
+    kind="numbers",
+    suite="full",
+)
+def wide_deep() -> Record:
+    x, y, x_test, regions = thirteen(30)
+    return posed(network(13, 50, 50, 1, likelihood=lambda: Gaussian(25.0)), x, y, x_test, regions)
+
+
+@problem(
+    "deep-gp",
+    title="A deep Gaussian process of two layers, in weight space",
+    about="The paper's model itself, with 20 hidden units in each layer. Dropout is said to have the uncertainty of"
+    " this posterior.",
+    kind="numbers",
+    suite="full",
+)
+def deep_gp() -> Record:
+    x, x_test, regions = on_line(15)
+    y = torch.cos(2 * x + 0.8) + 0.2 * noise(30, 1, seed=15)
+    return posed(lambda: DeepGP(1, [20, 20], 1, likelihood=Gaussian(25.0)), x, y, x_test, regions)
