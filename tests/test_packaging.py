@@ -1,6 +1,7 @@
 """What a user gets: one version, a wheel with the package alone in it, and a Makefile that sets everything up."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -32,7 +33,9 @@ def bare(tmp_path: Path) -> Path:
 
 def test_there_is_one_version() -> None:
     written = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
-    assert pyro_dropout.__version__ == version("pyro-dropout") == written
+    cited = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text("utf-8"), re.MULTILINE)
+    assert cited
+    assert pyro_dropout.__version__ == version("pyro-dropout") == written == cited[1]
 
 
 def test_the_wheel_holds_the_package_alone(tmp_path: Path) -> None:

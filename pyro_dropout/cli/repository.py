@@ -24,8 +24,9 @@ DATASETS_HELP = (
     " with the package or made by formulas."
     + options.examples("datasets", "datasets --download data --only yacht,mnist")
 )
-INFO_HELP = "Print the installed versions, the default device and the number of threads." + options.examples(
-    "info", "info --json"
+INFO_HELP = (
+    "Print what a report of an error needs: the installed versions, the compiler, the default device and the threads."
+    + options.examples("info", "info --json")
 )
 
 
@@ -99,8 +100,10 @@ def datasets(
 
 
 def info(as_json: options.Json = False) -> None:
-    """Print the installed versions."""
+    """Print what a report of an error needs: versions, compiler and device."""
     import torch
+
+    from pyro_dropout.engines.c.library import compiler
 
     place = options.place("auto")
     device = "cpu (--device mps for the GPU)" if torch.backends.mps.is_available() else "cpu"
@@ -110,6 +113,7 @@ def info(as_json: options.Json = False) -> None:
         "torch": torch.__version__,
     }
     facts |= {"pyro": version("pyro-ppl"), "arviz": version("arviz"), "threads": torch.get_num_threads()}
+    facts["compiler"] = " ".join(compiler()) or "none, so that steps are not written as C"
     facts["device"] = f"cuda ({torch.cuda.get_device_name(place)})" if place.type == "cuda" else device
     lines = [f"{name:<13} {what}" for name, what in facts.items()]
     answer(facts, as_json, [*lines, "", f"To compare posterior approximations: {PROGRAM} compare --help"])

@@ -1,0 +1,46 @@
+"""What a seed fixes, from process to process: the page "The same numbers again" promises it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TRAINED = """
+import hashlib, sys, warnings, torch, pyro_dropout as pd
+warnings.simplefilter("ignore")
+torch.manual_seed(0)
+x = torch.linspace(-1, 1, 30).unsqueeze(-1)
+for guide in (pd.AutoDropout, pd.AutoMeanField, pd.AutoLowRank):
+    model = pd.BayesianNet(torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)))
+    q = guide(model)
+    history = pd.fit(model, q, x, x.sin(), steps=12, batch_size=7, seed=3, compile=eval(sys.argv[1]), progress=False)
+    answer = pd.predict(model, q, x, samples=20, seed=4)
+    values = [history.losses, answer.mean, answer.variance]
+    print(history.engine, *(hashlib.sha256(each.numpy().tobytes()).hexdigest() for each in values))
+"""
+
+
+def numbers(compile: str, hashing: str) -> list[list[str]]:
+    """The engine and hashes of losses and predictions of three guides, in a process of its own."""
+    environment = {**os.environ, "PYTHONHASHSEED": hashing, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", TRAINED, compile]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    return [line.split() for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("compile", ["False", pytest.param("True", marks=pytest.mark.deep)])
+def test_another_process_finds_the_same_bits(compile: str) -> None:
+    one, other = numbers(compile, "1"), numbers(compile, "2")
+    assert one == other
+    assert [line[0] for line in one] == [{"False": "eager", "True": "C"}[compile]] * 3
+    assert len({line[1] for line in one}) == 3  # and they are not the numbers of one guide
+
+
+@pytest.mark.deep
+def test_recorded_steps_find_the_bits_of_eager_ones() -> None:
+    eager, recorded = numbers("False", "0"), numbers("'traced'", "0")
+    assert [line[1:] for line in eager] == [line[1:] for line in recorded]
+    assert {line[0] for line in recorded} == {"recorded"}
