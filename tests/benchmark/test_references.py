@@ -1,16 +1,21 @@
 """The references that ship with the benchmark: good enough, of these data, and right where the answer is known."""
 
+import importlib
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
+import benchmark_references
 import pytest
 import torch
 from torch import Tensor
 
 import pyro_dropout as pdrop
+from pyro_dropout import registry
 from pyro_dropout.benchmark import Problem, Reference, problems
 from pyro_dropout.benchmark.reference import load_reference
 from pyro_dropout.errors import PyroDropoutError
 
+problems_by_name = importlib.import_module("pyro_dropout.benchmark.problems")
 KNOWN = problems("full")
 EXACT = [name for name, each in KNOWN.items() if each.exact]
 
@@ -125,3 +130,50 @@ def test_draws_in_half_precision_are_those_of_the_chains(tmp_path: Path) -> None
     reference.save(tmp_path / "r.safetensors")
     read = load_reference(tmp_path / "r.safetensors")
     assert torch.allclose((read.draws - reference.draws) / reference.std, torch.zeros(()), atol=2e-2)
+
+
+SLOPE = """
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import pyro_dropout as pdrop
+from pyro_dropout.benchmark import problem
+
+
+@problem("slope", title="A slope", about="One weight.", kind="parameters", exact=True, folder=Path(__file__).parent)
+def slope():
+    def asked(model, weights):
+        return weights["weight"].flatten(1)
+
+    data = torch.tensor([[1.0], [2.0]]), torch.tensor([[1.0], [1.0]])
+    make = lambda seed: pdrop.BayesianNet(nn.Linear(1, 1, bias=False), pdrop.Prior(), pdrop.Gaussian(2.0))
+    return {"make": make, "arguments": data, "quantities": asked, "labels": ("slope",)}
+"""
+
+
+def test_another_package_registers_a_problem_whose_reference_the_script_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slope_of_another_package.py").write_text(SLOPE)
+    monkeypatch.syspath_prepend(tmp_path)
+    point = EntryPoint("slope", "slope_of_another_package", "pyro_dropout.problems")
+    monkeypatch.setattr(registry, "_other_packages", lambda kind: (point,) if kind == "problems" else ())
+    monkeypatch.setattr(problems_by_name, "_PROBLEMS", dict(problems_by_name._PROBLEMS))
+    assert "slope" in pdrop.benchmark.missing_references()
+    benchmark_references.main(["slope", "--samples", "4000", "--device", "cpu", "--out", str(tmp_path / "out")])
+    reference = problems()["slope"].reference
+    # Precision 1 + 2 (1 + 4) = 11, mean 2 (1 + 2) / 11.
+    assert reference.mean.item() == pytest.approx(6 / 11, abs=1e-5)
+    assert reference.std.item() == pytest.approx(11**-0.5, abs=1e-5)
+    (tmp_path / "slope.safetensors").write_bytes(b"")
+    with pytest.raises(PyroDropoutError, match=r"slope.safetensors cannot be used"):
+        problems()["slope"].reference  # noqa: B018
+
+
+def test_two_problems_of_one_name_are_refused() -> None:
+    with pytest.raises(PyroDropoutError, match="a problem named 'gap' is registered already: gap"):
+        pdrop.benchmark.problem("gap", title="", about="", kind="numbers")(dict)
+    with pytest.raises(PyroDropoutError, match="kind must be"):
+        pdrop.benchmark.problem("new", title="", about="", kind="colours")  # type: ignore[arg-type]
