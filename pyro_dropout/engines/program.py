@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_dropout.engines.agreement import agrees, written
 from pyro_dropout.engines.constants import Found, alike, lift_constants
 from pyro_dropout.engines.kernel_folder import check_compiler_folder
 from pyro_dropout.engines.torch_internals import (
@@ -71,7 +72,8 @@ class Program:
 
     def compile(self, inputs: list[Tensor]) -> None:
         """Let inductor compile what was recorded, for an example of the leaves of its inputs."""
-        self._run = compiled(self.graph, [*inputs, *(tensor for _, tensor in self.lifted)])
+        given = [*inputs, *(tensor for _, tensor in self.lifted)]
+        self._run = _right(compiled(self.graph, given), self.graph, given)
 
     def __call__(self, *inputs: Tree) -> Tree:
         """Run the program."""
@@ -121,6 +123,24 @@ def compiled(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[...,
     with torch.no_grad(), warnings.catch_warnings(), combined_by(by_shape) if on_gpu else nullcontext():
         warnings.simplefilter("ignore")
         return compile_fx(graph, inputs, settings(on_gpu))
+
+
+def _right(run: Callable[..., Sequence[Tensor]], graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+    """Return a program of inductor's, if it computes what was recorded: it has lost gradients before.
+
+    On a GPU its random numbers are others, and there is nothing to compare.
+    """
+    given = [each.clone() for each in inputs]
+    if any(each.is_cuda for each in inputs):
+        return run
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            right = agrees(lambda: run(*given), graph, given, {k: inputs[k] for k in written(graph)}, distances=(0.0,))
+    except Exception as cause:
+        raise RuntimeError(f"torch's compiler makes a program of this step that fails ({cause})") from cause
+    if not right:
+        raise RuntimeError("torch's compiler makes a program of this step that computes something else")
+    return run
 
 
 def settings(on_gpu: bool) -> dict[str, Any]:

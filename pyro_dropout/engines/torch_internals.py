@@ -143,12 +143,18 @@ def compile_fx(graph: torch.fx.GraphModule, inputs: list[Tensor], settings: dict
     """Let inductor compile a graph."""
     import torch._inductor.config as inductor
     from torch._inductor.compile_fx import compile_fx as compiled
+    from torch._inductor.decomposition import select_decomp_table
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    # Inductor looks a program up on disk only if told how shapes were guessed; here none was.
-    shapes = TracingContext(FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True, allow_non_fake_inputs=True))
-    with tracing(shapes), inductor.patch(settings):
-        return compiled(graph, list(inputs))  # type: ignore[return-value]  # nothing but a function, here
+    # Inductor looks a program up on disk only if told how shapes were guessed; here none is: of real tensors, it would
+    # make variables of all sizes.
+    shapes = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True, allow_non_fake_inputs=True)
+    # As a sum over scattered places, the gradient of a pooling was read before it was summed (torch 2.13, on a CPU).
+    whole = torch.ops.aten.max_pool2d_with_indices_backward.default
+    simpler = {operation: how for operation, how in select_decomp_table().items() if operation is not whole}
+    with tracing(TracingContext(shapes)), inductor.patch(settings):
+        given = [shapes.from_tensor(each) for each in inputs]
+        return compiled(graph, given, decompositions=simpler)  # type: ignore[return-value]  # nothing but a function
 
 
 def cache_folder() -> str:

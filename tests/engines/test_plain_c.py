@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pyro_dropout.engines import in_c
+from pyro_dropout.engines import agreement, in_c
 from pyro_dropout.engines.c.library import compiled, compiler
 from pyro_dropout.engines.c.source import Source
 from pyro_dropout.engines.engine import CannotError
@@ -33,7 +33,7 @@ def ran(function: Callable[..., list[Tensor]], *inputs: Tensor, seed: int = 0) -
 def in_c_of(function: Callable[..., list[Tensor]], *inputs: Tensor, writes: int = 0) -> Callable[[], list[Tensor]]:
     """Return a function in C on these inputs, also where it is wrong."""
     program = Program(function, *[each.clone() for each in inputs], compile=False)
-    with mock.patch.object(in_c, "_close", return_value=True):
+    with mock.patch.object(agreement, "_close", return_value=True):
         return in_c.in_c(program, inputs, writes)
 
 
@@ -353,7 +353,7 @@ def test_a_wrong_step_is_found_where_other_last_digits_have_no_inverse() -> None
         return [torch.linalg.cholesky_ex(x, check_errors=True).L, x.sum()]
 
     x = torch.ones(2, 2, dtype=torch.float64) + torch.diag(torch.tensor([0.0, 4e-15], dtype=torch.float64))
-    shaken = mock.patch.object(in_c, "_shaken", lambda each: each - 1)  # which has none
+    shaken = mock.patch.object(agreement, "_shaken", lambda each: each - 1)  # which has none
     right = root(x)
     wrong = mock.patch.object(Source, "run", return_value=lambda: [right[0], right[1] + 0.1])
     with shaken, wrong, pytest.warns(match="in C"), pytest.raises(CannotError, match="does not compute"):
