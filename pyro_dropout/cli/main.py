@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from pyro_dropout.cli import benchmark as cli_benchmark
 from pyro_dropout.cli import compare as cli_compare
 from pyro_dropout.cli import fit as cli_runs
 from pyro_dropout.cli import options as cli_options
@@ -128,6 +129,7 @@ def _root(
 
 
 app.command("compare", help=cli_compare.HELP)(cli_compare.compare)
+app.command("benchmark", help=cli_benchmark.HELP)(cli_benchmark.benchmark)
 app.command("fit", help=cli_runs.FIT_HELP)(cli_runs.fit)
 app.command("predict", help=cli_predict.HELP)(cli_predict.predict)
 app.command("resume", help=cli_runs.RESUME_HELP)(cli_runs.resume)

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -166,6 +166,10 @@ class Findings:
     seconds: float
     call: ModelCall | None = None
 
+    def _known(self) -> Mapping[str, Column]:
+        """Return every column that there may be, by name."""
+        return columns()
+
     def __repr__(self) -> str:
         names = ", ".join(row.name for row in self.rows)
         points = f"{len(self.train[1])} training and {len(self.test[1])} test points"
@@ -198,7 +202,7 @@ class Findings:
     @property
     def columns(self) -> dict[str, Column]:
         """The columns in which at least one row has a score, in order."""
-        return {key: column for key, column in columns().items() if any(key in row.scores for row in self.rows)}
+        return {key: column for key, column in self._known().items() if any(key in row.scores for row in self.rows)}
 
     @property
     def table(self) -> list[dict[str, str]]:
@@ -210,13 +214,13 @@ class Findings:
     def cell(self, row: Row, key: str) -> str:
         """Return one cell as text."""
         if key in row.scores:
-            column = columns()[key]
+            column = self._known()[key]
             return row.scores[key].text(column.digits, tiny=column.better == "less")  # errors, in small units
         return "failed" if not row.scores else "–"
 
     def best(self, key: str) -> str | None:
         """Return the name of the best guide in a column, without the reference; None if neither direction is better."""
-        column = columns()[key]
+        column = self._known()[key]
         known = {name: cell.mean for name, cell in self._cells(key).items() if math.isfinite(cell.mean)}
         if not column.better or len(known) < 2:
             return None
@@ -227,7 +231,7 @@ class Findings:
 
         A score that is no mean over held-back points has no error with one seed, and so no leader.
         """
-        name, cells, column = self.best(key), self._cells(key), columns()[key]
+        name, cells, column = self.best(key), self._cells(key), self._known()[key]
         if name is None or (cells[name].error is None and not cells[name].points):
             return []
         first = cells.pop(name)

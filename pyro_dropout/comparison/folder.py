@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas
 
 from pyro_dropout.comparison.compare import Comparison
-from pyro_dropout.comparison.findings import Score, distinct
+from pyro_dropout.comparison.findings import Findings, Score, distinct
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.judging.diagnostics.inference_data import to_arviz
@@ -158,7 +158,7 @@ def _write_posteriors(comparison: Comparison, folder: Path, samples: int, seed: 
     return complaints
 
 
-def scores_of(comparison: Comparison) -> Record:
+def scores_of(comparison: Findings) -> Record:
     """Return the scores as plain numbers, {posterior: {score: {mean, error, values}}}, and any notes."""
     found: Record = {}
     for row in comparison.rows:

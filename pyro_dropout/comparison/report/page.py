@@ -9,7 +9,7 @@ import re
 import warnings
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from importlib import resources
 from importlib.metadata import version
@@ -29,16 +29,17 @@ from pyro_dropout.registry import scores
 
 
 @cache
-def _environment() -> Environment:
-    environment = Environment(loader=PackageLoader(__package__), autoescape=True, undefined=StrictUndefined)
-    environment.trim_blocks = environment.lstrip_blocks = environment.keep_trailing_newline = True
-    environment.filters["sha256"] = lambda text: b64encode(sha256(text.encode()).digest()).decode()
-    return environment
+def environment() -> Environment:
+    """Return what makes pages from the templates of this folder."""
+    found = Environment(loader=PackageLoader(__package__), autoescape=True, undefined=StrictUndefined)
+    found.trim_blocks = found.lstrip_blocks = found.keep_trailing_newline = True
+    found.filters["sha256"] = lambda text: b64encode(sha256(text.encode()).digest()).decode()
+    return found
 
 
 def sentence(kind: str, **values: object) -> Markup:
     """Return a sentence of the page: a macro of ``sentences.html.jinja`` with these values filled in."""
-    return Markup(getattr(_environment().get_template("sentences.html.jinja").module, kind)(**values))
+    return Markup(getattr(environment().get_template("sentences.html.jinja").module, kind)(**values))
 
 
 def minus(number: str) -> str:
@@ -49,7 +50,7 @@ def minus(number: str) -> str:
 _FONT = "system-ui, -apple-system, 'Segoe UI', 'Noto Sans', 'DejaVu Sans', sans-serif"  # inside a quoted attribute
 
 
-def _picture(draw: Callable[[Findings], Figure], comparison: Findings) -> str:
+def picture(draw: Callable[[], Figure]) -> str:
     """Return a drawing as a small SVG in base64: fonts are the reader's, coordinates hundredths of a point."""
     import matplotlib.pyplot as plt
 
@@ -58,7 +59,7 @@ def _picture(draw: Callable[[Findings], Figure], comparison: Findings) -> str:
     buffer = io.StringIO()
     with plt.style.context(["default", look]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*missing from font.*")  # the reader's font may have them
-        figure = draw(comparison)
+        figure = draw()
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
         plt.close(figure)
     text = buffer.getvalue()
@@ -76,7 +77,7 @@ _GROUPS: dict[str, tuple[str, ...]] = {
 _CALIBRATION = ("coverage", "interval", "crps", "ece", "brier")
 
 
-def _table(comparison: Findings, groups: Mapping[str, Iterable[str]]) -> dict[str, object]:
+def table_of(comparison: Findings, groups: Mapping[str, Iterable[str]]) -> dict[str, object]:
     """Return what the template of a table needs: the columns by group, and the cells by posterior."""
     known = {title: [key for key in comparison.columns if key in keys] for title, keys in groups.items()}
     known = {title: keys for title, keys in known.items() if keys}
@@ -177,39 +178,40 @@ def page(comparison: Findings) -> str:
     groups["Other"] = keys - {key for group in groups.values() for key in group}
     groups = {title: keys & set(group) for title, group in groups.items()}
     more = ("log_lik",) if "accuracy" in keys else ()
-    calibration = _table(comparison, {"At the held-back points": (*more, *_CALIBRATION)})
-    picture = _picture(draw_scores, comparison) if comparison.answers else ""
+    calibration = table_of(comparison, {"At the held-back points": (*more, *_CALIBRATION)})
+    drawing = picture(partial(draw_scores, comparison)) if comparison.answers else ""
     kinds = [answer.target_distribution for answer in comparison.answers.values()]
-    doubt = {"table": calibration, "picture": picture, "classes": any(map(is_class, kinds))}
+    doubt = {"table": calibration, "picture": drawing, "classes": any(map(is_class, kinds))}
     doubt["whole"] = any(map(is_whole, kinds))
     content = {  # by section; a section without content is left out
         "found": findings(comparison),
-        "scores": _table(comparison, groups),
-        "predictions": _picture(draw_bands, comparison) if comparison.curves else "",
-        "doubt": doubt if picture or calibration["groups"] else {},
+        "scores": table_of(comparison, groups),
+        "predictions": picture(partial(draw_bands, comparison)) if comparison.curves else "",
+        "doubt": doubt if drawing or calibration["groups"] else {},
         "paper": _paper(comparison),
         "run": {"facts": facts(comparison), **{key: str(settings.get(key, "")) for key in ("command", "model")}},
     }
-    guides = [row.name for row in comparison.rows if row.name != REFERENCE]
-    return (
-        _environment()
-        .get_template("page.html.jinja")
-        .render(
-            title=str(settings.get("title", "Posterior approximations compared")),
-            note=str(settings.get("note") or ""),
-            style=Markup(resources.files(__package__).joinpath("templates", "style.css").read_text("utf-8"))
-            + Markup(_environment().get_template("swatches.css.jinja").render(colours=COLOURS, grey=GREY)),
-            # The class of the dot in front of every posterior's name, which has its figure colour.
-            swatches={REFERENCE: "reference"} | {name: f"c{k % len(COLOURS)}" for k, name in enumerate(guides)},
-            content=content,
-        )
+    return rendered(
+        "page.html.jinja",
+        [row.name for row in comparison.rows if row.name != REFERENCE],
+        title=str(settings.get("title", "Posterior approximations compared")),
+        note=str(settings.get("note") or ""),
+        content=content,
     )
+
+
+def rendered(template: str, guides: list[str], **values: object) -> str:
+    """Return a page from a template, with its style, and the colour of every posterior's dot, that of its figures."""
+    style = resources.files(__package__).joinpath("templates", "style.css").read_text("utf-8")
+    style += environment().get_template("swatches.css.jinja").render(colours=COLOURS, grey=GREY)
+    swatches = {REFERENCE: "reference"} | {name: f"c{k % len(COLOURS)}" for k, name in enumerate(guides)}
+    return environment().get_template(template).render(style=Markup(style), swatches=swatches, **values)
 
 
 def _paper(comparison: Findings) -> dict[str, object]:
     """Return what only those need who compare q(w) with p(w|y); {} if there is nothing of it."""
     undefined = [row.name for row in comparison.rows if row.scores.get("elbo", Score()).note.startswith("undefined")]
-    table = _table(comparison, {"As an approximation of p(w|y)": PAPER})
+    table = table_of(comparison, {"As an approximation of p(w|y)": PAPER})
     if not table["groups"]:
         return {}
     said = [sentence("no_density", names=undefined)] if undefined else []
