@@ -115,7 +115,7 @@ def problem(
     held_out: bool = False,
     exact: bool = False,
     nuts: Record | None = None,
-    folder: Path = FOLDER,
+    folder: Path | None = None,
 ) -> Callable[[Posed], Posed]:
     """Register a problem; a decorator of a function that returns the other attributes of ``Problem``, in a dict.
 
@@ -128,7 +128,7 @@ def problem(
         held_out: whether nobody may tune on it.
         exact: whether the posterior is known exactly.
         nuts: what its sampler is told otherwise.
-        folder: where its reference lies, as ``NAME.safetensors``.
+        folder: where its reference lies, as ``NAME.safetensors``; by default in this package.
 
     Example:
         >>> import torch, pyro_dropout as pdrop
@@ -150,7 +150,7 @@ def problem(
         known = _PROBLEMS.get(name)
         if known is not None and (known[0].__module__, known[0].__qualname__) != (posed.__module__, posed.__qualname__):
             raise PyroDropoutError(f"a problem named {name!r} is registered already: {known[0].__qualname__}.")
-        path = Path(folder) / f"{name}.safetensors"
+        path = (FOLDER if folder is None else Path(folder)) / f"{name}.safetensors"
         _PROBLEMS[name] = posed, {"name": name, **settings, "nuts": nuts or {}, "path": path}
         return posed
 
