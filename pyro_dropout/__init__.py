@@ -89,13 +89,13 @@ def __dir__() -> list[str]:
 def _moved(name: str) -> _Any:
     """Return a name from where it is now, with a warning at each place that uses the old one."""
     from importlib import import_module
-    from warnings import warn
 
+    from pyro_dropout.errors import warn_caller
     from pyro_dropout.mathematics.argument_names import GONE_IN
 
     place, new = _PLACES[name].split(".")
     instead = f"use {__name__}.{place}.{new}"
-    warn(f"{__name__}.{name} will be removed in version {GONE_IN}; {instead}.", DeprecationWarning, stacklevel=3)
+    warn_caller(f"{__name__}.{name} will be removed in version {GONE_IN}; {instead}.", DeprecationWarning)
     return getattr(import_module(f"{__name__}.{place}"), new)
 
 

@@ -1,5 +1,9 @@
 """Exception types and warnings. Exceptions are ``ValueError`` too, so code that catches the usual one keeps working."""
 
+import sys
+import warnings
+from types import FrameType
+
 
 class PyroDropoutError(ValueError):
     """Base class of all errors that pyro_dropout raises.
@@ -213,6 +217,23 @@ class OutOfMemoryError(PyroDropoutError):
         ...     print(str(told).split(". ")[0])
         memory runs out in a step of 512 points: CUDA out of memory
     """
+
+
+_BETWEEN = {"pyro_dropout", "pyro", "torch", "sklearn", "joblib", "contextlib", "importlib"}
+
+
+def warn_caller(message: str | Warning, kind: type[Warning] = UserWarning) -> None:
+    """Warn at the line outside this package, and those between, that has called into it, however deep this one is."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _module(frame).partition(".")[0] in _BETWEEN:
+        frame = frame.f_back
+    seen = frame.f_globals.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(message, kind, frame.f_code.co_filename, frame.f_lineno, _module(frame), seen)
+
+
+def _module(frame: FrameType) -> str:
+    name: str = frame.f_globals.get("__name__", "<string>")
+    return name
 
 
 __all__ = sorted(name for name in globals() if name.endswith(("Error", "Warning")))

@@ -10,7 +10,6 @@ and "pyro_dropout.problems" (those of ``benchmark``)::
 """
 
 import ast
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
@@ -19,6 +18,8 @@ from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from pyro_dropout.errors import warn_caller
 
 if TYPE_CHECKING:  # importing torch takes seconds
     from torch import Tensor
@@ -116,7 +117,7 @@ def import_all(folder: str, kind: str = "") -> None:
             import_module(point.module)
         except Exception as reason:  # whatever is wrong with another package must not stop this one
             said = f"{type(reason).__name__}: {reason}"
-            warnings.warn(f"{point.name!r}, which another package registers, is left out. {said}", stacklevel=3)
+            warn_caller(f"{point.name!r}, which another package registers, is left out. {said}")
 
 
 @cache

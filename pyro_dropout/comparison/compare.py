@@ -20,7 +20,14 @@ from pyro_dropout.comparison.report.page import page
 from pyro_dropout.comparison.standard_models import standard_guide
 from pyro_dropout.comparison.trained import Trained, as_a_fleet, for_seed, one_by_one
 from pyro_dropout.engines.choose import Compile
-from pyro_dropout.errors import DivergedError, IgnoredInputsWarning, PyroDropoutError, RangeError, ShapeError
+from pyro_dropout.errors import (
+    DivergedError,
+    IgnoredInputsWarning,
+    PyroDropoutError,
+    RangeError,
+    ShapeError,
+    warn_caller,
+)
 from pyro_dropout.generative.inputs import check_inputs, check_pairs, inputs_of, takes_all
 from pyro_dropout.generative.likelihoods.likelihood import Likelihood as OwnLikelihood
 from pyro_dropout.generative.model_call import ModelCall, is_network
@@ -293,11 +300,10 @@ def _warn_of_another_model(model: PyroModel) -> None:
     learned = any(list(part.parameters()) for part in parts if isinstance(part, OwnLikelihood))
     marks = [part.tempered(name, 1) for part in parts if isinstance(part, BayesianNet) for name in part.sites]
     if learned or any(mark is not None and mark.weights is not None for mark in marks):
-        warnings.warn(
+        warn_caller(
             "the reference is sampled at T = 1 and at the noise that the model starts with, but guides learn their"
             " noise or are trained at the temperature of the prior, so distances to it are partly those. Take a fixed"
             " noise and Prior() to compare with NUTS.",
-            stacklevel=4,
         )
 
 

@@ -9,7 +9,6 @@ in about a second: "plain" is to try that, and to record the step otherwise.
 """
 
 import contextlib
-import warnings
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Literal
@@ -21,6 +20,7 @@ from pyro_dropout.engines.engine import CannotError, Eager, Engine, Loop, Step, 
 from pyro_dropout.engines.in_c import InC
 from pyro_dropout.engines.in_cuda import InCuda
 from pyro_dropout.engines.replayed import Inductor, Replayed
+from pyro_dropout.errors import warn_caller
 from pyro_dropout.mathematics.checks import check_choice
 
 Compile = Literal["auto"] | bool
@@ -101,8 +101,7 @@ def _tell(failed: list[tuple[str, Exception]], loop: Loop, warn: Callable[[Excep
         warn(compiling[-1], loop.name)
         return
     for name, cause in failed:
-        warnings.warn(
+        warn_caller(
             f"the engine {name!r} failed ({type(cause).__name__}: {cause}), so {loop.name!r} takes the steps. Please"
             " report this with your model.",
-            stacklevel=5,
         )

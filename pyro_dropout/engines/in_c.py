@@ -5,7 +5,6 @@ is run beside the operations that were recorded, at several points, and not used
 """
 
 import ctypes
-import warnings
 from collections.abc import Callable, Sequence
 
 import torch
@@ -16,6 +15,7 @@ from pyro_dropout.engines.c import library
 from pyro_dropout.engines.c.source import Source
 from pyro_dropout.engines.engine import CannotError, Loop, Row, Step, Taken, copy_into
 from pyro_dropout.engines.program import Program, apart_in_memory
+from pyro_dropout.errors import warn_caller
 
 Run = Callable[[], list[Tensor]]
 
@@ -72,7 +72,7 @@ def in_c(program: Program, inputs: Sequence[Tensor], writes: int = 0) -> Run:
         raise CannotError(str(cause)) from cause
     if run is None:
         why = "the step in C does not compute what the recorded one does"
-        warnings.warn(f"{why}; it is not used. Please report this with your model.", stacklevel=2)
+        warn_caller(f"{why}; it is not used. Please report this with your model.")
         raise CannotError(why)
     return run
 

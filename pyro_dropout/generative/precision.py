@@ -6,7 +6,6 @@ the outputs f, the KL and the loss. So do Linear layers with fewer than 8 inputs
 last: they would gain nothing, and what a network is told and what it answers would lose digits.
 """
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -18,7 +17,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from pyro_dropout.engines.torch_internals import onednn
-from pyro_dropout.errors import PyroDropoutError
+from pyro_dropout.errors import PyroDropoutError, warn_caller
 from pyro_dropout.mathematics.checks import check_choice
 
 Precision = Literal["float32", "bf16"]
@@ -43,10 +42,9 @@ def check_precision(precision: object, model: object, device: torch.device | str
         )
     place = next((value.device for value in parameters), "cpu") if device is None else device
     if str(place).startswith("cpu") and _imitated():
-        warnings.warn(
+        warn_caller(
             "this processor has no instructions for precision='bf16': the results are right, but computed"
             " much more slowly than with precision='float32'.",
-            stacklevel=5,
         )
 
 

@@ -1,10 +1,10 @@
 """Warns of networks that give probabilities to a likelihood that takes logits, and so makes probabilities of them."""
 
 import math
-import warnings
 
 from torch import Tensor, nn
 
+from pyro_dropout.errors import warn_caller
 from pyro_dropout.generative.likelihoods import Bernoulli, Categorical
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.standardised import network_in
@@ -14,7 +14,7 @@ _ROUNDING = 1e-2  # of a sum of probabilities, in half precision too
 _FEW = 10  # logits, which may all lie in [0, 1] by chance
 
 
-def warn_of_probabilities(model: object, f: Tensor, *, stacklevel: int) -> None:
+def warn_of_probabilities(model: object, f: Tensor) -> None:
     """Warn, once for a model, if its outputs f, (..., N, D), are probabilities where its likelihood takes logits."""
     net = network_in(model)
     if not isinstance(net, BayesianNet) or "probabilities" in checked_with(net):
@@ -30,7 +30,7 @@ def warn_of_probabilities(model: object, f: Tensor, *, stacklevel: int) -> None:
     else:
         return
     checked_with(net).add("probabilities")
-    warnings.warn(what.format(type(likelihood).__name__) + advice, stacklevel=stacklevel + 1)
+    warn_caller(what.format(type(likelihood).__name__) + advice)
 
 
 _TWICE = "but {} takes logits and makes probabilities of them itself: "

@@ -4,7 +4,6 @@ A guide defines the parameters of a weight site (``parameters_of``) and the dist
 (``weight_distribution``). Everything else is here, and means, draws and quantiles are in ``guides/marginals.py``.
 """
 
-import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -18,7 +17,7 @@ from pyro import poutine
 from pyro.infer.autoguide.initialization import InitMessenger
 from torch import Tensor, nn
 
-from pyro_dropout.errors import EmptyModelError, NoWeightWarning, PyroDropoutError
+from pyro_dropout.errors import EmptyModelError, NoWeightWarning, PyroDropoutError, warn_caller
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.observed_sites import check_supports, sample_sites
 from pyro_dropout.generative.priors import BySite, by_site
@@ -276,13 +275,12 @@ class SiteGuide(Summarised, Marginals):
         # A guide in an AutoGuideList has some of the sites, and a model may say that none of them is a weight.
         expected = self.at_weights and not marked and self.master is None
         if expected and "weight" not in kinds and not ("bias" in kinds and self.bias.startswith("dropout")):
-            warnings.warn(
+            warn_caller(
                 f"{type(self).__name__} finds no weight in this model ({', '.join(self._sites)}), so it is no more than"
                 " a Gaussian or a point for each site: scalars, vectors, constrained sites and sites in plates are not"
                 " weights. Mark one with pyro.sample(..., infer={'kind': 'weight'}), or use AutoMeanField; for"
                 " correlations, AutoLowRank(per='net') or AutoFullRank.",
                 NoWeightWarning,
-                stacklevel=2,
             )
 
     @property

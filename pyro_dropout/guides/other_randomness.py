@@ -6,7 +6,6 @@ network computes the same when only the modules that draw it are in training mod
 
 import functools
 import random
-import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from pyro_dropout.engines.torch_internals import TorchDispatchMode, tree_leaves
-from pyro_dropout.errors import PyroDropoutError
+from pyro_dropout.errors import PyroDropoutError, warn_caller
 from pyro_dropout.generative.inputs import AnyInputs, call_net, copies
 from pyro_dropout.generative.own_noise import kept_random, silent
 from pyro_dropout.generative.random_state import random_state, seeded
@@ -61,11 +60,10 @@ def find_noise(net: nn.Module, x: AnyInputs, whole: bool = False) -> list[str] |
             with training(net):
                 first, again, more = (_watched(net, batch) for batch in (batches[0], batches[0], batches[1]))
         except Exception as cause:
-            warnings.warn(
+            warn_caller(
                 f"{type(net).__name__} does not run in training mode ({type(cause).__name__}: {cause}), so random"
                 " numbers that it draws there, other than in torch's dropout layers, were not looked for. The pair is"
                 " right if there are none.",
-                stacklevel=2,
             )
             return with_dropout(net)
         for label, operation in first.elsewhere:

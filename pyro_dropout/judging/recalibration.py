@@ -5,13 +5,12 @@ overconfident or underconfident everywhere, without training.
 """
 
 import math
-import warnings
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from pyro_dropout.errors import PyroDropoutError, ShapeError
+from pyro_dropout.errors import PyroDropoutError, ShapeError, warn_caller
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.likelihoods.moments import Running, block_log_prob, block_sums
 from pyro_dropout.mathematics.checks import check_positive, describe
@@ -121,11 +120,10 @@ def _warn_if_in_vain(prediction: Prediction, y: Tensor, temperature: float) -> N
     f = prediction.samples.to(_F64) / temperature
     single = (f.softmax(-1).amax(-1) if several else f.abs().sigmoid()).mean().item()  # confidence of single draws
     if accuracy - confidence > max(_NEAR if single > _VOTES else _FAR, by_chance):
-        warnings.warn(
+        warn_caller(
             f"no temperature calibrates this prediction: at the best one, {temperature:.3g}, its mean confidence is"
             f" {confidence:.2f} and its accuracy {accuracy:.2f}. The draws differ too much from each other: narrow the"
             " posterior instead, as laplace(..., validation=(x, y)) does, or use less dropout.",
-            stacklevel=3,
         )
 
 

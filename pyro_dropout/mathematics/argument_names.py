@@ -2,9 +2,10 @@
 
 import functools
 import inspect
-import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
+
+from pyro_dropout.errors import warn_caller
 
 Called = TypeVar("Called", bound=Callable[..., Any])  # a function, or a class with its constructor
 GONE_IN = "0.2"
@@ -36,7 +37,7 @@ def _renamed(names: dict[str, str], warn: bool, called: Called) -> Called:
                 raise TypeError(f"{label}() got both {name!r} and {ours!r}, two names of one argument; give one.")
             if warn:
                 said = f"the argument {name!r} of {label}() will be removed in version {GONE_IN}; use {ours!r}."
-                warnings.warn(said, DeprecationWarning, stacklevel=2)
+                warn_caller(said, DeprecationWarning)
             kwargs[ours] = kwargs.pop(name)
         return called(*args, **kwargs)
 

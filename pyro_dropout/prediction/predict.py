@@ -1,6 +1,5 @@
 """The posterior predictive p(y | x) ≈ (1/T) Σ_t p(y | f_t), from T draws of the weights with outputs f_t."""
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -8,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from pyro_dropout.errors import DivergedError, IgnoredInputsWarning, PyroDropoutError
+from pyro_dropout.errors import DivergedError, IgnoredInputsWarning, PyroDropoutError, warn_caller
 from pyro_dropout.generative.inputs import AnyInputs, check_inputs, takes_all
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.model_call import ModelCall, call_of, check_keywords, is_network
@@ -147,9 +146,9 @@ def predict(
         if given:
             raise PyroDropoutError(f"predict does not take {words}; leave it out.")
     if isinstance(posterior, AutoLaplace) and method != "standard" and (doubt := _doubt(model, posterior)):
-        warnings.warn(doubt, stacklevel=5)
+        warn_caller(doubt)
     if ignored := ignored_inputs(posterior):
-        warnings.warn(ignored, IgnoredInputsWarning, stacklevel=5)
+        warn_caller(ignored, IgnoredInputsWarning)
     if ensemble is not None and ensemble.points and not noise_of(model):
         samples = min(samples, ensemble.members)  # more would repeat functions, some of them oftener than others
     members = None if ensemble is None else min(ensemble.members, samples)
@@ -167,7 +166,7 @@ def predict(
         answer.members = members
         _check_numbers(answer, model, posterior)
     if network:
-        warn_of_probabilities(model, found.like if found._samples is None else found._samples, stacklevel=5)
+        warn_of_probabilities(model, found.like if found._samples is None else found._samples)
     return found
 
 

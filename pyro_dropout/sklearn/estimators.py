@@ -5,7 +5,6 @@ standardised internally. A prediction is a mean over functions drawn with a seed
 the same prediction alone and in a batch.
 """
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Literal, Self, overload
@@ -20,7 +19,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 from torch import Tensor
 
-from pyro_dropout.errors import PyroDropoutError
+from pyro_dropout.errors import PyroDropoutError, warn_caller
 from pyro_dropout.generative.standardised import moments
 from pyro_dropout.judging.conformal import conformal
 from pyro_dropout.mathematics.argument_names import also
@@ -240,8 +239,8 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
         """Return the expected targets at X; with ``return_std`` also their standard deviations, noise included."""
         mean, std = (self._shaped(part) for part in self._answers(X, lambda answer: (answer.mean, answer.std)))
         if lost := int((~np.isfinite(mean)).sum()):
-            warnings.warn(
-                f"{lost} of {mean.size} means are not finite; predict_quantiles(X, [0.5]) may be.", stacklevel=2
+            warn_caller(
+                f"{lost} of {mean.size} means are not finite; predict_quantiles(X, [0.5]) may be.",
             )
         return (mean, std) if return_std else mean
 
@@ -270,7 +269,7 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
 
     def interval(self, X: object, level: float = 0.95) -> tuple[Floats, Floats]:
         """Return what ``predict_interval`` does, which is its name now."""
-        warnings.warn("interval is called predict_interval now; this name will go.", DeprecationWarning, stacklevel=2)
+        warn_caller("interval is called predict_interval now; this name will go.", DeprecationWarning)
         return self.predict_interval(X, level)
 
     def _shaped(self, values: Floats) -> Floats:

@@ -1,6 +1,5 @@
 """Read a table as data to fit: encode its columns, handle missing values, and hold back a part."""
 
-import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
+from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError, warn_caller
 from pyro_dropout.tables.column_selection import choose_columns
 from pyro_dropout.tables.encoding import Column, Dataset, Encoding, Remarks, told
 from pyro_dropout.tables.files import read_file
@@ -138,9 +137,8 @@ def read_inputs(path: str | Path | Table, encoding: Encoding) -> tuple[Table, Te
     x, done = encoding.inputs_of(table)
     if empty := [column.name for column in encoding.inputs if _is_empty(column, table)]:
         which = f"column {empty[0]!r} has" if len(empty) == 1 else f"columns {', '.join(map(repr, empty))} have"
-        warnings.warn(
+        warn_caller(
             f"{table.file}: {which} no value in any row, unlike in training; all predictions are made without.",
-            stacklevel=2,
         )
     ignored = (f"columns that training did not have, ignored: {', '.join(extra)}",) if extra else ()
     return replace(table, notes=(*table.notes, *ignored, *told(done))), x

@@ -2,7 +2,6 @@
 
 import base64
 import itertools
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from pyro_dropout.errors import PyroDropoutError
+from pyro_dropout.errors import PyroDropoutError, warn_caller
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.judging.support import Support
 from pyro_dropout.mathematics.checks import check_count, check_finite, check_level
@@ -179,7 +178,7 @@ class FittedTable:
         )
         outside = pandas.Series(list(itertools.chain(*self.encoding.beyond(x))), dtype="str").value_counts()
         for doubt in _doubts(frame, outside):
-            warnings.warn(doubt, stacklevel=2)
+            warn_caller(doubt)
         return frame
 
     def _classes(self, found: Prediction, level: float) -> Record:

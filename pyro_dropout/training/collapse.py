@@ -9,7 +9,6 @@ temperature T, while a data point is worth about one.
 """
 
 import math
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_dropout.errors import IgnoredInputsWarning
+from pyro_dropout.errors import IgnoredInputsWarning, warn_caller
 from pyro_dropout.generative.inputs import inputs_of
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.networks import BayesianNet
@@ -151,7 +150,7 @@ def warn_of_replicas(
             told[UserWarning if learned is None else IgnoredInputsWarning].append(f"number {k}: {said}")
     for kind, found in told.items():
         if found:
-            warnings.warn(f"{len(found)} of {len(replicas)} replicas, {found[0]}", kind, stacklevel=3)
+            warn_caller(f"{len(found)} of {len(replicas)} replicas, {found[0]}", kind)
 
 
 def _log_prob(net: BayesianNet, f: Tensor, y: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from pyro_dropout.engines.choose import HowCompiled, check_how_compiled, decided, step_size
-from pyro_dropout.errors import IgnoredInputsWarning, PyroDropoutError, UnfinishedTrainingWarning
+from pyro_dropout.errors import IgnoredInputsWarning, PyroDropoutError, UnfinishedTrainingWarning, warn_caller
 from pyro_dropout.generative.inputs import takes_all
 from pyro_dropout.generative.model_call import ModelCall, call_of, check_keywords, is_network
 from pyro_dropout.generative.networks import BayesianNet
@@ -257,10 +257,10 @@ def _noted(model: PyroModel, guide: PyroModel, call: ModelCall, history: History
     """Let a guide remember its training; warn if it has learned nothing from its inputs, or ended too soon."""
     note_training(guide, history.summary)
     if history.unfinished is not None:
-        warnings.warn(history.unfinished.sentence(history.steps), UnfinishedTrainingWarning, stacklevel=5)
+        warn_caller(history.unfinished.sentence(history.steps), UnfinishedTrainingWarning)
     history.learned, told = note_learned(model, guide, call)
     if told:
-        warnings.warn(told, UserWarning if history.learned is None else IgnoredInputsWarning, stacklevel=5)
+        warn_caller(told, UserWarning if history.learned is None else IgnoredInputsWarning)
     return history
 
 

@@ -1,6 +1,5 @@
 """Checks of the arguments of training, before anything is moved, drawn or changed."""
 
-import warnings
 from collections.abc import Callable, Collection
 from numbers import Real
 
@@ -10,7 +9,7 @@ from pyro.optim.optim import PyroOptim
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
+from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError, warn_caller
 from pyro_dropout.generative.inputs import AnyInputs, check_inputs, check_pairs, inputs_of, takes_all
 from pyro_dropout.generative.likelihoods import Gaussian, Likelihood, likelihood_of
 from pyro_dropout.generative.model_call import ModelCall, is_network, name_of, takes
@@ -111,11 +110,10 @@ def warn_of_decay(optim: object, loss: object = None) -> None:
     groups += [dict(optim.options)] if isinstance(optim, Update) else []
     decay = max((float(group.get("weight_decay") or 0.0) for group in groups), default=0.0)
     if decay and getattr(loss, "temperature", 1.0) != 0:
-        warnings.warn(
+        warn_caller(
             f"the optimiser's weight_decay={decay:g} changes the objective: it is no longer the ELBO, whose KL shrinks"
             " the weights already. Set weight_decay=0 and choose the prior; or, for dropout with scale=0, leave the KL"
             " out with loss=ELBO(temperature=0), so that this decay is the only one.",
-            stacklevel=3,
         )
 
 
@@ -214,7 +212,7 @@ def check_targets(model: Callable[..., object], x: AnyInputs, y: Tensor, watched
             check_inputs(x)
         f = outputs_at(model, x if takes_all(model) else x[:2])
         if f is not None:
-            warn_of_probabilities(model, f, stacklevel=4)
+            warn_of_probabilities(model, f)
             likelihood.check_values(f, likelihood.checked(f[:1].expand(len(y), -1), y))
     except PyroDropoutError as cause:
         if not watched:

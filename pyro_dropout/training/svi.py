@@ -7,7 +7,6 @@ traced runs eagerly, with one warning that says why; nothing is approximated.
 import os
 import shutil
 import traceback
-import warnings
 from collections.abc import Hashable
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import torch
 
 from pyro_dropout.engines.choose import Compile
 from pyro_dropout.engines.tracing import reads_values
-from pyro_dropout.errors import DivergedError, PyroDropoutError, ShapeError
+from pyro_dropout.errors import DivergedError, PyroDropoutError, ShapeError, warn_caller
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.observed_sites import check_first_step
 from pyro_dropout.generative.precision import Precision, check_precision, products_in
@@ -214,8 +213,7 @@ def warn_uncompiled(cause: BaseException, engine: str = "eager", what: str = "th
     if not any(map(shutil.which, ("c++", "g++", "clang++"))):
         cure = " There is no C++ compiler on this machine: install one (g++, or clang++)."
     how = "runs eagerly" if engine == "eager" else "replays its recorded operations"
-    warnings.warn(
+    warn_caller(
         f"{what} cannot be compiled, and {how} from here on: {reason}.{cure} compile=False silences this;"
         " compile=True raises the error.",
-        stacklevel=5,
     )

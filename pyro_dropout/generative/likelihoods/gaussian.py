@@ -1,12 +1,10 @@
 """Gaussian noise of one precision: y ~ N(f, τ⁻¹ I)."""
 
-import warnings
-
 import torch
 from torch import Tensor, nn
 from torch.distributions import MultivariateNormal
 
-from pyro_dropout.errors import ShapeError
+from pyro_dropout.errors import ShapeError, warn_caller
 from pyro_dropout.generative.likelihoods.gaussian_outputs import Outputs, variance_of
 from pyro_dropout.generative.likelihoods.likelihood import Likelihood
 from pyro_dropout.generative.likelihoods.moments import F64, Sums, moments_of
@@ -100,10 +98,9 @@ class Gaussian(Likelihood):
         if self.assumed and len(y) > _FEW and bool(((y == 0) | (y == 1)).all()) and bool((y != y.flatten()[0]).any()):
             one_hot = y.dim() == 2 and y.shape[1] > 1 and bool((y.sum(1) == 1).all())
             classes = "Categorical(), and y.argmax(1) as targets" if one_hot else "Bernoulli()"
-            warnings.warn(
+            warn_caller(
                 "y holds nothing but 0 and 1, and the likelihood is Gaussian because none was given. For classes give"
                 f" the model likelihood={classes}; if these are numbers, likelihood=Gaussian(tau).",
-                stacklevel=4,
             )
 
     def curvature_root(self, f: Tensor, y: Tensor | None = None) -> Tensor:

@@ -5,14 +5,13 @@ leaves E[H(z|w)] out of the KL, so it gives an objective and not a bound; the ga
 """
 
 import math
-import warnings
 from dataclasses import dataclass
 
 import torch
 from pyro import poutine
 from torch import Tensor
 
-from pyro_dropout.errors import PyroDropoutError
+from pyro_dropout.errors import PyroDropoutError, warn_caller
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.generative.random_state import seeded
@@ -64,7 +63,7 @@ class ElboReport:
     def gap(self) -> float | None:
         """The former name of ``kl_gap``."""
         said = f"ElboReport.gap will be removed in version {GONE_IN}; use kl_gap."
-        warnings.warn(said, DeprecationWarning, stacklevel=2)
+        warn_caller(said, DeprecationWarning)
         return self.kl_gap
 
     def __repr__(self) -> str:

@@ -11,14 +11,13 @@ point whether that worked.
 """
 
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyro_dropout.errors import PyroDropoutError, RangeError, SingularError
+from pyro_dropout.errors import PyroDropoutError, RangeError, SingularError, warn_caller
 from pyro_dropout.generative.model_call import ModelCall, call_of, is_network
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.judging.diagnostics.arviz_export import (
@@ -289,9 +288,8 @@ def loo(
         fitted = torch.logsumexp(each, -1) - math.log(each.shape[-1])
     bad = int((khat > 0.7).sum())
     if bad:
-        warnings.warn(
+        warn_caller(
             f"k̂ is above 0.7 at {bad} of {len(khat)} points, so elpd cannot be trusted: hold data back instead.",
-            stacklevel=2,
         )
     return LOOResult(
         elpd=float(pointwise.sum()),

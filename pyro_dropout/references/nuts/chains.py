@@ -5,7 +5,6 @@ whose trajectory ends draws the next momentum at once. Each chain has random num
 depend on how many others there are. With a model on a GPU, long runs go on there, in one kernel.
 """
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,7 +17,7 @@ from torch.nn.functional import pad
 
 from pyro_dropout.engines.choose import Compile
 from pyro_dropout.engines.engine import CannotError
-from pyro_dropout.errors import PyroDropoutError
+from pyro_dropout.errors import PyroDropoutError, warn_caller
 from pyro_dropout.references.nuts.adaptation import Plan, Tuning, begun, untuned
 from pyro_dropout.references.nuts.no_u_turn import Array, Randoms, counts_of, numpy_of, planted
 from pyro_dropout.references.nuts.stepping import Energies, Stepping
@@ -164,7 +163,7 @@ class _Run:
         elif how == "recorded" and self._cause is None and slowest and to_come > _WORTH_COMPILING:
             self._try(self._compiled)
         if self._cause is not None and how == "eager" and self.steps >= _WORTH_TELLING > self.steps - _BLOCK:
-            warnings.warn(f"this model cannot be compiled, so sampling is slow: {self._cause}", stacklevel=2)
+            warn_caller(f"this model cannot be compiled, so sampling is slow: {self._cause}")
 
     def _to_gpu(self, go_on: "Callable[..., ChainsOnGpu] | None" = None) -> None:
         if go_on is None:
@@ -186,7 +185,7 @@ class _Run:
                 raise PyroDropoutError(f"this model cannot be compiled: {cause} Use compile=False.") from cause
             if self._stepping.how == "recorded" and not isinstance(cause, CannotError):
                 told = f"the engine 'C' failed ({type(cause).__name__}: {cause}), so recorded steps go on."
-                warnings.warn(f"{told} Please report this with your model.", stacklevel=2)
+                warn_caller(f"{told} Please report this with your model.")
             self._cause = cause
 
     def results(self) -> list[ChainResult]:

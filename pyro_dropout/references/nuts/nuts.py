@@ -1,13 +1,13 @@
 """The reference for approximate posteriors: draws from the posterior itself, by Hamiltonian Monte Carlo."""
 
 import time
-import warnings
 
 import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from pyro_dropout.engines.choose import Compile
+from pyro_dropout.errors import warn_caller
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.model_call import ModelCall, call_of, is_network
 from pyro_dropout.generative.observed_sites import speaks_by_likelihood
@@ -133,7 +133,7 @@ def nuts(
     for doubt in doubts:
         warning = UserWarning(doubt)
         warning.posterior = posterior  # type: ignore[attr-defined]
-        warnings.warn(warning, stacklevel=3)
+        warn_caller(warning)
     return posterior
 
 

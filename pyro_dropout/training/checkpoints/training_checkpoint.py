@@ -2,14 +2,13 @@
 
 import re
 import time
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from pyro_dropout.errors import DamagedFileError, PyroDropoutError
+from pyro_dropout.errors import DamagedFileError, PyroDropoutError, warn_caller
 from pyro_dropout.mathematics.argument_names import formerly
 from pyro_dropout.mathematics.checks import check_count, check_positive
 from pyro_dropout.protocols import Record
@@ -146,10 +145,9 @@ class Keeper:
             write_tensors(path, found, facts | identity_of(self.model, self.guide))
         except OSError as cause:
             left = "the previous checkpoint is kept" if self.step else "there is no checkpoint yet"
-            warnings.warn(
+            warn_caller(
                 f"the checkpoint of step {step} cannot be written: {cause.strerror or cause}. Training continues;"
                 f" {left}.",
-                stacklevel=5,
             )
             return False
         self._damaged.discard(path)
@@ -187,7 +185,7 @@ class Keeper:
             except DamagedFileError as damage:
                 why = str(damage).removesuffix(ADVICE)
                 then = "resumes from the previous one" if files else "starts again from the first step"
-                warnings.warn(f"{why} Training {then}.", stacklevel=10)
+                warn_caller(f"{why} Training {then}.")
                 self._damaged.add(path)
         return None
 

@@ -1,7 +1,6 @@
 """The training of an ensemble: one member's loss and gradients as a graph, mapped over all members."""
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,7 @@ from pyro import poutine
 from torch import Tensor
 
 from pyro_dropout.engines.torch_internals import tree_flatten, tree_leaves, tree_unflatten
-from pyro_dropout.errors import PyroDropoutError
+from pyro_dropout.errors import PyroDropoutError, warn_caller
 from pyro_dropout.generative.inputs import takes_all
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.registration import forget
@@ -195,10 +194,9 @@ def train_members(members: Members, train: Callable[[Members], History]) -> Hist
     lost = ensemble.lost.nonzero().flatten().tolist()
     if lost:
         names = ", ".join(map(str, lost[:8])) + ", ..." * (len(lost) > 8)
-        warnings.warn(
+        warn_caller(
             f"{len(lost)} of {ensemble.rows} members reached a loss that is not finite and are left out from here"
             f" on ({names}); see history.diverged. Lower the learning rate, or clip gradients (clip_norm=...).",
-            stacklevel=5,
         )
     mean = torch.where(each.isfinite(), each, torch.nan).nanmean(1)
     return dataclasses.replace(history, losses=mean, member_losses=each)

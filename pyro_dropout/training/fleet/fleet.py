@@ -4,7 +4,6 @@ One step is traced through Pyro for one replica, with parameters and settings as
 is one program, in which a layer of all replicas is one batched matrix product.
 """
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch import Tensor
 from pyro_dropout.engines.choose import HowCompiled, check_how_compiled, decided, step_size
 from pyro_dropout.engines.engine import Solo, Step
 from pyro_dropout.engines.torch_internals import tree_map
-from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
+from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError, warn_caller
 from pyro_dropout.generative.inputs import AnyInputs, check_pairs, inputs_of, named, takes_all
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.precision import Precision, check_precision, products_in
@@ -193,10 +192,9 @@ class Fleet:
         warn_of_replicas(list(self), good, data_of)
         lost = int(history.diverged.sum())
         if lost:
-            warnings.warn(
+            warn_caller(
                 f"{lost} of {len(self)} replicas reached a loss that is not finite and were left behind; see"
                 " history.diverged. Lower their learning rate, or clip gradients (clip_norm=...).",
-                stacklevel=2,
             )
         return history
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from pyro_dropout.errors import PyroDropoutError
+from pyro_dropout.errors import PyroDropoutError, warn_caller
 from pyro_dropout.generative.inputs import check_inputs, inputs_of, takes_all
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.networks import BayesianNet
@@ -172,7 +172,7 @@ def maximise_evidence(
         net.load_state_dict(state)
         guide = measured(model, weights, x, y, structure)
     if idle < _PATIENCE:
-        warnings.warn(f"log p(D) may rise further: the search ended after {rounds} rounds. Give more.", stacklevel=3)
+        warn_caller(f"log p(D) may rise further: the search ended after {rounds} rounds. Give more.")
     lengths = {name: _number(1 / net.prior_scale(name).to(F64)) for name in sites_of(guide)}
     return Evidence(guide, found, tau, lengths, tuple(trace))
 

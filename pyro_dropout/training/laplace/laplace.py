@@ -1,7 +1,6 @@
 """A Gaussian posterior at a point that is already trained (MacKay 1992; Daxberger et al. 2021)."""
 
 import math
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
+from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError, warn_caller
 from pyro_dropout.generative.inputs import AnyInputs, takes_all
 from pyro_dropout.generative.jacobians import last_layer
 from pyro_dropout.generative.likelihoods import Gaussian
@@ -287,12 +286,11 @@ def _warn_unless_trained(guide: AutoLaplace, gradient: Mapping[str, Tensor]) -> 
     squared = guide.curvature.squared_length(gradient).item()
     size = sum(block.size() for block in guide.curvature)
     if squared > max(4.0, 0.1 * size):  # two nats, and a third of a standard deviation each
-        warnings.warn(
+        warn_caller(
             "the point of this Laplace approximation is not a maximum of the posterior: a Newton step from it would"
             f" move the weights by {(squared / size) ** 0.5:.2g} posterior standard deviations (root mean square) and"
             f" raise log p(y, w) by about {squared / 2:.3g}. Train it for longer, with a smaller learning rate at the"
             " end.",
-            stacklevel=3,
         )
 
 

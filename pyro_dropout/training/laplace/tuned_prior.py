@@ -7,7 +7,6 @@ Without them the default prior is narrowed until it leaves the point's confidenc
 """
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from pyro_dropout.errors import ShapeError
+from pyro_dropout.errors import ShapeError, warn_caller
 from pyro_dropout.generative.inputs import takes_all
 from pyro_dropout.generative.jacobians import Jacobians
 from pyro_dropout.generative.likelihoods import Bernoulli, Categorical
@@ -61,10 +60,9 @@ def tune_prior(guide: AutoLaplace, model: Any, validation: object) -> float:
         block.prior.mul_(factor)
     _warn_if_unsure(seen[best], "held-out data", _POINT)
     if point.log_prob >= seen[best].log_prob - _SAME * len(y):
-        warnings.warn(
+        warn_caller(
             f"held-out data find nothing better than the point itself: with {factor:.3g} times the prior's precision"
             " this Laplace approximation predicts as its point does. They may be too few, or the point needs no width.",
-            stacklevel=4,
         )
     return float(factor)
 
@@ -143,8 +141,7 @@ def _warn_if_unsure(seen: _Seen, where: str, cure: str) -> None:
     accuracy, confidence = seen.right / count, seen.sure / count
     by_chance = 3 * (confidence * (1 - confidence) / count) ** 0.5  # three standard errors
     if accuracy - confidence > max(_FAR, by_chance):
-        warnings.warn(
+        warn_caller(
             f"this Laplace approximation is less confident than it is right: on {where} its mean confidence is"
             f" {confidence:.2f} and its accuracy {accuracy:.2f} (linearised predictions). {cure}",
-            stacklevel=4,
         )

@@ -5,7 +5,6 @@
 """
 
 import functools
-import warnings
 import weakref
 from collections.abc import Iterable
 from contextlib import nullcontext
@@ -20,7 +19,7 @@ from pyro.util import warn_if_nan
 from torch import Tensor
 
 from pyro_dropout.engines.torch_internals import disable_current_modes, is_traced
-from pyro_dropout.errors import NotFollowedError
+from pyro_dropout.errors import NotFollowedError, warn_caller
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.generative.trial_run import quietly
@@ -142,10 +141,9 @@ class ELBO(pyro.infer.ELBO):
                     raise
                 site = "weights" if refusal.site is None else f"site {refusal.site!r}"
                 self._refusals.append(f"{site} cannot be drawn for each data point: {refusal.reason}")
-                warnings.warn(
+                warn_caller(
                     f"{self._refusals[0]}; all points share each draw from here on. ELBO(per_example=False) silences"
                     " this.",
-                    stacklevel=2,
                 )
             for name in set(store.keys()) - names:
                 del store[name]
