@@ -32,6 +32,7 @@ _SHAPE = re.compile(
     rf"(?P<digits>[0-9.,](?:[0-9.,'’{_SPACES}]*[0-9.,])?(?:[eE][-+]?[0-9]+)?)[{_SPACES}]?(?P<after>[%‰]|{_CURRENCY})?"
 )
 _MEASURE = re.compile(rf"(?P<number>[-+−]?[0-9][0-9.,]*)[{_SPACES}]?(?P<unit>[^\W\d_]\S*|°\S*)")
+_PARTS = ("%", "‰")
 _POWERS = frozenset({"k", "K", "m", "M", "B", "b", "bn", "G", "T", "Mio", "Mrd"})
 _ONES = str.maketrans("23456789", "11111111")
 _ALIKE = str.maketrans({**dict.fromkeys(_SPACES, " "), "’": "'"})
@@ -70,7 +71,7 @@ class Notation:
     def values(self, cells: Series) -> Floats:
         """Return cells as numbers, dates as days since 1970; NaN where they are missing or written otherwise."""
         if cells.dtype == np.float64:
-            usable = self.kind == "number" and not self.unit
+            usable = self.kind == "number" and self.unit not in _PARTS  # a program holds 12 % as 0.12
             return cells.to_numpy() if usable else np.full(len(cells), np.nan)
         found = plain_numbers(cells) if self == NUMBER else None
         if found is not None:
