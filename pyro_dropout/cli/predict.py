@@ -79,6 +79,7 @@ def predict(
     """Predict the rows of a table with a fitted run."""
     where = options.place(device)
     from pyro_dropout.tables.files import read_file
+    from pyro_dropout.tables.table import unlisted
     from pyro_dropout.tabular.fitted import FittedTable
     from pyro_dropout.tabular.run_folder import Run, sha256_of
 
@@ -90,7 +91,7 @@ def predict(
     fitted.model.to(where), fitted.guide.to(where)
     table = read_file(path, encoding=encoding, separator=separator)
     frame = fitted.predict(table, level, levels, limits, samples, seed, progress=not quiet)
-    beyond = frame["beyond"][frame["beyond"] != ""].str.split("; ")
+    beyond = frame["beyond"][frame["beyond"] != ""].map(unlisted)
     record: dict[str, Any] = {"folder": str(folder), "target": run.encoding.target, "rows": len(frame)}
     record |= {"file": str(out), "level": level, "samples": samples, "classes": list(run.encoding.classes)}
     record |= {"calibrated": fitted.calibration.calibrates(level), "notes": list(frame.attrs["notes"])}
@@ -193,6 +194,8 @@ def _scores(fitted: "FittedTable", frame: "pandas.DataFrame", table: "Table") ->
     """Return the scores on the rows that have a target; {} if none has."""
     import pandas
 
+    from pyro_dropout.tables.table import unlisted
+
     kept, targets = fitted.encoding.known_targets(table)
     if not kept:
         return {}
@@ -203,7 +206,7 @@ def _scores(fitted: "FittedTable", frame: "pandas.DataFrame", table: "Table") ->
         probable = [rows[f"p={name}"].iloc[k] for k, name in enumerate(actual)]
         found["log_lik"] = sum(math.log(p) if p > 0 else -math.inf for p in probable) / len(kept)
         if "set" in rows:
-            held = [f"; {name}; " in f"; {one}; " for name, one in zip(actual, rows["set"], strict=True)]
+            held = [name in unlisted(one) for name, one in zip(actual, rows["set"], strict=True)]
             found["coverage"] = sum(held) / len(kept)
             found["coverage_by_class"] = pandas.Series(held).groupby(actual).mean().to_dict()
         return found

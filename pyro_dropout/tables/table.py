@@ -4,6 +4,7 @@ A data frame has the cells that its CSV file would have, so that it is read as i
 """
 
 import copy
+import csv
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -238,6 +239,16 @@ def number_text(value: float) -> str:
     """Return a number as text; whole numbers have no point."""
     whole = math.isfinite(value) and abs(value) < EXACT and value.is_integer()
     return str(int(value)) if whole else str(value)
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names in one cell, with "; " between them; one with a semicolon or a quote in it is quoted, as in CSV."""
+    return "; ".join('"{}"'.format(name.replace('"', '""')) if set(';"\n\r') & {*name} else name for name in names)
+
+
+def unlisted(cell: str) -> list[str]:
+    """Return the names in such a cell."""
+    return next(csv.reader([cell], delimiter=";", skipinitialspace=True), [])
 
 
 def brief(cell: object) -> str:

@@ -22,7 +22,7 @@ from pyro_dropout.protocols import Figure, Record
 from pyro_dropout.tables.encoding import Dataset, Encoding
 from pyro_dropout.tables.reading import read_inputs
 from pyro_dropout.tables.settings import SAMPLES
-from pyro_dropout.tables.table import Table, table_of
+from pyro_dropout.tables.table import Table, listed, table_of
 from pyro_dropout.tabular.calibration import Calibration
 from pyro_dropout.tabular.explain import Importance, explain
 from pyro_dropout.tabular.pictures import picture
@@ -170,7 +170,7 @@ class FittedTable:
                 said = self._classes(found, level) if classes else self._numbers(found, level, levels, limits)
                 frames.append(pandas.DataFrame(said))
                 bar.update(len(frames[-1]))
-        beyond = ["; ".join(names) for names in self.encoding.beyond(x, table)]
+        beyond = [listed(names) for names in self.encoding.beyond(x, table)]
         frame = pandas.concat(frames, ignore_index=True).assign(**self._familiar(x, table), beyond=beyond)
         frame.attrs["notes"] = table.notes
         frame = frame.set_axis(
@@ -187,7 +187,7 @@ class FittedTable:
         parts |= {f"p={name}": found.probs[:, k] for k, name in enumerate(classes)}
         said = {"class": [classes[k] for k in best.indices.tolist()]} | _columns(parts)
         if (sets := self.calibration.sets(found, level)) is not None:
-            said["set"] = ["; ".join(itertools.compress(classes, held)) for held in sets.tolist()]
+            said["set"] = [listed(itertools.compress(classes, held)) for held in sets.tolist()]
         return said
 
     def _numbers(self, found: Prediction, level: float, quantiles: Sequence[float], above: Sequence[float]) -> Record:
@@ -214,7 +214,7 @@ class FittedTable:
             for row, inputs in zip(flags.nonzero()[:, 0].tolist(), support.inputs(part[flags]), strict=True):
                 found = [*apart[start + row], *(names[k] for k in inputs)]
                 apart[start + row] = list(dict.fromkeys(found)) or ["all inputs together"]
-        return {"unfamiliar": [bool(each) for each in apart], "unfamiliar_in": ["; ".join(each) for each in apart]}
+        return {"unfamiliar": [bool(each) for each in apart], "unfamiliar_in": [listed(each) for each in apart]}
 
     # --- pictures -----------------------------------------------------------------------------------------------------
 

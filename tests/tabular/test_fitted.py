@@ -1,5 +1,6 @@
 """A table fitted in one call, its answers, its folder, and what it refuses."""
 
+import csv
 import json
 import warnings
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import pyro_dropout as pd
+from pyro_dropout.tables.table import unlisted
 from pyro_dropout.tabular.fitted import FittedTable, _doubts
 from tests.cli.command import run, table_of
 
@@ -121,6 +123,22 @@ def test_columns_named_by_numbers_and_numbers_of_numpy_are_taken() -> None:
     assert list(found.predict(frame.head(3), above="12", quantiles=[0.1, 0.1000001]))[5:8] == [
         *("q=0.1", "q=0.1000001", "p>12")
     ]
+
+
+def test_names_that_hold_a_separator_are_read_back(tmp_path: Path) -> None:
+    names, far = ["oak", "oak; tall", 'the "elm"'], 'a;b "c"'
+    frame = houses(90).assign(kind=names * 30).drop(columns="price").rename(columns={"area": far})
+    found = pd.fit_table(frame, target="kind", steps=10, progress=False, guide="mean-field")
+    found.save(tmp_path / "run")
+    frame.assign(**{far: 1e6}).to_csv(tmp_path / "new.csv", index=False)
+    asked = ["predict", tmp_path / "run", tmp_path / "new.csv", "--level", 0.6, "--out", tmp_path / "p.csv", "--json"]
+    record = json.loads(run(*asked).stdout)
+    cells = pandas.read_csv(tmp_path / "p.csv", keep_default_na=False)
+    sets = [next(csv.reader([cell], delimiter=";", skipinitialspace=True)) for cell in cells["set"]]
+    assert {name for each in sets for name in each} <= {*names}
+    assert record["scores"]["coverage"] == np.mean([kind in each for kind, each in zip(names * 30, sets, strict=True)])
+    assert record["beyond"]["inputs"] == {far: 90}
+    assert all(unlisted(cell) == [far] for cell in cells["beyond"])
 
 
 def test_classes_have_sets(tmp_path: Path) -> None:
