@@ -83,6 +83,39 @@ def test_an_exact_reference_is_that_of_the_normal_equations(name: str) -> None:
     assert torch.allclose(problem.reference.std.double(), std, rtol=1e-3, atol=1e-5)
 
 
+# --- published posteriors ---------------------------------------------------------------------------------------------
+
+# posteriordb, https://github.com/stan-dev/posteriordb: E[θ] and E[θ²] of eight_schools-eight_schools_noncentered (the
+# second of ..._centered, the same posterior) and of mesquite-logmesquite_logvas, each with its Monte Carlo error.
+PUBLISHED = {
+    "eight-schools": (
+        [6.1505, 4.9396, 3.9059, 4.7960, 3.6144, 4.0511, 6.3172, 4.8840, 4.4105, 3.6021],
+        [0.0557, 0.0462, 0.0542, 0.0475, 0.0461, 0.0485, 0.0499, 0.0543, 0.0330, 0.0319],
+        [69.363, 45.979, 43.139, 45.761, 34.358, 39.413, 64.933, 52.128, 30.403, 23.204],
+        [1.1692, 0.6346, 0.6539, 0.6194, 0.4550, 0.5390, 0.9216, 0.9025, 0.3351, 0.4849],
+    ),
+    "mesquite": (
+        [5.35152, 0.37589, 0.39744, -0.37489, 0.38936, 0.11004, -0.58471, 0.34076],
+        [0.00178, 0.00291, 0.00303, 0.00244, 0.00329, 0.00126, 0.00134, 0.00041],
+        [28.67027, 0.22537, 0.24967, 0.19833, 0.25989, 0.02803, 0.35963, 0.11774],
+        [0.01916, 0.00254, 0.00276, 0.00206, 0.00302, 0.00036, 0.00159, 0.00029],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_reference_has_the_published_moments(name: str) -> None:
+    """At five standard errors of both runs: 36 numbers fail once in 50,000 on correct code."""
+    reference = KNOWN[name].reference
+    mean, mean_error, square, square_error = (torch.tensor(each) for each in PUBLISHED[name])
+    own = reference.std / reference.ess**0.5
+    assert ((reference.mean - mean).abs() <= 5 * (own**2 + mean_error**2).sqrt()).all()
+    # Of x², whose standard deviation is about that of a Gaussian's; twice as large for a heavy tail.
+    own = 2 * (2 * reference.std**4 + 4 * mean**2 * reference.std**2).sqrt() / reference.ess**0.5
+    ours = reference.mean**2 + reference.std**2
+    assert ((ours - square).abs() <= 5 * (own**2 + square_error**2).sqrt()).all()
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
