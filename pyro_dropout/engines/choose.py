@@ -53,6 +53,14 @@ def decided(compile: HowCompiled, steps: int, values: int, device: torch.device)
     return "auto" if saved > _COMPILING else "plain" if saved > _IN_C else "traced"
 
 
+def left_out(compile: HowCompiled, how: HowCompiled, engine: str) -> list[str]:
+    """Return why engines that are faster than this one were not tried, where ``compile`` left it to ``decided``."""
+    if compile != how and engine != InC.name:
+        names = ["recorded", "C", "inductor"][[False, "traced", "plain"].index(how) :]
+        return [f"{' and '.join(names)}: the training is too short for preparing that to pay"]
+    return []
+
+
 def engines_for(compile: HowCompiled, device: torch.device) -> list[Engine]:
     """Return the engines to try in turn; the last takes any step, unless ``compile`` is True."""
     if compile is False:

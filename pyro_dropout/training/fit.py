@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from pyro_dropout.engines.choose import HowCompiled, check_how_compiled, decided, step_size
+from pyro_dropout.engines.choose import HowCompiled, check_how_compiled, decided, left_out, step_size
 from pyro_dropout.errors import IgnoredInputsWarning, PyroDropoutError, UnfinishedTrainingWarning, warn_caller
 from pyro_dropout.generative.inputs import takes_all
 from pyro_dropout.generative.model_call import ModelCall, call_of, check_keywords, is_network
@@ -208,6 +208,7 @@ def fit(
     def train(task: TrainingTask) -> History:
         with products_in(precision), explained(batch, task.less):
             run = task.start(update, batch, how)
+            run.why += left_out(compile, how, run.engine)
             watch = keeper = None
             if held_out is not None:
                 every = check_every or max(1, total // 50)

@@ -52,7 +52,7 @@ class History:
         member_losses: the losses of each trained member of an ensemble, (steps, members).
         engine: what took the steps: "eager"; "recorded", the tensor operations of one step, replayed; "C", the same
             as a program in C, or "CUDA C"; "inductor", torch's compiler, or "inductor with CUDA graphs".
-        why: why faster engines did not, where they were tried.
+        why: why faster engines did not, unless ``compile`` asked for this one.
         learned: what the posterior of a network has learned from its inputs: its log-likelihood on training data beside
             that of the best constant, and how much each layer passes on; None where that is not known.
         unfinished: what the training left undone, if its loss was still falling at the end.

@@ -46,6 +46,16 @@ def test_the_decision_depends_on_steps_and_sizes_alone() -> None:
     assert step_size(nn.Linear(50, 100).parameters(), 64) == 5_000 + 100 * 65
 
 
+@pytest.mark.parametrize("steps", [5, 300, 2_000])
+def test_a_history_says_why_each_faster_engine_did_not_take_the_steps(steps: int) -> None:
+    model = network()
+    fitted = pd.fit(model, pd.AutoDropout(model), X, X**2, steps=steps, progress=False)
+    faster = {"eager": ["recorded", "C", "inductor"], "recorded": ["C", "inductor"], "C": []}[fitted.engine]
+    assert [name for name in ("recorded", "C", "inductor") if name in fitted.why.partition(":")[0]] == faster
+    assert ("too short" in fitted.why) == bool(faster)
+    assert not pd.fit(model, pd.AutoDropout(model), X, X**2, steps=5, progress=False, compile=False).why
+
+
 def test_a_short_training_is_eager_a_longer_one_is_recorded_and_neither_is_compiled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

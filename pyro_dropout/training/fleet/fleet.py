@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_dropout.engines.choose import HowCompiled, check_how_compiled, decided, step_size
+from pyro_dropout.engines.choose import HowCompiled, check_how_compiled, decided, left_out, step_size
 from pyro_dropout.engines.engine import Solo, Step
 from pyro_dropout.engines.torch_internals import tree_map
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError, warn_caller
@@ -327,6 +327,7 @@ class Fleet:
             shared = tree_map(lambda _: None, (x, y))
             step.solo = Solo(solo, example, (*example[:2], rate, rate, settings, *shared, rows))
             run = FleetRun(step, write=write, batches=batches, compile=how)
+        run.why += left_out(compile, how, run.engine)
         run.total = total
         told = settings_of(*self[0])  # without prior widths that were found from data
         fixed = [name in told or "prior_scale/" not in name for name in places.names]
