@@ -180,13 +180,15 @@ def sharing_bar(bar: Any) -> Iterator[None]:
 def progress_bar(total: int, shown: bool, done: int = 0) -> contextlib.AbstractContextManager[Any]:
     """Return a bar of ``total`` steps, of which some are done already; it disappears at the end.
 
-    One that others use too counts those steps as done before, and leaving it does not close it.
+    One that others use too counts those steps as done before, and leaving it does not close it. It grows by a training
+    that it was not made for, such as that of the second best where the best has diverged.
     """
     bar = _shared.get()
     if bar is None:
         how: Any = {"unit": "step", "smoothing": 0.1, "leave": False}
         own: contextlib.AbstractContextManager[Any] = tqdm(total=total, initial=done, disable=not shown, **how)
         return own
+    bar.total = max(bar.total, bar.n + total)
     if done and not bar.disable:
         bar.initial, bar.n, bar.last_print_n = bar.initial + done, bar.n + done, bar.last_print_n + done
     return contextlib.nullcontext(bar)

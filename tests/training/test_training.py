@@ -1,5 +1,6 @@
 """Fitting: what a history says, mini-batches, early stopping, and what happens when the loss is no number any more."""
 
+import io
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -9,10 +10,12 @@ import pyro.distributions as dist
 import pytest
 import torch
 from torch import Tensor, nn
+from tqdm.auto import tqdm
 
 import pyro_dropout as pd
 from pyro_dropout.engines import engine
 from pyro_dropout.errors import UnfinishedTrainingWarning
+from pyro_dropout.training.loop import sharing_bar
 from pyro_dropout.training.runner import TrainingRun
 from pyro_dropout.training.unfinished import still_falling
 
@@ -315,3 +318,14 @@ def test_a_share_of_the_data_stops_the_training() -> None:
         pd.fit(model, guide, x, y, steps=2, validation=1.0, **QUIET)
     with pytest.raises(pd.errors.PyroDropoutError, match=r"validation=0.5 holds out a share of x and y"):
         pd.fit(lambda: None, lambda: None, steps=2, validation=0.5, **QUIET)
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_a_shared_bar_grows_by_a_training_that_it_was_not_made_for(shown: bool) -> None:
+    """The choice of ``fit`` trains the second best with all steps where the best one has become worse."""
+    with tqdm(total=5, disable=not shown, file=io.StringIO()) as bar, sharing_bar(bar):
+        for _ in range(2):
+            model = pd.BayesianNet(nn.Linear(1, 1))
+            pd.fit(model, pd.AutoDropout(model), torch.ones(4, 1), torch.ones(4, 1), steps=5, compile=False)
+            assert bar.n <= bar.total
+    assert not shown or (bar.n, bar.total) == (10, 10)
