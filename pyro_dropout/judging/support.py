@@ -83,8 +83,7 @@ class Support:
         check_count("seed", seed, 0)
         if x.dim() != 2 or len(x) < _FEWEST:
             raise ShapeError(f"x must have shape (N, Q) with at least {_FEWEST} rows; got {tuple(x.shape)}.")
-        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed), device="cpu")
-        rows = x.detach().cpu()[order[:_MOST_ROWS]]
+        rows = some_of(x, seed)
         near = _Neighbourhoods(rows.to(_F64), _paired(rows))
         own = torch.arange(min(len(rows), _LEFT_OUT))
         along, among, distance = near.figures(rows[own].to(_F64), own)
@@ -150,6 +149,12 @@ class Support:
         along, among, distance = near.figures(x.detach().cpu().to(_F64), None)
         parts = (along / self.along, (among / self.among).flatten(1), distance.unsqueeze(1))
         return torch.cat([part / limit for part, limit in zip(parts, self.limits, strict=True)], 1)
+
+
+def some_of(x: Tensor, seed: int) -> Tensor:
+    """Return the rows that are compared with new ones, on the CPU: at most 5,000 of them, in a random order."""
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed), device="cpu")
+    return x.detach().cpu()[order[:_MOST_ROWS]]
 
 
 def _paired(rows: Tensor) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ from torch import Tensor
 from pyro_dropout.errors import PyroDropoutError, warn_caller
 from pyro_dropout.generative.standardised import moments
 from pyro_dropout.judging.conformal import conformal
+from pyro_dropout.judging.support import Support, some_of
 from pyro_dropout.mathematics.argument_names import also
 from pyro_dropout.mathematics.checks import check_count, check_device, check_level
 from pyro_dropout.prediction.prediction import Prediction
@@ -106,6 +107,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]
                     recipe.set_noise(pair[0])
             if searching and self.refit:
                 pair, history = recipe.train(whole, classes, training, **how)
+        self._rows = some_of(x, self.seed_)
         self.learned_ = Learned.of(recipe, classes, pair, *units)
         self.n_iter_ = history.steps
         self.loss_curve_ = history.losses.double().numpy()
@@ -140,13 +142,35 @@ class _Network(BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         return self.learned_.pair()
 
+    def unfamiliar(self, X: object) -> NDArray[np.bool_]:
+        """Return which rows of X are unlike the training rows, (N,): beyond them, or in a hole between them.
+
+        As the column of that name of ``pyro-dropout predict``; at least ten training rows are needed. About one row in
+        thirty of those like the training rows is among them.
+
+        Example:
+            >>> import numpy as np
+            >>> from pyro_dropout.sklearn.estimators import DropoutRegressor
+            >>> X = np.random.default_rng(0).normal(size=(200, 2))
+            >>> regressor = DropoutRegressor(guide="dropout", tau=1.0, max_steps=5, random_state=0).fit(X, X[:, 0])
+            >>> regressor.unfamiliar([[0.1, 0.2], [0.1, 8.0]]).tolist()
+            [False, True]
+        """
+        x = self._inputs(X)
+        found: NDArray[np.bool_] = Support.of(self._rows, seed=self.seed_).flag(x).numpy()
+        return found
+
+    def _inputs(self, X: object) -> Tensor:
+        """Return the rows of X, checked."""
+        check_is_fitted(self)
+        x = dense_tensor(validate_data(self, X, reset=False, dtype=np.float64, accept_sparse="csr"))
+        check_numbers("X", X)
+        return x
+
     def _answers(self, X: object, read: Callable[[Prediction], tuple[Tensor, ...]]) -> list[Array]:
         """Return what ``read`` finds in the prediction at X, as arrays."""
-        check_is_fitted(self)
         check_count("samples", self.samples)
-        x = dense_tensor(validate_data(self, X, reset=False, dtype=np.float64, accept_sparse="csr"))
-        x = x.to(check_device("device", "cpu" if self.device is None else self.device))
-        check_numbers("X", X)
+        x = self._inputs(X).to(check_device("device", "cpu" if self.device is None else self.device))
         own = self.learned_
         with alone(self.seed_, x.device):  # all from the same draws
             outputs, pair = max(own.outputs, len(own.classes)), own.pair(x.device)

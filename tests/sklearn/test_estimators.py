@@ -278,3 +278,20 @@ def test_several_targets_have_a_noise_each() -> None:
     assert mean.shape == std.shape == (400, 2)
     # 160 held-back numbers for one factor, and 320 trained ones for each ratio: 4 standard errors of 0.14
     assert abs(np.log(regressor.tau_ * np.array([0.5, 100.0]) ** 2)).max() < 0.56
+
+
+@pytest.mark.parametrize("kind", [DropoutRegressor, DropoutClassifier])
+def test_rows_unlike_the_training_rows_are_named(kind: type[Any]) -> None:
+    """As ``fit_table`` does, whatever the units, and after a pickle; rows like those of training seldom."""
+    dice = np.random.default_rng(0)
+    rows = np.array([1.0, 1e-3]) * dice.normal(size=(700, 2)) + np.array([1e6, 0.0])
+    fitted = kind((5,), guide="dropout", max_steps=3, random_state=0).fit(rows[:600], rows[:600, 0] > 1e6)
+    fitted = pickle.loads(pickle.dumps(fitted))
+    assert fitted.unfamiliar(rows[600:]).mean() < 0.1
+    assert fitted.unfamiliar(rows[:3] + np.array([0.0, 0.02])).tolist() == [True] * 3
+    frame = pandas.DataFrame(rows, columns=["a", "b"])
+    table = pd.fit_table(frame[:600].assign(y=rows[:600, 0]), "y", guide="dropout", steps=3, progress=False)
+    said = table.predict(frame[600:])["unfamiliar"].to_numpy()
+    assert (said == fitted.unfamiliar(rows[600:])).mean() > 0.95
+    with pytest.raises(ValueError, match="features"):
+        fitted.unfamiliar(rows[:, :1])
