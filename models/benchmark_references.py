@@ -38,6 +38,11 @@ def exact(problem, args):
     return values, "exact", given
 
 
+def parts_of(count, most):
+    """Return numbers of chains that run together, at most ``most`` and ``count`` in all."""
+    return [min(most, count - done) for done in range(0, count, most)]
+
+
 def parted(like, flat):
     """Return rows of all weights, (S, d), as weights by site."""
     sizes = [value.numel() for value in like.values()]
@@ -50,16 +55,21 @@ def sampled(problem, args, device):
     model, data = problem.make(0), [part.to(device) for part in problem.arguments]
     if isinstance(model, nn.Module):
         model.to(device)
-    how = {"chains": args.chains, "samples": args.samples, "warmup": args.warmup, "seed": args.seed, **problem.nuts}
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        posterior = pdrop.nuts(model, *data, progress=not args.quiet, **how)
-    for warning in told:
-        print(f"{problem.name}: {warning.message}", flush=True)
-    weights = {name: value.flatten(0, 1).cpu() for name, value in posterior.weights.items()}
-    values = quantities(problem, problem.make(0), weights).unflatten(0, (posterior.num_chains, -1))
+    how = {"samples": args.samples, "warmup": args.warmup, **problem.nuts}
+    runs = []
+    for k, chains in enumerate(parts_of(args.chains, args.together or args.chains)):
+        how |= {"chains": chains, "seed": args.seed + k}
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            runs.append(pdrop.nuts(model, *data, progress=not args.quiet, **how))
+        for warning in told:
+            print(f"{problem.name}: {warning.message}", flush=True)
+    names = runs[0].weights
+    weights = {name: torch.cat([run.weights[name].flatten(0, 1).cpu() for run in runs]) for name in names}
+    values = quantities(problem, problem.make(0), weights).unflatten(0, (args.chains, -1))
     moments = {name: (value.mean(0), value.std(0)) for name, value in weights.items() if problem.identified}
-    made = {"divergences": posterior.divergences, "nuts": how, "device": str(device)}
+    lost = sum(run.divergences for run in runs)
+    made = {"divergences": lost, "nuts": how, "runs": len(runs), "device": str(device)}
     return values, f"NUTS, {args.chains} chains of {args.samples:,} draws", {"moments": moments, "made_with": made}
 
 
@@ -75,6 +85,8 @@ def main(argv=None):
     experiment = Experiment("benchmark_references", __doc__)
     experiment.option("names", nargs="*", metavar="NAME", help="the problems; by default those without a reference")
     experiment.option("--chains", type=int, default=64, quick=2, help="chains of NUTS (64)")
+    few = "chains that run together, each time with the next seed: few are faster on a CPU (all)"
+    experiment.option("--together", type=int, help=few)
     experiment.option("--samples", type=int, default=1000, quick=10, help="draws of each chain (1000)")
     experiment.option("--warmup", type=int, default=1000, quick=10, help="draws of each chain before them (1000)")
     experiment.option("--folder", type=Path, help="where the files are written (the package)")

@@ -137,6 +137,7 @@ def gap() -> Record:
     title="A network 1-20-20-1 with a gap in the data",
     about="As in 'gap', with two hidden layers. Here factorised posteriors could be wide in the gap, and are not.",
     kind="numbers",
+    nuts={"max_tree_depth": 6},
 )
 def deep_gap() -> Record:
     x, x_test, regions = on_line(15)
@@ -202,6 +203,7 @@ def thirteen(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     " and most directions of the weights see no data.",
     kind="numbers",
     suite="full",
+    nuts={"max_tree_depth": 6},
 )
 def wide() -> Record:
     x, y, x_test, regions = thirteen(20)
@@ -214,6 +216,7 @@ def wide() -> Record:
     about="As 'wide', with two hidden layers: 3,301 weights for 60 data points.",
     kind="numbers",
     suite="full",
+    nuts={"max_tree_depth": 6},
 )
 def wide_deep() -> Record:
     x, y, x_test, regions = thirteen(30)
@@ -227,6 +230,7 @@ def wide_deep() -> Record:
     " this posterior.",
     kind="numbers",
     suite="full",
+    nuts={"max_tree_depth": 6},
 )
 def deep_gp() -> Record:
     x, x_test, regions = on_line(15)
