@@ -35,6 +35,7 @@ from pyro_dropout.engines.torch_internals import OpOverload
 
 _MOST_CALLS = 40  # of torch in one step: each takes some five microseconds
 _MOST = 2**18  # elements: with more, several threads of torch may be faster
+_FEW, _MOST_FOR_FEW = 3, 2**20  # of which so few never are: 16 members of 1,024 rows and 50 units took a third in C
 _SLOW_ELEMENTS = 2**14  # for which functions may be computed that have no vector form: some 0.1 ms
 _TERMS = 2**13  # of a sum that is added up one by one
 _TURNED, _VIEWED = {"t", "transpose", "permute"}, {"view", "_unsafe_view"}
@@ -109,7 +110,7 @@ class Translation(Lowering):
             self._values[node] = self._view(node, operation, name)
         elif "empty" in name and all(name_of(user) == "fill_" for user in node.users):
             return  # no value of it is read
-        elif "empty" in name or (isinstance(val, Tensor) and val.numel() > _MOST):
+        elif "empty" in name or (isinstance(val, Tensor) and val.numel() > _most()):
             raise CannotError(f"{operation}, which has no values or too many")
         elif name in DRAWS:
             self._draw(node, DRAWS[name])
@@ -181,7 +182,7 @@ class Translation(Lowering):
         used = [each for each in node.users if each.target is operator.getitem]
         examples: dict[Any, Tensor] = {each.args[1]: each.meta["val"] for each in used}
         examples = {0: val} if isinstance(val, Tensor) else examples
-        if not examples or any(each.dtype not in C_TYPES or each.numel() > _MOST for each in examples.values()):
+        if not examples or any(each.dtype not in C_TYPES or each.numel() > _most() for each in examples.values()):
             raise CannotError(f"{node.target} for nothing, or for what is too large or not of a type of C")
         made = {k: torch.empty(each.shape, dtype=each.dtype) for k, each in examples.items()}
         line = f"if (call({len(self.calls)})) return 1;"
@@ -348,6 +349,11 @@ class Translation(Lowering):
         "stack": _stacked,
         "index": _rows,
     }
+
+
+def _most() -> int:
+    """Return how many elements a tensor may have."""
+    return _MOST_FOR_FEW if torch.get_num_threads() <= _FEW else _MOST
 
 
 def _asked(condition: str, one: str, other: str) -> str:
