@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help install test test-deep test-share test-torch bench lint format notebooks docs docs-check compare clean distclean
+.PHONY: help install test test-deep test-share test-torch test-wheel bench lint format notebooks docs docs-check compare clean distclean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,8 +35,11 @@ test: $(VENV)/.installed-dev ## Run the tests (and set everything up first, on a
 test-deep: $(VENV)/.installed-dev ## Run the long tests as well, with 5,000 examples to a property.
 	HYPOTHESIS_PROFILE=deep $(PYTEST) $(PARALLEL) -m "" $(ARGS)
 
-test-share: $(VENV)/.installed-dev ## Run a fifth of the long tests, another for each commit, for four minutes.
-	SHAPE_CHECKS=deep $(PYTEST) -n 2 -m deep --share $(SHARE)/5 --begin-within 240 $(ARGS)
+test-share: $(VENV)/.installed-dev ## Run a fifth of the long tests, another for each commit, for three minutes.
+	SHAPE_CHECKS=deep $(PYTEST) -n 2 -m deep --share $(SHARE)/5 --begin-within 180 $(ARGS)
+
+test-wheel: $(VENV)/.installed-dev ## Build the library, install it into an empty environment, and test it there.
+	@$(RUN) tests.wheel $(ARGS)
 
 test-torch: ## Run the tests with another torch, in an environment of its own (VERSION=2.10).
 	@[ -n "$(VERSION)" ] || { echo "Name a version of torch, for example: make test-torch VERSION=2.10" >&2; exit 1; }

@@ -7,6 +7,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import jaxtyping
@@ -15,6 +16,7 @@ import pytest
 import torch
 from jaxtyping import install_import_hook
 
+from tests import covered
 from tests.shape_checks import checked
 
 # Checking the annotated shapes doubles the time of the tests, so the long tests do it, and the short ones do not.
@@ -23,6 +25,10 @@ if CHECKED:
     # Functions are wrapped when their module is imported; one imported earlier would stay unchecked.
     assert "pyro_dropout" not in sys.modules, "pyro_dropout was imported before its shape checks were installed"
     install_import_hook("pyro_dropout", f"{checked.__module__}.{checked.__name__}")
+
+COVERED = os.environ.get("COVERED")
+if COVERED:
+    covered.begin()
 
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # for the commands that tests start
@@ -51,6 +57,12 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.register_profile("deep", max_examples=5_000, deadline=None, suppress_health_check=TOO_SLOW)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_sessionfinish() -> None:
+    """Write which statements were run, where that was asked for."""
+    if COVERED:
+        covered.write(Path(COVERED))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
