@@ -7,7 +7,7 @@
 import functools
 import weakref
 from collections.abc import Iterable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from numbers import Real
 from typing import Any, Literal, get_args
 
@@ -146,7 +146,8 @@ class ELBO(pyro.infer.ELBO):
                     " this.",
                 )
             for name in set(store.keys()) - names:
-                del store[name]
+                with suppress(KeyError):  # of a tensor with two names, once the first is gone
+                    del store[name]
         tried.add(key)
 
     def _run(self, model: PyroModel, guide: PyroModel, args: Args, kwargs: Kwargs) -> Particle:

@@ -14,7 +14,7 @@ import torch
 from pyro import poutine
 from pyro.distributions import constraints
 from pyro.infer import Trace_ELBO
-from pyro.infer.autoguide import AutoNormalMessenger
+from pyro.infer.autoguide import AutoIAFNormal, AutoNormalMessenger
 from torch import Tensor
 
 import pyro_dropout as pd
@@ -369,6 +369,18 @@ def too_few() -> None:
 def test_a_guide_of_another_shape_is_refused(guide: Any, words: str, per_example: Any) -> None:
     with pytest.raises(pd.errors.PyroDropoutError, match=rf"site 'z' has.*{words}"):
         pd.ELBO(per_example=per_example).loss(in_a_plate, guide)
+
+
+def test_a_guide_whose_tensors_have_two_names_is_trained() -> None:
+    """A normalising flow of Pyro registers its tensors as the module's, and each time that it draws."""
+    model = pd.BayesianNet(torch.nn.Linear(2, 1), pd.Prior(), pd.Gaussian(tau=25.0))
+    x = torch.randn(30, 2)
+    y = x @ torch.tensor([[1.0], [-2.0]])
+    guide = AutoIAFNormal(model)
+    history = pd.fit(model, guide, x, y, steps=300, lr=0.03, compile=False, progress=False, seed=0)
+    assert history.losses[-20:].mean() < 0.2 * history.losses[:20].mean()
+    drawn = torch.stack([guide(x, y)["weight"] for _ in range(50)]).mean(0)
+    assert torch.allclose(drawn, torch.tensor([[1.0, -2.0]]), atol=0.3)
 
 
 @pytest.mark.deep
