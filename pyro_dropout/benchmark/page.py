@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.benchmark.problems import Problem
+from pyro_dropout.benchmark.reference import Reference
 from pyro_dropout.benchmark.scores import COSTS
 from pyro_dropout.comparison.figure import COLOURS, GREY, short
 from pyro_dropout.comparison.findings import Findings
@@ -45,13 +46,17 @@ def page(parts: list[Part], entries: list[str], facts: Mapping[str, str]) -> str
             "picture": picture(partial(draw, part, entries)), "alt": _told(problem),
             "table": table_of(part.scores, groups), "ranks": table_of(part.ranks, groups),
             "notes": [(row.name, row.note) for row in part.scores.rows if row.note],
-            "reference": f"{known.how}; R-hat {known.rhat:.4f}, effective sample size {known.ess:,.0f}",
+            "reference": known.how if known.how == "exact" else f"{known.how}; {_checked(known)}",
         })  # fmt: skip
     title = "How close are these posteriors?"
     return rendered("benchmark.html.jinja", entries, title=title, note="", problems=told, facts=facts)
 
 
 # --- the picture ------------------------------------------------------------------------------------------------------
+
+
+def _checked(known: Reference) -> str:
+    return f"R-hat at most {known.rhat:.4f}, effective sample sizes at least {known.ess:,.0f}"
 
 
 def _told(problem: Problem) -> str:
@@ -100,9 +105,14 @@ def draw_one(ax: Axes, problem: Problem, band: Band, colour: str) -> None:
     else:
         order = pairs[0][0]["mean"].argsort()
         x = torch.arange(len(order), dtype=torch.float64)
-    for (each, shade), alpha in zip(pairs, (0.35, 0.3), strict=True):
-        ax.fill_between(x, each["low"][order], each["high"][order], color=shade, alpha=alpha, linewidth=0)
-        ax.plot(x, each["mean"][order], color=shade, linewidth=1.2)
+    for k, (each, shade) in enumerate(pairs):
+        mean, low, high = (each[name][order] for name in ("mean", "low", "high"))
+        if _is_curve(problem):
+            ax.fill_between(x, low, high, color=shade, alpha=0.35, linewidth=0)
+            ax.plot(x, mean, color=shade, linewidth=1.2)
+        else:  # the two side by side
+            ax.vlines(x + 0.4 * k, low, high, color=shade, linewidth=1.2)
+            ax.plot(x + 0.4 * k, mean, ".", color=shade, markersize=3)
     ax.margins(x=0)
     ax.tick_params(labelsize=7)
     finish(ax)

@@ -173,9 +173,10 @@ def _row(entry: str, records: list[Record]) -> Row:
             assert isinstance(cell, Cell)
             cell.add(math.inf if value is None else value)
             cell.drawn.append(math.nan if error is None else error)
-        for key in COSTS:
-            if record.get(key) is not None:
-                row.scores.setdefault(key, Score()).add(record[key])
+    for key in COSTS:
+        values = [float(record[key]) for record in records if record.get(key) is not None]
+        if values:
+            row.scores[key] = Score(values if len({*values}) > 1 else values[:1])
     notes = sorted({record["note"] for record in records if record["note"]})
     if notes:
         lost = sum(bool(record["note"]) for record in records)

@@ -239,7 +239,7 @@ def _trained(entry: Entry, problem: Problem, seed: int, settings: Settings) -> t
 def _size(posterior: Any) -> int | None:
     """Return how many numbers a posterior keeps; None if that is not known."""
     if isinstance(posterior, Owned):
-        return sum(value.numel() for value in posterior._state["params"].values())
+        return sum(value.numel() for value in {*posterior._state["params"].values()})  # some have two names
     if isinstance(posterior, nn.Module):
         return sum(value.numel() for value in posterior.parameters())
     draws = getattr(posterior, "draws", None)

@@ -71,7 +71,8 @@ def benchmark(
 
     if shown:
         asked = known(suite)
-        lines = [f"{name}: {each.title}{', held out' * each.held_out}\n  {each.about}" for name, each in asked.items()]
+        pairs = ((f"{name}: {each.title}{', held out' * each.held_out}", each.about) for name, each in asked.items())
+        lines = [line for title, about in pairs for line in (title, f"    {about}")]
         answer({name: {"title": each.title, "held_out": each.held_out} for name, each in asked.items()}, as_json, lines)
         return
     from pyro_dropout.benchmark.run import benchmark as run
