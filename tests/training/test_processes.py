@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from torch import Tensor, nn
+from torch.distributed.run import get_args_parser
 
 import pyro_dropout as pd
 
@@ -141,6 +143,33 @@ def test_a_mistake_is_told_by_all_ranks(found: list[Found]) -> None:
             assert each[case].startswith(start), (rank, case, each[case])
     assert found[0]["fragile"].startswith("PyroDropoutError: another of the 2 processes failed")
     assert found[1]["fragile"].startswith("KeyError")
+
+
+@pytest.mark.deep
+def test_the_script_for_slurm_runs_the_example_of_the_page(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "scaling.md").read_text("utf-8")
+    (tmp_path / "train.py").write_text(page.split("```python\n")[1].split("```")[0], "utf-8")
+    programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    how = {**os.environ, "PROCESSES_PER_NODE": "2", "PATH": programs, "PYTHONPATH": str(ROOT)}
+    command = ["bash", str(ROOT / "docs" / "scripts" / "slurm.sh"), "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=how, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines() == ["50 (256, 1)"] * 2
+
+
+def test_the_words_for_kubernetes_are_those_of_torchrun() -> None:
+    documents = list(yaml.safe_load_all((ROOT / "docs" / "scripts" / "kubernetes.yaml").read_text("utf-8")))
+    service, job = documents
+    pods = job["spec"]["template"]["spec"]
+    (container,) = pods["containers"]
+    asked = get_args_parser().parse_args(container["command"][1:])
+    assert container["command"][0] == "torchrun"
+    assert int(asked.nnodes) == job["spec"]["completions"] == job["spec"]["parallelism"]
+    assert int(asked.nproc_per_node) == container["resources"]["limits"]["nvidia.com/gpu"]
+    assert asked.rdzv_endpoint == f"{job['metadata']['name']}-0.{service['metadata']['name']}:29400"
+    assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
+    assert pods["subdomain"] == service["metadata"]["name"]
+    assert {each["name"] for each in container["volumeMounts"]} == {each["name"] for each in pods["volumes"]}
 
 
 def test_without_torchrun_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
