@@ -137,12 +137,12 @@ def gap() -> Record:
     title="A network 1-20-20-1 with a gap in the data",
     about="As in 'gap', with two hidden layers. Here factorised posteriors could be wide in the gap, and are not.",
     kind="numbers",
-    nuts={"max_tree_depth": 6},
+    nuts={"max_tree_depth": 8},
 )
 def deep_gap() -> Record:
-    x, x_test, regions = on_line(15)
-    y = torch.cos(2 * x + 0.8) + 0.2 * noise(30, 1, seed=12)
-    return posed(network(1, 20, 20, 1, likelihood=lambda: Gaussian(25.0)), x, y, x_test, regions)
+    x, x_test, regions = on_line(10)
+    y = torch.cos(2 * x + 0.8) + 0.3 * noise(20, 1, seed=12)
+    return posed(network(1, 20, 20, 1, likelihood=lambda: Gaussian(10.0)), x, y, x_test, regions)
 
 
 @problem(
@@ -203,7 +203,7 @@ def thirteen(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     " and most directions of the weights see no data.",
     kind="numbers",
     suite="full",
-    nuts={"max_tree_depth": 6},
+    nuts={"max_tree_depth": 8},
 )
 def wide() -> Record:
     x, y, x_test, regions = thirteen(20)
@@ -216,7 +216,7 @@ def wide() -> Record:
     about="As 'wide', with two hidden layers: 3,301 weights for 60 data points.",
     kind="numbers",
     suite="full",
-    nuts={"max_tree_depth": 6},
+    nuts={"max_tree_depth": 8},
 )
 def wide_deep() -> Record:
     x, y, x_test, regions = thirteen(30)
@@ -230,9 +230,9 @@ def wide_deep() -> Record:
     " this posterior.",
     kind="numbers",
     suite="full",
-    nuts={"max_tree_depth": 6},
+    nuts={"max_tree_depth": 8},
 )
 def deep_gp() -> Record:
-    x, x_test, regions = on_line(15)
-    y = torch.cos(2 * x + 0.8) + 0.2 * noise(30, 1, seed=15)
-    return posed(lambda: DeepGP(1, [20, 20], 1, likelihood=Gaussian(25.0)), x, y, x_test, regions)
+    x, x_test, regions = on_line(10)
+    y = torch.cos(2 * x + 0.8) + 0.3 * noise(20, 1, seed=15)
+    return posed(lambda: DeepGP(1, [20, 20], 1, nonlinearity="tanh", likelihood=Gaussian(10.0)), x, y, x_test, regions)
