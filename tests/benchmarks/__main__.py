@@ -15,11 +15,22 @@ from dataclasses import replace
 
 import torch
 
-from tests.benchmarks import endurance, first_hour, laplace, memory, predictions, steps, tables, transformers, waiting
+from tests.benchmarks import (
+    endurance,
+    first_hour,
+    laplace,
+    memory,
+    predictions,
+    processes,
+    steps,
+    tables,
+    transformers,
+    waiting,
+)
 from tests.benchmarks.figures import BENCHMARKS, ROOT, Asked, moment
 
 # They register themselves.
-MODULES = (endurance, first_hour, laplace, memory, predictions, steps, tables, transformers, waiting)
+MODULES = (endurance, first_hour, laplace, memory, predictions, processes, steps, tables, transformers, waiting)
 
 
 def everything(*more: str) -> int:
