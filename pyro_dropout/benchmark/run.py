@@ -1,8 +1,8 @@
 """Run a benchmark: every posterior on every problem from every seed, one file each, so that a run can be continued."""
 
+import hashlib
 import json
 import platform
-import re
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import quote
 
 import torch
 from pyro import set_rng_seed
@@ -113,8 +114,10 @@ def benchmark(
     with claimed(Path(out), make=True):
         _check_settings(Path(out), settings)
         plan = [(entry, problem, seed) for problem in posed for entry in entered for seed in numbers]
-        files = [_file(Path(out), entry.name, problem.name, seed) for entry, problem, seed in plan]
-        left = [(*each, file) for each, file in zip(plan, files, strict=True) if not _is_done(file, each[0])]
+        files = [
+            Path(out, CELLS, quote(entry.name, safe=""), f"{problem.name}-{seed}.json") for entry, problem, seed in plan
+        ]
+        left = [(*each, file) for each, file in zip(plan, files, strict=True) if not _is_done(file, *each[:2])]
         with tqdm(total=len(plan), initial=len(plan) - len(left), unit="run", disable=not progress) as bar:
             for entry, problem, seed, file in left:
                 bar.set_postfix_str(f"{entry.name} on {problem.name}, seed {seed}")
@@ -154,10 +157,6 @@ def _entries(given: Mapping[str, object] | Sequence[object] | None) -> list[Entr
 # --- the folder -------------------------------------------------------------------------------------------------------
 
 
-def _file(folder: Path, entry: str, problem: str, seed: int) -> Path:
-    return folder / CELLS / re.sub(r"[^\w.-]+", "-", entry) / f"{problem}-{seed}.json"
-
-
 def _check_settings(folder: Path, settings: Settings) -> None:
     """Write the settings of a new folder, or raise if it has results of others."""
     asked = {**asdict(settings), "pyro-dropout": version("pyro-dropout")}
@@ -175,12 +174,22 @@ def _check_settings(folder: Path, settings: Settings) -> None:
         )
 
 
-def _is_done(file: Path, entry: Entry) -> bool:
+def _stamp(entry: Entry, problem: Problem) -> Record:
+    """Return what a result depends on: the code of the posterior, and the problem with its reference."""
+    return {"code": entry.code, "reference": hashlib.sha256(problem.path.read_bytes()).hexdigest()}
+
+
+def _is_done(file: Path, entry: Entry, problem: Problem) -> bool:
     """Whether a result is there, of this very posterior; what failed, or has changed since, is run again."""
-    if not file.exists() or not entry.code:
+    if not file.exists():
         return False
     record = json.loads(file.read_text("utf-8"))
-    same = (record["entry"], record["what"], record["code"]) == (entry.name, entry.what, entry.code)
+    if record["what"] != entry.what:
+        raise PyroDropoutError(
+            f"the folder has results of another {entry.name!r}, from {record['what']!r} and not {entry.what!r}. Give"
+            " another name or another folder."
+        )
+    same = bool(entry.code) and all(record[name] == each for name, each in _stamp(entry, problem).items())
     return same and not record["note"].startswith("failed")
 
 
@@ -195,7 +204,8 @@ def _write(path: Path, record: Record) -> None:
 def measured(entry: Entry, problem: Problem, seed: int, settings: Settings) -> Record:
     """Return the record of one posterior on one problem from one seed; errors are in its note."""
     record: Record = {
-        "entry": entry.name, "what": entry.what, "code": entry.code, "problem": problem.name, "seed": seed, "note": "",
+        "entry": entry.name, "what": entry.what, "problem": problem.name, "seed": seed, "note": "",
+        **_stamp(entry, problem),
         "when": time.strftime("%Y-%m-%d %H:%M %z"), "versions": _versions(),
         "hardware": f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} thread(s)",
     }  # fmt: skip

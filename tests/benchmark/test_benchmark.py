@@ -218,6 +218,8 @@ def test_a_run_continues_and_recomputes_what_has_changed(tmp_path: Path, monkeyp
     (tmp_path / "mine.py").write_text("from pyro.infer.autoguide import AutoDelta as Mine\n")
     run.benchmark(entries, out=out, **QUICK | {"seeds": 2})
     assert made[2:] == [("mean-field", 1), ("Mine", 0), ("Mine", 1)]
+    with pytest.raises(PyroDropoutError, match=r"has results of another 'Mine', from .* and not 'AutoNormal'"):
+        run.benchmark({"Mine": AutoNormal}, out=out, **QUICK)
     with pytest.raises(PyroDropoutError, match=r"has results with steps 5 and not 6\. Give another folder"):
         run.benchmark(entries, out=out, **QUICK | {"steps": 6})
     with pytest.raises(PyroDropoutError, match="is not empty and holds no benchmark"):
@@ -239,6 +241,19 @@ def test_an_interrupted_run_keeps_what_it_has(tmp_path: Path, monkeypatch: pytes
     found = Results.read(tmp_path / "out")
     assert [record["seed"] for record in found.records] == [0]
     assert (tmp_path / "out" / MARK).exists()
+
+
+def test_names_that_differ_have_results_of_their_own(tmp_path: Path) -> None:
+    found = run.benchmark({"a b": draws, "a-b": draws, "a/b": draws}, out=tmp_path / "out", **QUICK)
+    assert set(found.entries) == {"a b", "a-b", "a/b"}
+
+
+def test_a_result_of_another_reference_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.benchmark([exact], out=tmp_path / "out", **QUICK)
+    (path,) = (tmp_path / "out" / "runs" / "exact").iterdir()
+    path.write_text(path.read_text("utf-8").replace('"reference": "', '"reference": "0'), "utf-8")
+    monkeypatch.setattr(run, "measured", lambda *args: {**measured(*args), "note": "again"})
+    assert run.benchmark([exact], out=tmp_path / "out", **QUICK).records[0]["note"] == "again"
 
 
 def test_ranks_and_best_marks_have_errors_and_failures_are_last(tmp_path: Path) -> None:
