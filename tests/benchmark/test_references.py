@@ -9,6 +9,8 @@ import benchmark_references
 import numpy as np
 import pytest
 import torch
+from pyro import poutine
+from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 
 import pyro_dropout as pdrop
@@ -52,6 +54,21 @@ def test_a_reference_has_draws_of_what_the_problem_asks(problem: Problem) -> Non
         assert len(problem.x_test) == len(reference.mean) == len(problem.held_out_rows)
     if problem.labels:
         assert len(problem.labels) == len(reference.mean)
+
+
+@pytest.mark.parametrize("name", problems("full", unreferenced=True))
+def test_quantities_of_draws_are_those_of_each_draw(name: str) -> None:
+    """Before anybody samples for an hour: draws of the prior, all at once and one by one."""
+    problem = problems("full", unreferenced=True)[name]
+    model = problem.make(0)
+    traces = [poutine.trace(model).get_trace(*problem.arguments) for _ in range(3)]
+    sites = [site for site in traces[0].stochastic_nodes if type(traces[0].nodes[site]["fn"]) is not _Subsample]
+    draws = [{site: trace.nodes[site]["value"].detach()[None] for site in sites} for trace in traces]
+    found = problem.quantities(model, {site: torch.cat([draw[site] for draw in draws]) for site in sites})
+    each = torch.cat([problem.quantities(model, draw) for draw in draws])
+    assert torch.allclose(found, each, atol=1e-5)
+    if problem.kind == "classes":
+        assert torch.allclose(found.sum(-1), torch.ones(()))
 
 
 def test_the_files_are_small() -> None:

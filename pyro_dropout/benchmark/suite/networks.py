@@ -18,6 +18,7 @@ from pyro_dropout.generative.likelihoods import Categorical, Gaussian, Heterosce
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.priors import Prior
 from pyro_dropout.generative.random_state import seeded
+from pyro_dropout.prediction.weight_draws import WholeFunctions
 from pyro_dropout.protocols import Record, Weights
 
 CLUSTERS = ((-2.0, -1.0), (1.0, 2.0))
@@ -29,9 +30,8 @@ def outputs(x_test: Tensor) -> Callable[[Any, Weights], Tensor]:
 
     def quantities(model: Any, weights: Weights) -> Tensor:
         like = next(iter(weights.values()))
-        f: Tensor = model.evaluate(weights, x_test.to(like)).detach()
-        f = f.reshape(len(like), *f.shape[-2:])  # one draw comes without its dimension
-        return f.squeeze(-1)
+        with torch.no_grad():
+            return WholeFunctions(model, None).outputs(weights, x_test.to(like), len(like)).squeeze(-1)
 
     return quantities
 
