@@ -130,13 +130,11 @@ class Reference:
         return found
 
     def save(self, path: str | Path) -> None:
-        """Write a reference that can be trusted; draws are kept in half precision, in units of their width."""
+        """Write a reference that can be trusted; draws are kept as 256 levels between the ends of each quantity."""
         if doubts := self.doubts():
             raise PyroDropoutError(f"{Path(path).name} is not written: {' and '.join(doubts)}. Run longer chains.")
         plain = {name: getattr(self, name) for name in ("mean", "std", "half_mean", "half_std")}
-        draws = {
-            name: ((getattr(self, name) - self.mean) / _scale(self.std)).half() for name in ("draws", "half_draws")
-        }
+        draws = {**_packed("draws", self.draws), **_packed("half_draws", self.half_draws)}
         of_sites = {f"{part}/{name}": pair[k] for name, pair in self.moments.items() for k, part in enumerate(_PARTS)}
         data = {f"data/{name}": value for name, value in self.data.items()}
         facts = {name: getattr(self, name) for name in ("how", "rhat", "ess", "made_with")}
@@ -150,7 +148,7 @@ def load_reference(path: str | Path, data: Mapping[str, Tensor] | None = None) -
     """Read a reference, and refuse one that is not good enough, or is of other data than those given."""
     tensors, facts = read_tensors(path)
     taken = {name: tensors[name] for name in ("mean", "std", "half_mean", "half_std")}
-    draws = {name: tensors[name].float() * _scale(taken["std"]) + taken["mean"] for name in ("draws", "half_draws")}
+    draws = {name: _unpacked(name, tensors) for name in ("draws", "half_draws")}
     sites = [name.removeprefix(f"{_PARTS[0]}/") for name in tensors if name.startswith(f"{_PARTS[0]}/")]
     moments = {site: (tensors[f"{_PARTS[0]}/{site}"], tensors[f"{_PARTS[1]}/{site}"]) for site in sites}
     written = {name.removeprefix("data/"): value for name, value in tensors.items() if name.startswith("data/")}
@@ -183,8 +181,15 @@ def _thinned(draws: Tensor) -> Tensor:
     return draws[torch.linspace(0, len(draws) - 1, min(KEPT, len(draws))).round().long()].float()
 
 
-def _scale(std: Tensor) -> Tensor:
-    return std.where(std > 0, torch.ones_like(std))
+def _packed(name: str, draws: Tensor) -> dict[str, Tensor]:
+    """Return draws as 256 levels between the ends of each quantity: about a hundredth of its standard deviation."""
+    low, high = draws.amin(0), draws.amax(0)
+    step = ((high - low) / 255).where(high > low, torch.ones_like(low))
+    return {name: ((draws - low) / step).round().to(torch.uint8), f"{name}/low": low, f"{name}/step": step}
+
+
+def _unpacked(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
+    return tensors[name] * tensors[f"{name}/step"] + tensors[f"{name}/low"]
 
 
 def _versions() -> Record:
