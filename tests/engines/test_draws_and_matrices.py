@@ -1,6 +1,7 @@
 """Random numbers and small matrices in C: their draws, products, factors and parts are those of torch."""
 
 import threading
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -9,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pyro_dropout.engines.c.library import compiler
+from pyro_dropout.engines.engine import CannotError
 from tests.engines.test_plain_c import in_c_of, ran
 
 aten = torch.ops.aten
@@ -29,6 +31,29 @@ def test_draws_are_those_of_torch_in_the_same_order(dtype: torch.dtype) -> None:
     torch.manual_seed(3)
     torch.testing.assert_close(found, [function(x) for _ in range(3)], rtol=0, atol=1e-6)
     assert torch.equal(left, torch.get_rng_state())  # also the half of a pair that the next draw begins with
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_draws_into_empty_tensors_are_those_of_torch(dtype: torch.dtype) -> None:
+    """So draw the distributions of torch, and the guides of Pyro with them."""
+
+    def function(x: Tensor) -> list[Tensor]:
+        drawn = [torch.empty(shape, dtype=dtype).normal_() for shape in ((3,), (16,), (7, 91))]
+        first, _ = drawn[0], drawn[0].mul_(2.0)  # and change
+        return [*(each + x for each in drawn), first + x, torch.zeros(3, dtype=dtype).normal_() + x]
+
+    x = torch.zeros((), dtype=dtype)
+    run = in_c_of(function, x)
+    torch.manual_seed(3)
+    found = [[each.clone() for each in run()] for _ in range(3)]
+    torch.manual_seed(3)
+    torch.testing.assert_close(found, [function(x) for _ in range(3)], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("function", [lambda x: torch.empty(3).normal_(1.0, 2.0) + x, lambda x: (x + 1).normal_()])
+def test_other_draws_in_place_are_not_taken(function: Any) -> None:
+    with pytest.raises(CannotError):
+        in_c_of(lambda x: [function(x)], torch.zeros(3))
 
 
 def test_a_generator_that_is_not_known_draws_by_itself() -> None:

@@ -110,6 +110,10 @@ class Translation(Lowering):
             self._values[node] = self._view(node, operation, name)
         elif "empty" in name and all(name_of(user) == "fill_" for user in node.users):
             return  # no value of it is read
+        elif "empty" in name and [name_of(user) for user in node.users] == ["normal_"]:
+            return  # distributions of torch draw so
+        elif name == "normal_" and node.args[0] not in self._values and len(node.args) == 1:
+            self._draw(node, name)
         elif "empty" in name or (isinstance(val, Tensor) and val.numel() > _most()):
             raise CannotError(f"{operation}, which has no values or too many")
         elif name in DRAWS:
