@@ -212,10 +212,6 @@ class Draws:
         rows = torch.linspace(0, self.count - 1, min(n, self.count)).round().long()
         return {name: value[rows] for name, value in self.draws.items()}
 
-    def mean(self) -> Weights:
-        """Return the mean over draws."""
-        return {name: value.mean(0) for name, value in self.draws.items()}
-
 
 def from_state_dicts(networks: Sequence[Mapping[str, Tensor] | nn.Module]) -> Draws:
     """Return the posterior that an ensemble of trained networks is: every member is as probable as any other.
