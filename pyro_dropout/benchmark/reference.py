@@ -17,7 +17,7 @@ from pyro_dropout.training.checkpoints.tensor_file import read_tensors, write_te
 
 MOST_RHAT = 1.01  # Vehtari et al. (2021): do not use chains with a larger R-hat
 LEAST_ESS = 4_000
-KEPT = 256  # draws of the quantities in a file
+KEPT = 200  # draws of the quantities in a file
 Moments = dict[str, tuple[Tensor, Tensor]]
 
 
@@ -95,7 +95,7 @@ class Reference:
             >>> from pyro_dropout.benchmark import Reference
             >>> chains = torch.randn(8, 1000, 3, generator=torch.Generator().manual_seed(0))
             >>> Reference.of(chains, "8 chains")
-            Reference(8 chains, 256 draws of (3,), R-hat 1.0006)
+            Reference(8 chains, 200 draws of (3,), R-hat 1.0006)
         """
         values = values.double()
         half = len(values) // 2

@@ -45,7 +45,7 @@ def test_a_reference_has_draws_of_what_the_problem_asks(problem: Problem) -> Non
         (reference.half_draws, reference.half_mean, reference.half_std),
     ):
         assert 200 <= len(draws) <= 400
-        # 256 draws of each of a hundred quantities, nearly independent: fails for one in 10,000 at 6 standard errors.
+        # 200 draws of each of a hundred quantities, nearly independent: fails for one in 10,000 at 6 standard errors.
         assert ((draws.mean(0) - mean).abs() <= 6 * std / len(draws) ** 0.5 + 1e-6).all()
     sites = {name: mean.expand(3, *mean.shape) for name, (mean, _) in reference.moments.items()}
     if sites:
