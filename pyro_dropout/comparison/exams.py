@@ -7,6 +7,7 @@ gaps between the data and outside them as well.
 
 import contextlib
 import sys
+import warnings
 from dataclasses import dataclass, replace
 
 import pyro
@@ -109,7 +110,11 @@ class Exam:
     def predict(self, model: PyroModel, posterior: object, x: AnyInputs) -> Prediction:
         """Predict with shared draws (one function for all points), which every posterior supports."""
         how: Record = {"method": self.method, "shared": self.method == "mc"}  # no score is of several points together
-        found: Prediction = predict(model, posterior, x, samples=self.samples, seed=self.seed, keep_samples=True, **how)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="the network's own noise")  # see above
+            found: Prediction = predict(
+                model, posterior, x, samples=self.samples, seed=self.seed, keep_samples=True, **how
+            )
         return found
 
     def _of_network(self, model: PyroModel, posterior: object) -> tuple[Scores, Prediction]:

@@ -22,6 +22,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -83,7 +84,7 @@ class Support:
         check_count("seed", seed, 0)
         if x.dim() != 2 or len(x) < _FEWEST:
             raise ShapeError(f"x must have shape (N, Q) with at least {_FEWEST} rows; got {tuple(x.shape)}.")
-        rows = some_of(x, seed)
+        rows = _once(some_of(x, seed))
         near = _Neighbourhoods(rows.to(_F64), _paired(rows))
         own = torch.arange(min(len(rows), _LEFT_OUT))
         along, among, distance = near.figures(rows[own].to(_F64), own)
@@ -155,6 +156,16 @@ def some_of(x: Tensor, seed: int) -> Tensor:
     """Return the rows that are compared with new ones, on the CPU: at most 5,000 of them, in a random order."""
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed), device="cpu")
     return x.detach().cpu()[order[:_MOST_ROWS]]
+
+
+def _once(rows: Tensor) -> Tensor:
+    """Return rows without their copies, in which every one left out would meet itself.
+
+    Rows of a few values in every column repeat by chance, as many as there are; those stay.
+    """
+    places = np.sort(np.unique(rows.numpy(), axis=0, return_index=True)[1])
+    continuous = max(len(column.unique()) for column in rows.T) > len(places) / 2 if rows.numel() else False
+    return rows[torch.from_numpy(places)] if continuous and len(places) >= _FEWEST else rows
 
 
 def _paired(rows: Tensor) -> tuple[int, ...]:

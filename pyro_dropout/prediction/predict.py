@@ -167,6 +167,11 @@ def predict(
         _check_numbers(answer, model, posterior)
     if network:
         warn_of_probabilities(model, found.like if found._samples is None else found._samples)
+    if shared and (noise := noise_of(model)):  # known once it has run
+        warn_caller(
+            f"the network's own noise ({', '.join(map(repr, noise))}) is drawn for each point although shared=True: no"
+            " draw is one function at all points, and a mean over points varies less than that of a function."
+        )
     return found
 
 

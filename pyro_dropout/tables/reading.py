@@ -81,6 +81,14 @@ def _stand_ins(table: Table, learned: Encoding) -> Remarks:
             if found is not None:
                 what = "is far from all other values (leave such cells empty if it means missing)"
                 remarks[f"{column.told(found[0])} {what}", column.name] = found[1]
+    outcome = learned.outcome
+    y = outcome.numbers(table) if outcome.categories is None else np.empty(0)
+    zeros = int((y == 0).sum())
+    if zeros >= max(_LEAST, _SHARE * len(y)) and y.min() == 0 and bool((y % 1 != 0).any()):  # whole numbers are counts
+        what = (
+            "0 in a part of the rows and never less, so that intervals may reach below it, and how probable more than"
+        )
+        remarks[f"{what} 0 is is not known (fit apart whether it is 0)", outcome.name] = zeros
     return remarks
 
 
@@ -92,7 +100,8 @@ def stand_in(numbers: Floats) -> tuple[float, int] | None:
     for value in (numbers.min(), numbers.max()) if len(numbers) else ():
         others = numbers[numbers != value]
         count = len(numbers) - len(others)
-        if count < max(_LEAST, _SHARE * len(numbers)) or len(np.unique(others)) < _DIFFERENT:
+        different = 2 if value in _CODES and value != 0 else _DIFFERENT  # whole numbers from 1 to 8 have few values
+        if count < max(_LEAST, _SHARE * len(numbers)) or len(np.unique(others)) < different:
             continue
         low, high = np.quantile(others, (0.1, 0.9))
         limit = _NEAR if value in _CODES else _FAR

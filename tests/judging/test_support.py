@@ -89,6 +89,14 @@ def test_few_rows_flag_few_others() -> None:
     assert sum(shares) / len(shares) < 0.055  # three rows of sixty; 0.066 if the largest of the sixty were the limit
 
 
+def test_copies_of_rows_change_nothing() -> None:
+    x, new = torch.randn(300, 2), torch.randn(500, 2)
+    one, twice = pd.judging.Support.of(x), pd.judging.Support.of(torch.cat([x, x, x[:100]]))
+    assert abs((one.flag(new).double().mean() - twice.flag(new).double().mean()).item()) < 0.02
+    few = torch.randint(3, (200, 2)).float()  # rows of few values repeat by chance
+    assert len(pd.judging.Support.of(few).rows) == 200
+
+
 def test_rows_are_judged_one_by_one_and_the_same_way_twice() -> None:
     x = table(200)
     support, new = pd.judging.Support.of(x), table(20)

@@ -1,6 +1,7 @@
 """Predictions against exact ones: enumerated masks, linear networks, formulas of the kept samples; what a draw is."""
 
 import math
+import warnings
 from typing import Any
 
 import numpy as np
@@ -90,6 +91,24 @@ def test_concrete_dropout_flips_coins() -> None:
     guide = pd.AutoConcreteDropout(model, keep=0.5, temperature=1.0)
     f = pd.predict(model, guide, torch.ones(1, 2), samples=200).samples
     assert len((f * 1e4).round().unique()) <= 4
+
+
+def test_noise_of_the_network_makes_no_function_and_says_so() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.drop, self.last = nn.Linear(2, 4), nn.Dropout(0.3), nn.Linear(4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.drop(self.first(x))
+            return self.last(hidden) + hidden.mean(-1, keepdim=True)
+
+    model, guide = pd.from_dropout(Own(), tau=1.0)
+    with pytest.warns(UserWarning, match="own noise .*'drop'.* is drawn for each point although shared=True"):
+        pd.predict(model, guide, torch.randn(3, 2), samples=5, shared=True, seed=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pd.predict(model, guide, torch.randn(3, 2), samples=5, seed=0)
 
 
 def test_noise_whose_signs_are_flipped_is_drawn_in_many_passes() -> None:

@@ -136,11 +136,18 @@ def test_other_columns_tell_thousands_from_decimals() -> None:
         assert type(caught.value) is pd.errors.RangeError
 
 
-CODES = {"ages": RNG.integers(18, 90, 300), "heights": RNG.normal(170, 9, 300), "incomes": RNG.lognormal(8, 1, 300)}
+CODES = {
+    "rooms": RNG.integers(1, 9, 300),
+    "ages": RNG.integers(18, 90, 300),
+    "heights": RNG.normal(170, 9, 300),
+    "incomes": RNG.lognormal(8, 1, 300),
+}
 
 
 @pytest.mark.parametrize("share", [0.02, 0.6])
-@pytest.mark.parametrize(("name", "code"), [("ages", -999), ("ages", 9999), ("heights", 0), ("incomes", -1)])
+@pytest.mark.parametrize(
+    ("name", "code"), [("rooms", -999), ("rooms", 99), ("ages", -999), ("ages", 9999), ("heights", 0), ("incomes", -1)]
+)
 def test_a_number_that_may_mean_missing_is_named(name: str, code: float, share: float) -> None:
     values = CODES[name].astype(float)
     values[RNG.choice(300, int(share * 300), replace=False)] = code
@@ -158,6 +165,14 @@ ORDINARY = {
     "one outlier": np.append(CODES["heights"], 9999.0),
     "nothing": np.empty(0),
 }
+
+
+@pytest.mark.parametrize(("zeros", "whole", "said"), [(0.5, False, True), (0.0, False, False), (0.5, True, False)])
+def test_a_target_that_is_often_zero_and_never_less_is_named(zeros: float, whole: bool, said: bool) -> None:
+    sums = RNG.gamma(2, 40, 300)
+    sums = np.where(RNG.random(300) < zeros, 0.0, sums.round() if whole else sums)
+    data = read_table(table({"area": RNG.normal(size=300).tolist(), "price": sums.tolist()}), target="price")
+    assert ("fit apart whether it is 0" in data.note) == said
 
 
 @pytest.mark.parametrize("name", ORDINARY)

@@ -8,8 +8,11 @@ recompiled. What is out of reach here (the body of an imported package, a file) 
 import functools
 import sys
 import types
+import weakref
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from operator import getitem
 from typing import Any
@@ -80,6 +83,8 @@ class CapturedState:
         """Watch a value that is no tensor, and return whether to look into it."""
         if isinstance(value, _PRIMITIVES):
             self._watched.append((place, functools.partial(_equal, value)))
+        elif isinstance(value, array):
+            self._watched.append((place, functools.partial(_equal, array(value.typecode, value))))
         elif isinstance(value, np.ndarray):
             if value.size > _LARGE:
                 self.unwatched = f"{place.name} is a numpy array of {value.size} numbers; use a tensor"
@@ -130,7 +135,7 @@ def _untouched(tensor: Tensor, version: int, now: object) -> bool:
 
 
 def _length(value: object) -> int:
-    return len(value) if isinstance(value, dict | list | set) else -1
+    return len(value) if isinstance(value, dict | list | set | deque) else -1
 
 
 def _is_library(value: object) -> bool:
@@ -156,17 +161,40 @@ def _places(value: object, name: str, outermost: bool) -> Iterator[Place]:
     elif isinstance(value, functools.partial):
         for part in ("func", "args", "keywords"):
             yield Place(getattr, value, part, name)
-    elif isinstance(value, dict | list | tuple):
+    elif isinstance(value, property | staticmethod | classmethod):
+        yield Place(getattr, value, "fget" if isinstance(value, property) else "__func__", name)
+    elif isinstance(value, ContextVar | weakref.ref):
+        yield Place(_held, value, None, name)
+    elif isinstance(value, dict | list | tuple | deque):
         for key in value if isinstance(value, dict) else range(len(value)):
             yield Place(getitem, value, key, f"{name}[{key!r}]")
-    elif isinstance(value, type):  # numbers, and functions that read other things
-        for key, held in vars(value).items():
-            if isinstance(held, (types.FunctionType, *_PRIMITIVES, Tensor)) and not key.startswith("__"):
-                yield Place(getattr, value, key, f"{at}{key}")
-    elif hasattr(value, "__dict__") and not isinstance(value, types.ModuleType | torch.Generator):
-        yield from _of_module(value, at) if isinstance(value, nn.Module) else _attributes(value, at)
+    elif isinstance(value, type):  # as it is written there: a property, and not what it returns
+        for key in vars(value):
+            if not key.startswith("__") and not isinstance(vars(value)[key], types.MemberDescriptorType):
+                yield Place(_written, value, key, f"{at}{key}")
+    elif not isinstance(value, types.ModuleType | torch.Generator):
+        if hasattr(value, "__dict__"):
+            yield from _of_module(value, at) if isinstance(value, nn.Module) else _attributes(value, at)
         if not _is_library(type(value)):
+            for key in (key for kind in type(value).__mro__ for key in _slots(kind)):
+                yield Place(getattr, value, key, f"{at}{key}")
             yield Place(getattr, value, "__class__", f"{at}{type(value).__name__}")
+
+
+def _held(value: ContextVar[Any] | weakref.ref[Any], key: None) -> object:
+    """Return what a context variable or a weak reference stands for now."""
+    return value() if isinstance(value, weakref.ref) else value.get(None)
+
+
+def _written(kind: type, key: str) -> object:
+    """Return what a class has under a name, without asking its descriptors."""
+    return vars(kind)[key]
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    slots = vars(kind).get("__slots__", ())
+    names = (slots,) if isinstance(slots, str) else tuple(slots)
+    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
 
 
 def _attributes(value: object, at: str) -> Iterator[Place]:

@@ -2,8 +2,12 @@
 
 import random
 import types
+import weakref
+from array import array as numbers
+from collections import deque
 from contextlib import nullcontext
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pyro
@@ -112,6 +116,31 @@ def attributes() -> Any:
     return model, change, 4
 
 
+class Slots:
+    """An object without a dict, whose class holds a list and reads it by a property."""
+
+    __slots__ = ("__weakref__", "tau")
+    layers: ClassVar[list[float]] = [1.0]
+
+    def __init__(self) -> None:
+        self.tau = 1.0
+
+    @property
+    def first(self) -> float:
+        return LAST[-1]
+
+
+LAST = deque([1.0])
+SLOTS, CONTEXT, NUMBERS = Slots(), ContextVar[float]("tau", default=1.0), numbers("d", [1.0])
+WEAK = weakref.ref(SLOTS)
+
+
+class Swapped:
+    """A class whose function is exchanged."""
+
+    read: Any = staticmethod(lambda: 1.0)
+
+
 def value_read() -> Any:
     tau = torch.tensor(1.0)
     return lambda: observe(w(), tau.item(), torch.ones(1)), lambda k: tau.fill_(1.0 + k), 4
@@ -141,10 +170,17 @@ CASES: dict[str, Any] = {
     "attributes of modules and objects": attributes,
     "a value that is read with item": value_read,
     "a numpy array": array,
+    "a slot": settings(lambda: SLOTS.tau, lambda v: setattr(SLOTS, "tau", v)),
+    "a list of a class": settings(lambda: Slots.layers[0], lambda v: Slots.layers.__setitem__(0, v)),
+    "a deque behind a property": settings(lambda: SLOTS.first, lambda v: LAST.__setitem__(0, v)),
+    "a context variable": settings(lambda: CONTEXT.get(), lambda v: CONTEXT.set(v)),
+    "an array of Python's": settings(lambda: NUMBERS[0], lambda v: NUMBERS.__setitem__(0, v)),
+    "behind a weak reference": settings(lambda: WEAK().tau, lambda v: setattr(SLOTS, "tau", v)),
+    "a function of a class": settings(lambda: Swapped.read(), lambda v: setattr(Swapped, "read", lambda: v)),
 }
 
 
-@pytest.mark.thinned(5)
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("case", CASES)
 def test_what_changes_is_seen(case: str) -> None:
     model, change, programs = CASES[case]()
