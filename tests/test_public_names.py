@@ -15,7 +15,7 @@ from pyro_dropout.registry import FLOORS
 from tests import interface
 
 ROOT = Path(__file__).parents[1]
-COMMANDS = ("compare", "fit", "predict", "resume", "reproduce", "datasets", "info", "benchmark")
+COMMANDS = ("benchmark", "compare", "fit", "predict", "resume", "reproduce", "datasets", "info", "benchmark")
 
 
 def api_entries() -> dict[str, str]:

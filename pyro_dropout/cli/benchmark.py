@@ -51,11 +51,10 @@ def benchmark(
         bool,
         typer.Option(
             "--no-held-out/--held-out",
-            metavar=options.FLAG,
             help="Leave out held-out problems and test points: for as long as you improve a posterior.",
         ),
     ] = False,
-    shown: Annotated[bool, typer.Option("--list", metavar=options.FLAG, help="Show the problems, and stop.")] = False,
+    shown: Annotated[bool, typer.Option("--list", help="Show the problems, and stop.")] = False,
     seeds: Annotated[int, options.number_option(help="Runs of each posterior on each problem.")] = 3,
     steps: Annotated[int, options.number_option(help="Training steps of a guide.")] = 5000,
     lr: Annotated[float, options.computing_option(metavar="RATE", help="Their learning rate, which falls.")] = 0.02,

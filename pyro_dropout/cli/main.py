@@ -12,7 +12,7 @@ from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from pyro_dropout.cli import benchmark as cli_benchmark
 from pyro_dropout.cli import compare as cli_compare
@@ -33,7 +33,23 @@ HELP = (
 )
 
 
-class Commands(TyperGroup):
+class Plain:
+    """A command whose flags show no type: Typer would write <bool> behind each, that of --help included."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters, as Typer shows them."""
+        found: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for each in found:
+            if getattr(each, "is_flag", False):
+                each.metavar = ""
+        return found
+
+
+class Command(Plain, TyperCommand):
+    """A command."""
+
+
+class Commands(Plain, TyperGroup):
     """The command group; errors are printed as one line without a traceback."""
 
     def invoke(self, ctx: Any) -> object:
@@ -120,26 +136,25 @@ def _print_version(asked: bool) -> bool:
 def _root(
     show_version: Annotated[
         bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, metavar="", help="Print the version and exit."
-        ),
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
     """Take the options that stand before a command."""
 
 
-app.command("compare", help=cli_compare.HELP)(cli_compare.compare)
-app.command("benchmark", help=cli_benchmark.HELP)(cli_benchmark.benchmark)
-app.command("fit", help=cli_runs.FIT_HELP)(cli_runs.fit)
-app.command("predict", help=cli_predict.HELP)(cli_predict.predict)
-app.command("resume", help=cli_runs.RESUME_HELP)(cli_runs.resume)
+app.command("compare", cls=Command, help=cli_compare.HELP)(cli_compare.compare)
+app.command("benchmark", cls=Command, help=cli_benchmark.HELP)(cli_benchmark.benchmark)
+app.command("fit", cls=Command, help=cli_runs.FIT_HELP)(cli_runs.fit)
+app.command("predict", cls=Command, help=cli_predict.HELP)(cli_predict.predict)
+app.command("resume", cls=Command, help=cli_runs.RESUME_HELP)(cli_runs.resume)
 app.command(
     "reproduce",
+    cls=Command,
     help=cli_data.REPRODUCE_HELP,
     context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
 )(cli_data.reproduce)
-app.command("datasets", help=cli_data.DATASETS_HELP)(cli_data.datasets)
-app.command("info", help=cli_data.INFO_HELP)(cli_data.info)
+app.command("datasets", cls=Command, help=cli_data.DATASETS_HELP)(cli_data.datasets)
+app.command("info", cls=Command, help=cli_data.INFO_HELP)(cli_data.info)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -27,7 +27,6 @@ TABLES = (
     " and columns that cannot be used (identifiers, free text, constants) are left out, by name."
 )
 
-FLAG = ""  # what stands behind a flag in the help; Typer would write <bool>
 computing_option = partial(typer.Option, rich_help_panel="Computation")
 output_option = partial(typer.Option, rich_help_panel="Output")
 number_option = partial(computing_option, metavar="N", min=1, max=LARGEST)
@@ -37,11 +36,11 @@ Device = Annotated[
     computing_option(metavar="NAME", help="Device: cpu, cuda, cuda:1, mps or auto (cuda if there is a GPU, else cpu)."),
 ]
 Every = Annotated[int | None, number_option(help="Steps between checkpoints; by default one per minute.")]
-Json = Annotated[bool, output_option("--json", metavar=FLAG, help="Print one JSON object and nothing else.")]
-Quiet = Annotated[bool, output_option("--quiet", "-q", metavar=FLAG, help="Hide the progress bar.")]
+Json = Annotated[bool, output_option("--json", help="Print one JSON object and nothing else.")]
+Quiet = Annotated[bool, output_option("--quiet", "-q", help="Hide the progress bar.")]
 NoCompile = Annotated[
     bool,
-    computing_option("--no-compile/--compile", metavar=FLAG, help="Skip compilation: starts sooner, runs slower."),
+    computing_option("--no-compile/--compile", help="Skip compilation: starts sooner, runs slower."),
 ]
 
 

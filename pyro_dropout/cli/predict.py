@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pyro_dropout.cli import options
-from pyro_dropout.cli.options import FLAG, output_option, refusal
+from pyro_dropout.cli.options import output_option, refusal
 from pyro_dropout.cli.terminal import answer, figure, for_spreadsheet, percent
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.tables.settings import SAMPLES
@@ -52,7 +52,7 @@ def predict(
         Path | None, output_option(metavar="FILE", help="Where to save a plot of them (PNG, PDF, SVG).")
     ] = None,
     with_inputs: Annotated[
-        bool, output_option("--with-inputs", metavar=FLAG, help="Also write the columns of the input table.")
+        bool, output_option("--with-inputs", help="Also write the columns of the input table.")
     ] = False,
     threshold: Annotated[
         list[str] | None, output_option(metavar="NUMBERS", help="Also write P(target > t) for each: 100,200.")
