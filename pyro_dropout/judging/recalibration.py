@@ -22,6 +22,7 @@ _F64 = torch.float64
 _FAR = 0.1  # between accuracy and mean confidence
 _NEAR = 0.02  # the same where draws are votes, which no temperature brings nearer
 _VOTES = 0.99  # the mean confidence of single draws above which each is a vote for one class
+_FLAT = 0.001  # nats a point, of no use to anybody
 
 
 def refit_tau(prediction: Prediction, y: Tensor) -> float:
@@ -100,11 +101,18 @@ def refit_temperature(prediction: Prediction, y: Tensor) -> float:
         raise PyroDropoutError("the logits of all classes are equal in every draw, so no temperature changes them.")
     low, high = (math.log(size) + math.log(10) * k for k in (-3, 3))
     found, inside = _highest(score, low, high, 17)
-    if not inside:
-        why = "The logits carry no information about these classes, or the opposite; check the accuracy first."
-        if found < (low + high) / 2:
-            why = "Sharper draws always help here, as they are almost never wrong; train longer, or with less noise."
-        raise PyroDropoutError(f"no temperature is best: the likelihood still rises at {math.exp(found):.3g}. {why}")
+    if not inside and found < (low + high) / 2:  # the largest that loses nothing to speak of: below it draws are votes
+        sharpest, grid = score(low), [low + k / 8 for k in range(1, int(8 * (high - low)))]
+        found = max((each for each in grid if score(each) > sharpest - _FLAT), default=low)
+        warn_caller(
+            "sharper draws always help, as they are almost never wrong here: below a temperature of"
+            f" {math.exp(found):.3g} they gain less than {_FLAT} nats. More validation data would say more."
+        )
+    elif not inside:
+        raise PyroDropoutError(
+            f"no temperature is best: the likelihood still rises at {math.exp(found):.3g}. The logits carry no"
+            " information about these classes, or the opposite; check the accuracy first."
+        )
     _warn_if_in_vain(prediction, y, math.exp(found))
     return math.exp(found)
 

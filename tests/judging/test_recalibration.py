@@ -67,6 +67,17 @@ def test_a_temperature_that_calibrates_nothing_is_told() -> None:
         pd.judging.refit_temperature(made(f, pd.Categorical()), y)
 
 
+def test_a_likelihood_that_rises_without_end_has_a_temperature_that_loses_nothing() -> None:
+    # The draws agree, and are right by a little: the sharper the better, to no end.
+    y = torch.arange(200) % 4
+    answer = made(0.1 * torch.nn.functional.one_hot(y, 4).float().expand(50, -1, -1), pd.Categorical())
+    with pytest.warns(UserWarning, match="sharper draws always help"):
+        found = pd.judging.refit_temperature(answer, y)
+    sharper, at, softer = (pd.judging.tempered(answer, found * k).log_prob(y).mean() for k in (0.1, 1.0, 1.3))
+    assert -0.001 < at - sharper <= 0
+    assert softer - sharper < -0.001
+
+
 def test_draws_that_are_votes_are_told_of_earlier() -> None:
     # Nine draws in ten vote for the right class, but at nine points, where all are wrong by a little.
     y = torch.arange(900) % 3
