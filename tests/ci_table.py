@@ -1,7 +1,8 @@
 """The table at the end of CI: ``python -m tests.ci_table FOLDER``.
 
-The folder holds what pytest wrote: a ``NAME.xml`` for each run (``--junitxml``), and ``lines/`` of ``tests.covered``.
-Speed is that of training steps over plain torch's in the same process, here and in the commit before, by turns.
+The folder holds what pytest wrote: a ``NAME.xml`` for each run (``--junitxml``), and ``lines/`` of ``tests.covered``
+if that was asked for. Speed is that of training steps over plain torch's in the same process, here and in the commit
+before, by turns.
 """
 
 import io
@@ -97,17 +98,20 @@ def main() -> int:
     """Print the table; return whether too little of the package was run."""
     folder = Path(sys.argv[1])
     rows = [*tests(folder), *size()]
-    by_file = covered.shares(folder / "lines")
-    run, of = (sum(parts) for parts in zip(*by_file.values(), strict=True))
-    rows.append(
-        ("statements that tests run", f"{run / of:.1%} of {of:,}, of which at least {LEAST_COVERED:.0%} must be")
-    )
+    enough = True
+    if (folder / "lines").exists():  # to count them costs a tenth of the time of the tests
+        by_file = covered.shares(folder / "lines")
+        run, of = (sum(parts) for parts in zip(*by_file.values(), strict=True))
+        enough = run >= LEAST_COVERED * of
+        rows.append(
+            ("statements that tests run", f"{run / of:.1%} of {of:,}, and at least {LEAST_COVERED:.0%} must be")
+        )
     wheel = folder / "wheel.txt"
     rows += [("wheel", line) for line in (wheel.read_text("utf-8").splitlines() if wheel.exists() else [])]
     rows += speeds()
     width = max(len(name) for name, _ in rows)
     print("\n".join(f"{name:<{width}}  {what}" for name, what in rows))
-    return run < LEAST_COVERED * of
+    return not enough
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ script=${1:?"Name the script, as in: sbatch slurm.sh train.py"}
 processes=${PROCESSES_PER_NODE:-4}
 nodes=${SLURM_JOB_NUM_NODES:-1}
 first=$(scontrol show hostnames "${SLURM_JOB_NODELIST:-localhost}" 2>/dev/null | head -n 1 || true)
-# Two minutes before the end SLURM sends SIGTERM; fit writes a checkpoint, and the next job goes on from it. The folder of
-# the checkpoints must lie on a disk that all machines share.
+# Two minutes before the end SLURM sends SIGTERM; fit(checkpoint=...) writes a checkpoint, from which the script goes on when
+# it is submitted again. The folder of the checkpoints must lie on a disk that all machines share.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 start=(torchrun --nnodes "$nodes" --nproc-per-node "$processes" --rdzv-backend c10d
   --rdzv-endpoint "${first:-localhost}:29400" --rdzv-id "${SLURM_JOB_ID:-one-machine}" "$script")

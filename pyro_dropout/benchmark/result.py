@@ -118,10 +118,11 @@ class Results:
         }
         found = {entry: Row(entry) for entry in self.entries if self._of(entry, name)}
         for key, seed in product(possible, sorted({each["seed"] for each in self.records if each["problem"] == name})):
-            bad = dict.fromkeys(found, math.inf)
+            bad: dict[str, float] = {}
             for record in (each for each in self.records if (each["problem"], each["seed"]) == (name, seed)):
                 value = {**record, **{k: v[0] for k, v in record.get("scores", {}).items()}}.get(key)
-                bad[record["entry"]] = math.inf if value is None else columns()[key].badness(value)
+                if value is not None or record["note"]:  # a posterior whose cost is not known has no rank by it
+                    bad[record["entry"]] = math.inf if value is None else columns()[key].badness(value)
             for entry, own in bad.items():
                 rank = 0.5 + sum((each < own) + 0.5 * (each == own) for each in bad.values())  # ties share theirs
                 found[entry].scores.setdefault(key, Score()).add(rank)

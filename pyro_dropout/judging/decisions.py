@@ -5,6 +5,7 @@ under the posterior, that it is the best one. How long uncertain actions are tri
 narrows with data; that of dropout with a fixed ``keep`` need not.
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -308,7 +309,9 @@ def thompson(model: PyroModel, posterior: object, contexts: Tensor, *, seed: int
     _check_shape("contexts", contexts, 2, "(N, A, features...) or (A, features)")
     lead = contexts.shape[: 1 if contexts.dim() == 2 else 2]
     x = contexts.flatten(0, len(lead) - 1)
-    reward = predict(model, posterior, x, samples=1, shared=True, seed=seed, keep_samples=True).mean
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="the network's own noise")  # refused below
+        reward = predict(model, posterior, x, samples=1, shared=True, seed=seed, keep_samples=True).mean
     check_no_noise(model, "Thompson sampling")  # found when the network runs
     if reward.shape[-1] != 1:
         raise ShapeError(f"model must have one target, the reward of an action; it has {reward.shape[-1]}.")

@@ -1,5 +1,6 @@
 """Bad input to the comparison and to the estimators."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from tests.bad_input.row import (
     out_of_range,
 )  # fmt: skip
 
+QUICK_RUN: Any = {"seeds": 1, "steps": 1, "samples": 2, "progress": False, "out": "nowhere"}
 QUICK: Any = {"steps": 1, "seeds": 1, "samples": 3, "compile": False, "progress": False}
 
 
@@ -46,7 +48,28 @@ def classifier(y: Any = None, **settings: Any) -> Any:
     return pd.DropoutClassifier(**{"max_steps": 2, "samples": 3, "guide": "dropout", **settings}).fit(X.numpy(), labels)
 
 
+def benchmark(**given: Any) -> Any:
+    return pd.benchmark.benchmark(**{"entries": ["mean-field"], "problems": ["line"], **QUICK_RUN, **given})
+
+
+def laplace_of_another_network() -> Any:
+    like = SimpleNamespace(model=net(), sample=lambda n: torch.zeros(n, 2))
+    return pd.benchmark.FromLaplace(like).sample_weights(3)
+
+
+def posed(**given: Any) -> Any:
+    return pd.benchmark.problem("line", **{"title": "t", "about": "a", "kind": "numbers", **given})(dict)
+
+
 ROWS = [
+    *out_of_range(benchmark, seeds=0, steps=0, lr=-1.0, samples=0),
+    Row(RANGE, "problems", "got 'lines'", lambda: benchmark(problems=["lines"])),
+    Row(OTHER, "entries", "got []", lambda: benchmark(entries=[])),
+    Row(OTHER, "unknown posterior", "'mean field'", lambda: benchmark(entries=["mean field"])),
+    Row(RANGE, "suite", "'large'", lambda: pd.benchmark.problems("large")),  # type: ignore[arg-type]
+    Row(RANGE, "kind", "'number'", lambda: posed(kind="number")),
+    Row(OTHER, "state dicts", "empty", lambda: pd.benchmark.from_state_dicts([])),
+    Row(SHAPE, "sample(n)", "2 numbers a draw", laplace_of_another_network),
     Row(RANGE, "keeps", "got 1.5", lambda: pd.comparison.plot_kl_gap(keeps=(1.5,))),
     Row(RANGE, "guides", "'mean field'", lambda: compare(guides=["mean field"])),
     Row(OTHER, "guides", "there is none", lambda: compare(guides={})),

@@ -21,7 +21,8 @@ ROWS = [
 MADE = {
     "Cascade", "Comparison", "Conformal", "CoverageCurve", "ElboReport", "Evidence", "FleetPrediction",
     "GaussianPosterior", "History", "LOOResult", "Likelihood", "LinearisedPrediction", "Prediction",
-    "PredictiveDistance", "RejectionCurve", "Reliability", "SBCResult", "SitePrediction", "Table", "co2",
+    "PredictiveDistance", "Problem", "Reference", "RejectionCurve", "Results", "Reliability", "SBCResult",
+    "SitePrediction", "Table", "co2", "missing_references",
 }  # fmt: skip
 
 

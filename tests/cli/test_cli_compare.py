@@ -119,7 +119,7 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "names"),
     [
-        ("price", ["mean-field"]),
+        pytest.param("price", ["mean-field"], marks=pytest.mark.deep),
         pytest.param("price", ["laplace"], marks=pytest.mark.deep),
         pytest.param("kind", ["mean-field"], marks=pytest.mark.deep),
     ],

@@ -68,6 +68,7 @@ def limited(size: int, *words: object) -> tuple[int, str]:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), " ".join(said.split())
 
 
+@pytest.mark.deep
 def test_files_that_grow_too_large(whole: Path, tmp_path: Path) -> None:
     data, out = whole / "table.csv", tmp_path / "run"
     code, said = limited(500, "fit", data, "--out", out, *FIT)  # not even the record
@@ -156,6 +157,7 @@ def test_trainings_that_choose_are_not_repeated(whole: Path, tmp_path: Path, mon
     assert predicted(out, data) == answers(whole)
 
 
+@pytest.mark.deep
 def test_sigterm_before_the_first_checkpoint_of_a_run(tmp_path: Path) -> None:
     """Which guide to take is chosen first; these trainings have checkpoints of their own."""
     table, out = written(tmp_path, trees()), tmp_path / "run"

@@ -31,7 +31,8 @@ def numbers(compile: str, hashing: str) -> list[list[str]]:
     return [line.split() for line in done.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("compile", ["False", pytest.param("True", marks=pytest.mark.deep)])
+@pytest.mark.deep
+@pytest.mark.parametrize("compile", ["False", "True"])
 def test_another_process_finds_the_same_bits(compile: str) -> None:
     one, other = numbers(compile, "1"), numbers(compile, "2")
     assert one == other

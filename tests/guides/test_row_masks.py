@@ -12,6 +12,8 @@ from torch.nn.utils import prune
 import pyro_dropout as pd
 from tests.networks.agreement import largest_z, predicted, stochastic_passes
 
+pytestmark = pytest.mark.filterwarnings("ignore:the network's own noise")  # of shared draws
+
 
 class Net(nn.Module):
     """Two layers, a dropout layer before the second, and the given forward pass."""

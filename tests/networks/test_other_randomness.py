@@ -28,6 +28,8 @@ from tests.networks.layers import (
     network,
 )
 
+pytestmark = pytest.mark.filterwarnings("ignore:the network's own noise")  # of shared draws
+
 KEPT: dict[str, Callable[[], nn.Module]] = {
     "drop path": lambda: DropPath(0.3),
     "stochastic depth": lambda: StochasticDepth(0.3),

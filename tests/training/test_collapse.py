@@ -36,7 +36,7 @@ GUIDES = {
 }
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("name", GUIDES)
 def test_a_wide_network_learns_by_default(name: str) -> None:
     model, (x, y) = wide(), data()

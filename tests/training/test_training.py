@@ -203,6 +203,7 @@ def normed() -> tuple[pd.BayesianNet, Any, nn.BatchNorm1d]:
     return model, pd.AutoDropout(model, keep=0.9), norm
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("compile", [False, "traced"])
 def test_early_stopping_keeps_what_the_best_step_had(compile: Any) -> None:
     """Parameters and running statistics are those of a training that takes no more steps and watches nothing."""

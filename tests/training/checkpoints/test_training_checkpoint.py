@@ -61,6 +61,7 @@ def test_a_training_goes_on_as_if_it_had_not_stopped(tmp_path: Path, case: int) 
     assert len(list(tmp_path.iterdir())) == 2  # the last ones, as asked
 
 
+@pytest.mark.deep
 def test_running_statistics_of_the_best_step_outlast_a_stop(tmp_path: Path) -> None:
     """The best step is before the stop, so that its statistics are in the checkpoint alone."""
 

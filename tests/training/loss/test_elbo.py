@@ -74,7 +74,7 @@ def place(guide: Any, problem: Problem, spread: float) -> None:
 
 
 @pytest.mark.parametrize("name", GUIDES)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_the_exact_elbo_stays_below_the_evidence(name: str) -> None:
     # A bound that holds is exceeded by 4 standard errors of 25 calls in at most 1 of 3,700 estimates (24 degrees of
     # freedom, one side), and only where the bound is tight; there are 4 estimates a guide.
