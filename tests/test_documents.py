@@ -23,9 +23,18 @@ EQUATIONS = ROOT / "docs" / "equations.md"
 # Pages whose blocks take seconds, but for one block of each three.
 LONG = ("choosing.md", "ensembles.md", "first_hour.md", "long_runs.md", "pyro_models.md", "training.md", "trust.md")
 # Names whose examples take seconds.
-SLOW = {"AutoLaplace", "Comparison", "DropoutClassifier", "DropoutRegressor", "Ensemble", "FittedTable", "Fleet"}
+SLOW = {
+    "AutoLaplace",
+    "Comparison",
+    "DropoutClassifier",
+    "DropoutRegressor",
+    "Ensemble",
+    "FittedTable",
+    "Fleet",
+    "Results",
+}
 SLOW |= {"AutoLowRank", "Checkpoint", "Evidence", "compare", "fit_table", "maximise_evidence", "nuts", "swag"}
-LONGEST = ("laplace.md",)  # whose blocks all take seconds
+LONGEST = ("laplace.md", "coming_from.md")  # whose blocks all take seconds
 EQUATION_LINE = re.compile(r"^\s*Equation: (\S+)\.\s*$", re.MULTILINE)
 HEADING = re.compile(r"^## `(?P<id>[^`\s]+)` — \S.*$", re.MULTILINE)
 SKIPPED_FOLDERS = {"__pycache__", "_build", "build", "dist", "out"}

@@ -168,6 +168,7 @@ def test_predictions_come_with_the_columns_of_their_table_when_asked(fitted: Pat
 # --- the experiments and their data -----------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 def test_a_mean_that_is_absurd_is_pointed_out(tmp_path: Path, fitted: Path) -> None:
     data = written(tmp_path, "area,town\n60,a\n70,b\n1e30,b\n")
     table = "area,town,price\n" + "".join(f"{30 + 5 * k},{'ab'[k % 2]},{20 * 1.1**k}\n" for k in range(60))

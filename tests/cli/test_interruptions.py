@@ -130,6 +130,7 @@ def test_the_interrupt_button_of_a_notebook(count: int) -> None:
     assert seen >= count // 4  # most interrupts came after some steps, and these are kept
 
 
+@pytest.mark.deep
 def test_trainings_that_choose_are_not_repeated(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interrupted after each training that chooses: the same command ends as if nothing had been."""
     data, out, real = whole / "table.csv", tmp_path / "run", Recipe.predict

@@ -82,6 +82,7 @@ def by_c_or_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("by_c_or_recorded")
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("batch_size", [None, 7])
 def test_a_training_of_medium_length_is_plain_c(batch_size: int | None) -> None:
     found, recorded = (trained(pd.AutoMeanField, how, batch_size=batch_size) for how in ("auto", "traced"))
@@ -112,7 +113,7 @@ def test_a_large_network_and_an_optimiser_of_torch_are_recorded(monkeypatch: pyt
 
 
 @pytest.mark.usefixtures("by_c_or_recorded")
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("batch_size", [None, 4])
 @pytest.mark.parametrize("biased", [True, False])
 def test_convolutions_are_calls_of_torch_in_plain_c(biased: bool, batch_size: int | None) -> None:

@@ -37,7 +37,7 @@ def trained(count: int, batch: int | None, by: type[StepsOnGpu]) -> tuple[Tensor
     return losses, run.values
 
 
-@pytest.mark.thinned(6)
+@pytest.mark.deep
 @pytest.mark.parametrize("by", [SharedHostSteps, HostSteps])
 @pytest.mark.parametrize(("count", "batch"), [(3, 3), (1, 3), (3, None)])
 def test_each_network_of_a_fleet_takes_its_own_steps(count: int, batch: int | None, by: type[HostSteps]) -> None:

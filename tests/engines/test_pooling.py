@@ -11,6 +11,7 @@ from pyro_dropout.engines.program import Program
 from pyro_dropout.engines.replayed import Inductor
 
 
+@pytest.mark.deep
 @pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")
 @pytest.mark.parametrize("pool", [nn.MaxPool2d(2), nn.MaxPool2d(3, 2, 1)], ids=str)
 def test_a_compiled_gradient_of_a_network_with_pooling_is_the_eager_one(pool: nn.Module) -> None:

@@ -38,7 +38,9 @@ def test_it_goes_to_arviz_and_through_a_file(name: str) -> None:
 @pytest.mark.deep
 @pytest.mark.parametrize("name", ZOO)
 def test_compiled_training_is_eager_training(name: str) -> None:
-    assert compiled(network(name)) == (documented()[name][3], "")
+    found, reason = compiled(network(name))
+    refused = "torch's compiler makes a program of this step that" in reason  # wrong gradients of torch 2.13, replayed
+    assert refused or (found, reason) == (documented()[name][3], "")
 
 
 def test_the_page_has_every_network() -> None:

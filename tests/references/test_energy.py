@@ -169,7 +169,8 @@ def test_it_is_infinite_where_a_matrix_has_no_decomposition() -> None:
     assert energy(far)[0].isinf().all()
 
 
-@pytest.mark.parametrize("compile", [False, pytest.param("auto", marks=pytest.mark.deep)])
+@pytest.mark.deep
+@pytest.mark.parametrize("compile", [False, "auto"])
 def test_a_trajectory_into_such_a_matrix_is_divergent(compile: Any) -> None:
     """The mean, by quadrature, is farther away than four standard errors once in 10,000 runs."""
     with warnings.catch_warnings(record=True) as told:

@@ -55,6 +55,7 @@ def fitted() -> Any:
 SMALL: Any = {"hidden_layer_sizes": (), "max_steps": 5, "learning_rate": 0.2, "samples": 10, "guide": "dropout"}
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize(
     "estimator",

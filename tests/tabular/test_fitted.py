@@ -187,6 +187,7 @@ def test_an_unfamiliar_row_says_what_sets_it_apart(fitted: FittedTable) -> None:
     assert ((found["unfamiliar_in"] != "") == found["unfamiliar"]).all()
 
 
+@pytest.mark.deep
 def test_a_row_with_a_category_that_training_did_not_have_is_unfamiliar(tmp_path: Path) -> None:
     frame = houses(400).drop(columns="price").assign(y=np.arange(400.0))
     gaps = frame.copy()
@@ -233,6 +234,7 @@ def test_the_answer_for_a_row_does_not_depend_on_the_rows_beside_it(guide: str) 
     assert np.allclose(whole.iloc[[3, 700]][numbers], few[numbers], rtol=1e-4)
 
 
+@pytest.mark.deep
 def test_counts_have_a_picture() -> None:
     found = pd.fit_table(houses(60).assign(price=np.arange(60) % 9), target="price", **QUICK)
     assert found.run.recipe.scale == "count"
@@ -243,6 +245,7 @@ def test_counts_have_a_picture() -> None:
     assert 0 <= shares[0] <= shares[-1] <= 1
 
 
+@pytest.mark.deep
 def test_a_gap_where_training_had_none_is_unfamiliar() -> None:
     frame = houses(200).assign(rooms=np.arange(200.0) % 7)  # gaps among areas are usual
     found = pd.fit_table(frame, "price", scale="plain", **QUICK)

@@ -120,5 +120,5 @@ def is_known() -> bool:
     return (
         len(state) == 5056
         and list(state[8:24].view("int32")) == [1, 1, 0, 0]
-        and (state[24:5016].view("int64") == known).all()
+        and bool((state[24:5016].view("int64") == known).all())
     )

@@ -116,7 +116,9 @@ def _ends(losses: Tensor) -> Tensor:
 
 
 @pytest.mark.thinned(3)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=pytest.mark.deep) if each == "function" else each for each in CASES]
+)
 def test_they_train_as_with_pyro(name: str) -> None:
     """Every engine descends as Pyro's SVI does; fails never: all seeds are set."""
     model, guide, data, owner = _built(name)

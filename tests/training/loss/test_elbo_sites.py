@@ -151,6 +151,7 @@ GUIDES: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.deep
+@pytest.mark.filterwarnings("ignore:AutoLowRank finds no weight")
 @pytest.mark.parametrize("name", GUIDES)
 def test_factors_deterministic_and_auxiliary_sites(name: str) -> None:
     alike(mixed, GUIDES[name](mixed), repeats=300)
