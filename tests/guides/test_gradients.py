@@ -81,13 +81,14 @@ def assert_unbiased(
 def scatter(guide: Any, seed: int) -> None:
     """Move all parameters to places where nothing is symmetric, small or special."""
     generator = torch.Generator().manual_seed(seed)
-    starts = {"log_scale": math.log(0.3), "log_alpha": math.log(0.4)}
-    sizes = {"loc": 0.8, "locs": 0.8, "factor": 0.4, "log_scale": 0.3, "log_alpha": 0.2, "logits": 0.5, "logit": 0.3}
+    starts = {"log_scale": math.log(0.3), "log_alpha": math.log(0.4), "share_logit": 0.5}
+    sizes = {"loc": 0.8, "locs": 0.8, "factor": 0.4, "logits": 0.5}
+    sizes |= {"log_scale": 0.3, "log_alpha": 0.2, "share_logit": 0.3}
     with torch.no_grad():
         for name, value in guide.named_parameters():
             kind = name.rsplit(".", 1)[-1]
             noise = torch.randn(value.shape, generator=generator, dtype=torch.float64)
-            value.copy_(starts.get(kind, 0.5 if kind == "logit" else 0.0) + sizes[kind] * noise)
+            value.copy_(starts.get(kind, 0.0) + sizes[kind] * noise)
 
 
 def leaves(guide: Any) -> State:
