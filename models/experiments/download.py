@@ -6,7 +6,6 @@ import hashlib
 import http.client
 import zlib
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.error import URLError
@@ -38,7 +37,7 @@ def manifest(names: Sequence[str] | None = None) -> list[Item]:
         why = f" {NOT_FETCHED}" if {"co2", "solar"} & set(unknown) else ""
         raise PyroDropoutError(f"{unknown[0]!r} cannot be downloaded; choose from {', '.join(DOWNLOADS)}.{why}")
     folders = tuple("mnist/" if name == "mnist" else f"uci/{UCI_NAMES[name]}/" for name in wanted)
-    text = resources.files("pyro_dropout.datasets").joinpath("data", "manifest.csv").read_text("utf-8")
+    text = Path(__file__).with_name("manifest.csv").read_text("utf-8")
     rows = list(csv.reader(line for line in text.splitlines() if not line.startswith("#")))[1:]
     return [Item(*row) for row in rows if row[0].startswith(folders)]
 
