@@ -98,7 +98,13 @@ class WaveProcess:
 
 def kept(model: Model, keep: float = 0.9) -> Callable[[str], float]:
     """Return the probability of keeping a row, by site: a layer's only input is not dropped."""
-    return lambda name: 1.0 if model.sites[name].fan_in == 1 else keep
+
+    def of(name: str) -> float:
+        site = model.sites[name]
+        inputs = site[0] if isinstance(site, tuple) else site.fan_in  # a deep Gaussian process knows shapes alone
+        return 1.0 if inputs == 1 else keep
+
+    return of
 
 
 def standard_guide(name: str, keep: float = 0.9, **options: int) -> Callable[[Model], PyroModel]:

@@ -15,9 +15,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from pyro import poutine
 from torch import Tensor
 
 from pyro_dropout.errors import IgnoredInputsWarning, warn_caller
+from pyro_dropout.generative.gaussian_processes import DeepGP
 from pyro_dropout.generative.inputs import inputs_of
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.networks import BayesianNet
@@ -27,8 +29,10 @@ from pyro_dropout.generative.trial_run import evaluating, quietly
 from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.guides.summary import note_of, note_training
+from pyro_dropout.protocols import Weights
 from pyro_dropout.training.loss.temperature import is_point, share_of_data
 
+Asked = BayesianNet | DeepGP
 _POINTS, _DRAWS, _MEMBERS = 512, 16, 4  # the most that are looked at
 _GAIN, _NO_GAIN = 0.05, 0.02  # a layer passes nothing on; nor does it by chance
 _BETTER, _BY_CHANCE = 0.02, 0.1  # nats per point over a constant: for having learned, or for 16 lucky draws
@@ -66,11 +70,13 @@ class Learned:
         better = _BY_CHANCE if min(self.gains.values(), default=1.0) < _NO_GAIN else _BETTER
         return bool(self.shut) and self.log_likelihood < self.constant + better
 
-    def sentence(self, net: Any) -> str:
+    def sentence(self, net: Asked) -> str:
         """Say that the posterior ignores its inputs: which layers of the network, why, and what to type instead."""
-        numbers = sum(net._parameter(name).numel() for name in net.sites)
+        numbers = sum(_numbers_of(net).values())
         advice = "Leave the prior out, as in BayesianNet(net, likelihood=...), or write Prior(..., tempered=True)."
-        if net.prior.tempered:
+        if isinstance(net, DeepGP):
+            advice = "Try a guide whose weights have widths, such as AutoMeanField, or a BayesianNet of these layers."
+        elif net.prior.tempered:
             advice = "Train longer, or start over with a smaller learning rate."
         return (
             f"the posterior ignores its inputs: on the training data its log-likelihood is {self.log_likelihood:.3f}"
@@ -99,17 +105,35 @@ def learned_from(model: object, posterior: object, x: Any, y: Tensor, num_data: 
     x, y = x[rows], y[rows]
     with torch.no_grad(), forked(), quietly(net), evaluating(net):
         draws = ({name: value[0] for name, value in posterior.sample_weights(1).items()} for _ in range(_DRAWS))
-        each = [_log_prob(net, net.evaluate(weights, x), y) for weights in draws]
+        outputs = [_outputs(net, weights, x) for weights in draws]
+        each = [_log_prob(net, f, y) for f in outputs]
     log_likelihood = torch.stack(each).logsumexp(0) - math.log(_DRAWS)
     with forked():
-        constant = _best_constant(net, x, y)
+        constant = _best_constant(net, outputs[0], y)
     return replace(found, log_likelihood=float(log_likelihood.mean()), constant=constant)
 
 
-def _asked(model: object) -> BayesianNet | None:
+def _asked(model: object) -> Asked | None:
     """Return the network of a model that can be asked: its arguments are x, y and N."""
     net = network_in(model)
+    if isinstance(net, DeepGP):
+        return net if net.space == "weight" else None
     return net if isinstance(net, BayesianNet) and not net.whole_batch else None
+
+
+def _numbers_of(net: Asked) -> dict[str, int]:
+    """Return how many numbers each site has."""
+    if isinstance(net, DeepGP):
+        return {name: math.prod(shape) for name, shape in net.sites.items()}
+    return {name: net._parameter(name).numel() for name in net.sites}
+
+
+def _outputs(net: Asked, weights: Weights, x: Any) -> Tensor:
+    """Return f at x."""
+    if isinstance(net, BayesianNet):
+        return net.evaluate(weights, x)
+    found: Tensor = poutine.condition(net, data=weights)(x)
+    return found
 
 
 def note_learned(model: object, guide: object, call: ModelCall) -> tuple[Learned | None, str]:
@@ -118,7 +142,8 @@ def note_learned(model: object, guide: object, call: ModelCall) -> tuple[Learned
     The guide remembers the sentence, and ``predict`` repeats it. If the check cannot be made, the sentence says so, and
     the guide does not remember it.
     """
-    if _asked(model) is None or len(call.args) < 2 or not isinstance(call.args[1], Tensor):
+    net = _asked(model)
+    if net is None or len(call.args) < 2 or not isinstance(call.args[1], Tensor):
         return None, ""
     try:
         found = learned_from(model, guide, *call.args[:3])
@@ -129,7 +154,7 @@ def note_learned(model: object, guide: object, call: ModelCall) -> tuple[Learned
         )
     if found is None or not found.ignores_inputs:
         return found, ""
-    told = found.sentence(_asked(model))
+    told = found.sentence(net)
     note_training(guide, note_of(guide), ignores=told)
     return found, told
 
@@ -153,16 +178,14 @@ def warn_of_replicas(
             warn_caller(f"{len(found)} of {len(replicas)} replicas, {found[0]}", kind)
 
 
-def _log_prob(net: BayesianNet, f: Tensor, y: Tensor) -> Tensor:
+def _log_prob(net: Asked, f: Tensor, y: Tensor) -> Tensor:
     """Return log p(y | f) of each point."""
     found: Tensor = net.likelihood.distribution(f).log_prob(net.likelihood.checked(f, y))
     return found
 
 
-def _best_constant(net: BayesianNet, x: Any, y: Tensor) -> float:
-    """Return the largest mean log-likelihood that outputs without inputs reach, by L-BFGS."""
-    with torch.no_grad(), quietly(net), evaluating(net):
-        f = net.evaluate({name: net._parameter(name) for name in net.sites}, x)
+def _best_constant(net: Asked, f: Tensor, y: Tensor) -> float:
+    """Return the largest mean log-likelihood that outputs without inputs reach, by L-BFGS from the mean of some."""
     constant = f.mean(0, keepdim=True).double().nan_to_num().requires_grad_()
     search = torch.optim.LBFGS([constant], max_iter=100, line_search_fn="strong_wolfe")
 
@@ -177,14 +200,15 @@ def _best_constant(net: BayesianNet, x: Any, y: Tensor) -> float:
         return -float(surprise())
 
 
-def _gains(net: BayesianNet, posterior: SiteGuide | Ensemble, count: int) -> tuple[dict[str, float], float]:
+def _gains(net: Asked, posterior: SiteGuide | Ensemble, count: int) -> tuple[dict[str, float], float]:
     """Return how much each weight layer passes on, in the member that passes most, and the price of half of it.
 
     One site is looked at after another: of a large network there is no room for all.
     """
-    weights = {name: site for name, site in net.sites.items() if site.kind == "weight" and not site.lookup}
-    sizes = {name: net._parameter(name).numel() for name in net.sites}
-    gains, points = dict.fromkeys(weights, 0.0), set[str]()
+    sizes, inputs = _numbers_of(net), _inputs_of(net)
+    # The layers of a deep Gaussian process have weights of one width, and divide what they pass on.
+    shrunk = {name: 1 / inputs[name] if isinstance(net, DeepGP) and name != "W1" else 1.0 for name in inputs}
+    gains, points = dict.fromkeys(inputs, 0.0), set[str]()
     members, times = min(posterior.members, _MEMBERS) if isinstance(posterior, Ensemble) else 1, 1.0
     for member in range(members):
         with posterior.as_member(member) if isinstance(posterior, Ensemble) else nullcontext(posterior) as guide:
@@ -192,14 +216,22 @@ def _gains(net: BayesianNet, posterior: SiteGuide | Ensemble, count: int) -> tup
             for name in net.sites:
                 q = guide.posterior(name)
                 points |= {name} if is_point(q) else set()
-                if name in weights:
-                    outputs = sizes[name] / weights[name].fan_in
-                    signal, noise = torch.linalg.vector_norm(q.mean) ** 2 / outputs, q.variance.sum() / outputs
+                if name in inputs:
+                    per_output = shrunk[name] * inputs[name] / sizes[name]
+                    signal, noise = torch.linalg.vector_norm(q.mean) ** 2 * per_output, q.variance.sum() * per_output
                     gains[name] = max(gains[name], float((signal / (1 + noise)).sqrt()))
                 del q
     numbers, price = sum(size for name, size in sizes.items() if name not in points), 0.0
-    for name, site in weights.items():
-        how = net.tempered(name, count)
+    for name, fan_in in inputs.items():
+        how = net.tempered(name, count) if isinstance(net, BayesianNet) else None
         heat = 1.0 if how is None else how.of_point(times) if name in points else share_of_data(how, numbers)
-        price += heat * sizes[name] / site.fan_in / 8 / float(net.prior_scale(name).double().square().mean())
+        std = net.prior_scale(name) if isinstance(net, BayesianNet) else net.get_buffer(f"{name}_std")
+        price += heat * sizes[name] / fan_in / 8 / float(std.double().square().mean()) / shrunk[name]
     return gains, price
+
+
+def _inputs_of(net: Asked) -> dict[str, int]:
+    """Return how many products are summed into one output, of each layer of weights."""
+    if isinstance(net, DeepGP):
+        return {name: shape[1] for name, shape in net.sites.items() if len(shape) == 2}
+    return {name: site.fan_in for name, site in net.sites.items() if site.kind == "weight" and not site.lookup}

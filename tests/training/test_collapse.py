@@ -69,6 +69,30 @@ def test_a_prior_that_wins_is_named(name: str, tmp_path: Path) -> None:
     assert "best constant" in ignored_inputs(guide)
 
 
+def deep_gp(count: int) -> tuple[Any, Any, Tensor, Tensor]:
+    """Return the paper's model with dropout, and data of a wave."""
+    torch.manual_seed(0)
+    x = torch.linspace(-2, 2, count).unsqueeze(-1)
+    y = torch.sin(2 * x) + 0.3 * torch.randn(count, 1)
+    model = pd.paper.DeepGP(1, [20, 20], 1, nonlinearity="tanh", likelihood=pd.Gaussian(10.0))
+    return model, pd.AutoDropout(model, keep=lambda name: 1.0 if name == "W1" else 0.9), x, y
+
+
+@pytest.mark.parametrize("count", [12, 1000])
+def test_a_deep_gaussian_process_is_looked_at_too(count: int) -> None:
+    model, guide, x, y = deep_gp(count)
+    if count == 1000:
+        history = pd.fit(model, guide, x, y, steps=800, lr=1e-2, **QUIET)  # a warning would be an error here
+        assert history.learned is not None
+        assert min(history.learned.gains.values()) > 0.1
+        return
+    with pytest.warns(pd.errors.IgnoredInputsWarning, match="Nothing passes W1, W2, because .* AutoMeanField"):
+        pd.fit(model, guide, x, y, steps=800, lr=1e-2, **QUIET)
+    with pytest.warns(pd.errors.IgnoredInputsWarning, match="best constant"):
+        answer = pd.predict(model, guide, x, samples=5)
+    assert answer.mean.std() < 0.01
+
+
 @pytest.mark.deep
 def test_a_fleet_and_a_comparison_say_it_too() -> None:
     x, y = data()
