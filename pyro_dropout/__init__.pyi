@@ -49,6 +49,7 @@ from .judging.scores.calibration import coverage as coverage
 from .judging.scores.class_calibration import ece as ece
 from .judging.scores.crps import crps as crps
 from .prediction.predict import predict as predict
+from .references.mclmc import mclmc as mclmc
 from .references.nuts.nuts import nuts as nuts
 from .sklearn.estimators import DropoutClassifier as DropoutClassifier
 from .sklearn.estimators import DropoutRegressor as DropoutRegressor

@@ -54,13 +54,13 @@ class Energy:
         if self._call is not exact:  # its constants may require the original dtypes
             self._call = exact
             try:
-                self._of_each(self._flat(sites))
+                self._of_each(self.position(_values(sites)))
                 self.model = exact.model
             except (RuntimeError, PyroDropoutError):
                 self._call = self._given
                 self._types = {name: site["value"].dtype for name, site in sites.items()}
         if self._prior is None:
-            self._check_fixed(self._flat(sites))
+            self._check_fixed(self.position(_values(sites)))
 
     def _check_fixed(self, z: Tensor) -> None:
         """Raise an error if the energy at a position changes from call to call."""
@@ -76,10 +76,17 @@ class Energy:
 
     def start(self) -> Tensor:
         """Return a position (d,) drawn from the prior."""
-        return self._flat(self._sites())
+        return self.position(_values(self._sites()))
 
-    def _flat(self, sites: dict[str, Message]) -> Tensor:
-        parts = [self._transforms[name].inv(site["value"]).reshape(-1) for name, site in sites.items()]
+    def prior_widths(self) -> Tensor:
+        """Return the standard deviations (d,) of a network's weights under their prior; 1 for any other model."""
+        if self._prior is None:
+            return torch.ones(sum(shape.numel() for shape in self._shapes.values()), dtype=F64)
+        return self._prior.stddev.to(F64)
+
+    def position(self, weights: Weights) -> Tensor:
+        """Return the position (d,) of one value of all weights."""
+        parts = [transform.inv(weights[name]).reshape(-1) for name, transform in self._transforms.items()]
         flat = torch.cat([part.detach().to("cpu", F64) for part in parts])
         return flat.clamp(-1e3, 1e3)  # a scale drawn from its prior may be zero
 
@@ -167,6 +174,10 @@ class Energy:
             change = self._transforms[name].log_abs_det_jacobian(part, weights[name])
             total = total - change.reshape(-1).sum(-1)
         return total
+
+
+def _values(sites: dict[str, Message]) -> Weights:
+    return {name: site["value"] for name, site in sites.items()}
 
 
 def parted(flat: Tensor, shapes: dict[str, Size]) -> Weights:

@@ -19,7 +19,7 @@ from pyro_dropout.mathematics.checks import check_count, check_finite, check_lev
 from pyro_dropout.prediction.joint_draws import checked_call
 from pyro_dropout.prediction.sampled_posterior import SampledPosterior
 from pyro_dropout.prediction.weight_draws import WholeFunctions
-from pyro_dropout.protocols import PyroModel
+from pyro_dropout.protocols import PyroModel, Weights
 from pyro_dropout.references.nuts.adaptation import Plan
 from pyro_dropout.references.nuts.chains import ChainResult, run_chains
 from pyro_dropout.references.nuts.energy import Energy
@@ -95,12 +95,7 @@ def nuts(
     check_level("target_accept", target_accept)
     check_compile(compile)
     check_gradients(doing="sampling")
-    call = checked_call(call_of(nuts, model, args, kwargs))
-    if is_network(model) and call.args[1].is_floating_point():
-        check_finite("y", call.args[1])
-    likelihood = getattr(model, "likelihood", None)
-    if isinstance(likelihood, Gaussian):
-        likelihood.warn_of_classes(call.args[1])
+    call = checked(call_of(nuts, model, args, kwargs))
     began = time.perf_counter()
     with seeded(int(seed), torch.device("cpu")), evaluating(model):
         energy = Energy(call)
@@ -113,10 +108,10 @@ def nuts(
         bar.update(draws)
 
     with bar, evaluating(model):
-        device, dtype = place_of([model], call), _type_of(call)
+        device = place_of([model], call)
         ran = run_chains(energy, starts, plan, int(seed), tick, compile, device)
     z = torch.stack([torch.from_numpy(chain.draws) for chain in ran])
-    weights = {name: value.to(device, dtype) for name, value in energy.weights(z).items()}
+    weights = in_types_of(call, energy.weights(z))
     lost = sum(chain.diverged for chain in ran)
     posterior = SampledPosterior(weights, divergences=lost, seconds=time.perf_counter() - began)
     doubts = _of_lost(posterior, plan)
@@ -124,7 +119,7 @@ def nuts(
         doubts.append("R-hat needs at least two chains, and there is one; use chains=4.")
     elif posterior.num_draws >= 4:  # R-hat needs two draws in each half of a chain
         try:
-            doubts += _of_disagreement(*_disagreement(call, posterior, z, energy), ran, plan)
+            doubts += _of_disagreement(*disagreement(call, posterior, z, energy), ran, plan)
         except (Exception, KeyboardInterrupt) as cause:
             doubts.append(
                 f"R-hat could not be computed ({type(cause).__name__}: {cause}); the draws are returned anyway."
@@ -137,7 +132,24 @@ def nuts(
     return posterior
 
 
-def _disagreement(call: ModelCall, posterior: SampledPosterior, z: Tensor, energy: Energy) -> tuple[float, str]:
+def checked(call: ModelCall) -> ModelCall:
+    """Return a call of a model with its data; raise if they cannot be sampled from."""
+    call = checked_call(call)
+    if is_network(call.model) and call.args[1].is_floating_point():
+        check_finite("y", call.args[1])
+    likelihood = getattr(call.model, "likelihood", None)
+    if isinstance(likelihood, Gaussian):
+        likelihood.warn_of_classes(call.args[1])
+    return call
+
+
+def in_types_of(call: ModelCall, weights: Weights) -> Weights:
+    """Return draws on the device and in the dtype of the model's own weights or, if it has none, of its data."""
+    found = next((p.dtype for p in call.model.parameters()), None) if isinstance(call.model, nn.Module) else None
+    return {name: value.to(place_of([call.model], call), found or call.dtype) for name, value in weights.items()}
+
+
+def disagreement(call: ModelCall, posterior: SampledPosterior, z: Tensor, energy: Energy) -> tuple[float, str]:
     """Return the largest R-hat, and its quantity: the function's values, or a site in unconstrained space."""
     if speaks_by_likelihood(call):
         x, shape = call.args[0], (posterior.num_chains, posterior.num_draws)
@@ -176,9 +188,3 @@ def _of_disagreement(worst: float, what: str, ran: list[ChainResult], plan: Plan
     if worst > _APART:
         cure += " Chains so far apart are in different modes, which longer chains rarely leave."
     return [f"chains disagree about {what}: the largest R-hat is {worst:.3f} and should be below {_AGREE}. {cure}"]
-
-
-def _type_of(call: ModelCall) -> torch.dtype:
-    """Return the dtype of the model's own weights or, if it has none, of its data."""
-    found = next((p.dtype for p in call.model.parameters()), None) if isinstance(call.model, nn.Module) else None
-    return found or call.dtype
