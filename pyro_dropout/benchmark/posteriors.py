@@ -52,6 +52,7 @@ class Entry:
         trains: whether the benchmark trains what is made, with the settings of the suite.
         method: how networks predict with it, "mc" or "linearised"; a posterior may have its own ``method``.
         code: a fingerprint of the code or the file that it is from; "" if it has none, and then it always runs again.
+        given: what ``entry_of`` made it of.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Entry:
     trains: bool
     method: str = "mc"
     code: str = ""
+    given: object = None
 
 
 # --- what is given ----------------------------------------------------------------------------------------------------
@@ -80,17 +82,17 @@ def entry_of(given: object, name: str = "") -> Entry:
         (True, 'mean-field', False)
     """
     if isinstance(given, str | Path):
-        return _named(str(given), name)
+        return replace(_named(str(given), name), given=given)
     if not isinstance(given, type) and (_is_laplace(given) or isinstance(given, _POSTERIORS)):
         kind = type(given).__name__
-        return Entry(name or kind, kind, lambda model, data, problem: given, trains=False)
+        return Entry(name or kind, kind, lambda model, data, problem: given, trains=False, given=given)
     if not callable(given):
         raise PyroDropoutError(f"a benchmark takes {_ENTERED}, a guide's class, or {_RETURNED}; got {describe(given)}.")
     own: Callable[..., Any] = given
     called = getattr(own, "__name__", type(own).__name__)
     trains = _takes_model_only(own, called)
     make = own if trains else lambda model, data, problem: own(model, data)
-    return Entry(name or called, called, make, trains, code=_code_of(own))
+    return Entry(name or called, called, make, trains, code=_code_of(own), given=given)
 
 
 def _named(text: str, name: str) -> Entry:

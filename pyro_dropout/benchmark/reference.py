@@ -26,7 +26,7 @@ class Reference:
     """What the posterior of a problem says about its K quantities, each of one number or of C (as for C classes).
 
     The chains come in two halves. ``half_draws`` are of the first half, and ``draws`` of the second, so that one can be
-    scored against the other: no posterior can be expected to come nearer.
+    scored against the other: of as many draws, no posterior can be expected to come nearer.
 
     Attributes:
         draws: thinned draws of the quantities, (S, K) or (S, K, C).
@@ -133,22 +133,26 @@ class Reference:
         """Write a reference that can be trusted; draws are kept as 256 levels between the ends of each quantity."""
         if doubts := self.doubts():
             raise PyroDropoutError(f"{Path(path).name} is not written: {' and '.join(doubts)}. Run longer chains.")
-        plain = {name: getattr(self, name) for name in ("mean", "std", "half_mean", "half_std")}
-        draws = {**_packed("draws", self.draws), **_packed("half_draws", self.half_draws)}
+        draws, ends = zip(*(_packed(getattr(self, name)) for name in _DRAWS), strict=True)
+        plain = torch.stack([*(getattr(self, name) for name in _SUMMARY), *ends[0], *ends[1]])
         of_sites = {f"{part}/{name}": pair[k] for name, pair in self.moments.items() for k, part in enumerate(_PARTS)}
         data = {f"data/{name}": value for name, value in self.data.items()}
         facts = {name: getattr(self, name) for name in ("how", "rhat", "ess", "made_with")}
-        write_tensors(path, {**plain, **draws, **of_sites, **data}, facts)
+        write_tensors(path, {"summary": plain, **dict(zip(_DRAWS, draws, strict=True)), **of_sites, **data}, facts)
 
 
 _PARTS = ("mean of", "std of")
+_SUMMARY, _DRAWS = ("mean", "std", "half_mean", "half_std"), ("draws", "half_draws")
 
 
 def load_reference(path: str | Path, data: Mapping[str, Tensor] | None = None) -> Reference:
     """Read a reference, and refuse one that is not good enough, or is of other data than those given."""
     tensors, facts = read_tensors(path)
-    taken = {name: tensors[name] for name in ("mean", "std", "half_mean", "half_std")}
-    draws = {name: _unpacked(name, tensors) for name in ("draws", "half_draws")}
+    if not {"summary", *_DRAWS} <= tensors.keys():
+        raise PyroDropoutError(f"{Path(path).name} is no reference that this version reads. Make it again.")
+    summary = tensors["summary"].unbind()
+    taken = dict(zip(_SUMMARY, summary, strict=False))
+    draws = {name: _unpacked(tensors[name], *summary[k : k + 2]) for name, k in zip(_DRAWS, (4, 6), strict=True)}
     sites = [name.removeprefix(f"{_PARTS[0]}/") for name in tensors if name.startswith(f"{_PARTS[0]}/")]
     moments = {site: (tensors[f"{_PARTS[0]}/{site}"], tensors[f"{_PARTS[1]}/{site}"]) for site in sites}
     written = {name.removeprefix("data/"): value for name, value in tensors.items() if name.startswith("data/")}
@@ -181,15 +185,25 @@ def _thinned(draws: Tensor) -> Tensor:
     return draws[torch.linspace(0, len(draws) - 1, min(KEPT, len(draws))).round().long()].float()
 
 
-def _packed(name: str, draws: Tensor) -> dict[str, Tensor]:
-    """Return draws as 256 levels between the ends of each quantity: about a hundredth of its standard deviation."""
+def _packed(draws: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Return draws as 256 levels between the ends of each quantity, about a hundredth of its standard deviation.
+
+    The levels are kept as differences from the quantity before, which compress better where functions are smooth; the
+    last class, which is one minus the others, is not kept.
+    """
     low, high = draws.amin(0), draws.amax(0)
     step = ((high - low) / 255).where(high > low, torch.ones_like(low))
-    return {name: ((draws - low) / step).round().to(torch.uint8), f"{name}/low": low, f"{name}/step": step}
+    levels = ((draws - low) / step).round().to(torch.uint8)
+    if draws.dim() > 2 and torch.allclose(draws.sum(-1), torch.ones(()), atol=1e-2):
+        levels = levels[..., :-1]
+    return levels.diff(dim=1, prepend=torch.zeros_like(levels[:, :1])), (low, step)
 
 
-def _unpacked(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
-    return tensors[name] * tensors[f"{name}/step"] + tensors[f"{name}/low"]
+def _unpacked(differences: Tensor, low: Tensor, step: Tensor) -> Tensor:
+    levels = differences.cumsum(1, dtype=torch.uint8)
+    count = levels.shape[-1]
+    draws = levels * step[..., :count] + low[..., :count]
+    return draws if draws.shape[1:] == low.shape else torch.cat([draws, 1 - draws.sum(-1, keepdim=True)], -1)
 
 
 def _versions() -> Record:

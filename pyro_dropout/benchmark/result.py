@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from pyro_dropout.benchmark.page import Band, Part, page
+from pyro_dropout.benchmark.page import Band, Part, draw, page
 from pyro_dropout.benchmark.problems import Problem
 from pyro_dropout.benchmark.problems import problems as all_problems
 from pyro_dropout.benchmark.scores import COSTS, Truth, columns, half_of, rows_of, scored
 from pyro_dropout.comparison.findings import REFERENCE, Findings, Row, Score
 from pyro_dropout.errors import PyroDropoutError
-from pyro_dropout.protocols import Record
+from pyro_dropout.protocols import Figure, Record
 from pyro_dropout.registry import Column
 from pyro_dropout.training.checkpoints.safe_files import whole_file
 
@@ -144,15 +144,24 @@ class Results:
         }
         for key in ("hardware", "versions"):
             facts[key] = "; ".join(sorted({_words(record[key]) for record in self.records}))
-        parts = [Part(each, self.on(name), self.ranks(name), self._bands(name)) for name, each in self.problems.items()]
+        parts = [
+            Part(problem, self.on(name), self.ranks(name), self._bands(name, list(self.entries)))
+            for name, problem in self.problems.items()
+        ]
         with whole_file(path) as beside:
             beside.write_text(page(parts, list(self.entries), facts), "utf-8")
         return path
 
-    def _bands(self, problem: str) -> dict[str, Band]:
+    def plot(self, name: str, entries: Sequence[str] | None = None) -> Figure:
+        """Draw the band of every posterior, or of some ``entries``, over the reference's on a problem."""
+        shown = list(self.entries if entries is None else entries)
+        part = Part(self.problems[name], self.on(name), self.on(name), self._bands(name, shown))
+        return draw(part, list(self.entries))
+
+    def _bands(self, problem: str, entries: list[str]) -> dict[str, Band]:
         """Return the bands of the first seed that has one, by posterior."""
         found: dict[str, Band] = {}
-        for entry in self.entries:
+        for entry in entries:
             known = [record["band"] for record in self._of(entry, problem) if "band" in record]
             if known:
                 found[entry] = {part: torch.tensor(each, dtype=torch.float64) for part, each in known[0].items()}

@@ -3,11 +3,17 @@
 import hashlib
 import json
 import platform
+import signal
+import sys
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
+from multiprocessing import active_children, get_context
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
@@ -67,6 +73,7 @@ def benchmark(
     lr: float = Settings.lr,
     samples: int = Settings.samples,
     held_out: bool = True,
+    workers: int = 1,
     out: str | Path = Path("out", "benchmark"),
     progress: bool = True,
 ) -> Results:
@@ -87,6 +94,8 @@ def benchmark(
         lr: their learning rate.
         samples: draws of each posterior.
         held_out: whether to use held-out test points and problems; give False while you improve a posterior.
+        workers: processes that share the work. Each has its share of the cores; the results are the same but for
+            rounding, which depends on the number of threads, and for the seconds.
         out: the folder.
         progress: show a progress bar, with the remaining time.
 
@@ -103,6 +112,7 @@ def benchmark(
     """
     settings = Settings(steps, lr, samples, held_out)
     counts = {"seeds": len(seeds) if isinstance(seeds, Sequence) else seeds, "steps": steps, "samples": samples}
+    counts["workers"] = workers
     for name, count in counts.items():
         check_count(name, count)
     check_positive("lr", lr)
@@ -119,12 +129,15 @@ def benchmark(
         ]
         left = [(*each, file) for each, file in zip(plan, files, strict=True) if not _is_done(file, *each[:2])]
         with tqdm(total=len(plan), initial=len(plan) - len(left), unit="run", disable=not progress) as bar:
-            for entry, problem, seed, file in left:
-                bar.set_postfix_str(f"{entry.name} on {problem.name}, seed {seed}")
-                record = measured(entry, problem, seed, settings)
-                file.parent.mkdir(parents=True, exist_ok=True)
-                _write(file, record)
-                bar.update()
+            if (count := min(workers, len(left))) > 1:
+                for done in _shared(left, settings, count):
+                    bar.set_postfix_str(f"done: {done}")
+                    bar.update()
+            else:
+                for entry, problem, seed, file in left:
+                    bar.set_postfix_str(f"{entry.name} on {problem.name}, seed {seed}")
+                    _write(file, measured(entry, problem, seed, settings))
+                    bar.update()
         return Results.read(out)
 
 
@@ -152,6 +165,64 @@ def _entries(given: Mapping[str, object] | Sequence[object] | None) -> list[Entr
     if REFERENCE in {entry.name for entry in found}:
         raise PyroDropoutError(f"a posterior cannot be called {REFERENCE!r}.")
     return found
+
+
+Job = tuple[Entry, Problem, int, Path]
+
+
+def _shared(jobs: list[Job], settings: Settings, workers: int) -> Iterator[str]:
+    """Write the record of every job in one of several processes, and yield what is done."""
+    for entry in {each.name: each for each, *_ in jobs}.values():
+        _check_sendable(entry)
+    others = set(active_children())
+    threads = max(1, torch.get_num_threads() // workers)
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=_started, initargs=(threads,))
+    try:
+        calls = [
+            pool.submit(_elsewhere, each.given, (each.name, each.what, each.code), problem.name, seed, file, settings)
+            for each, problem, seed, file in jobs
+        ]
+        for call in as_completed(calls):
+            yield call.result()
+    except BaseException as cause:
+        for worker in set(active_children()) - others:
+            worker.terminate()
+        if not isinstance(cause, BrokenProcessPool):
+            raise
+        raise PyroDropoutError(
+            f"a worker ended, perhaps for lack of memory: with fewer than {workers} each has more of it. What is done"
+            " is kept, and the same command continues. (A script that calls this needs if __name__ == '__main__'.)"
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _check_sendable(entry: Entry) -> None:
+    """Raise unless another process can make an entry of what was given."""
+    typed = getattr(entry.given, "__module__", "") == "__main__" and not hasattr(sys.modules["__main__"], "__file__")
+    try:
+        ForkingPickler.dumps(entry.given)
+        cause = "other processes do not have what is defined in a notebook" if typed else ""
+    except Exception as error:  # whatever an object says that cannot be pickled
+        cause = str(error)
+    if cause:
+        raise PyroDropoutError(
+            f"{entry.name!r} cannot be sent to other processes: {cause}. Give it as FILE.py:NAME, or give workers=1."
+        )
+
+
+def _started(threads: int) -> None:
+    """Prepare a worker."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process of the benchmark ends it
+    torch.set_num_threads(threads)
+
+
+def _elsewhere(given: object, known: tuple[str, str, str], name: str, seed: int, file: Path, settings: Settings) -> str:
+    """Write the record of one job, in a worker."""
+    (problem,) = _problems("full", [name], held_out=True)
+    own, what, code = known
+    _write(file, measured(replace(entry_of(given, own), what=what, code=code), problem, seed, settings))
+    return f"{own} on {name}, seed {seed}"
 
 
 # --- the folder -------------------------------------------------------------------------------------------------------
@@ -194,6 +265,7 @@ def _is_done(file: Path, entry: Entry, problem: Problem) -> bool:
 
 
 def _write(path: Path, record: Record) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as beside:
         beside.write_text(json.dumps(plain(record), indent=1, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")
 

@@ -59,6 +59,7 @@ def benchmark(
     steps: Annotated[int, options.number_option(help="Training steps of a guide.")] = 5000,
     lr: Annotated[float, options.computing_option(metavar="RATE", help="Their learning rate, which falls.")] = 0.02,
     samples: Annotated[int, options.number_option(help="Draws of each posterior.")] = 1000,
+    workers: Annotated[int, options.number_option(help="Processes that share the work.")] = 1,
     out: Annotated[Path, options.output_option(metavar="FOLDER", help="Folder for the results.")] = Path(
         "out", "benchmark"
     ),
@@ -86,6 +87,7 @@ def benchmark(
             lr=lr,
             samples=samples,
             held_out=not held_out,
+            workers=workers,
             out=out,
             progress=not quiet,
         )

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -243,6 +244,33 @@ def test_an_interrupted_run_keeps_what_it_has(tmp_path: Path, monkeypatch: pytes
     assert (tmp_path / "out" / MARK).exists()
 
 
+def test_several_workers_write_the_same_numbers(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("from pyro.infer.autoguide import AutoNormal as Mine\n")
+    entries = {"low-rank": "low-rank", "a file": f"{tmp_path / 'mine.py'}:Mine", "a function": draws}
+    how = QUICK | {"problems": ["line", "eight-schools"]}
+    found = {workers: run.benchmark(entries, out=tmp_path / str(workers), workers=workers, **how) for workers in (1, 2)}
+    own = {"when", "seconds", "hardware"}
+    one, two = ([{k: v for k, v in each.items() if k not in own} for each in found[k].records] for k in (1, 2))
+    assert [record["note"][:6] for record in one].count("failed") == 1  # the function, on the program
+    assert one == two
+
+
+def end_the_process(model: Any, data: Any) -> None:
+    os._exit(9)
+
+
+def test_a_worker_that_ends_is_told_and_what_is_done_is_kept(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(PyroDropoutError, match=r"a worker ended, .* the same command continues"):
+        run.benchmark([draws, end_the_process], out=out, workers=2, **QUICK | {"seeds": 2})
+    assert len(run.benchmark([draws], out=out, **QUICK | {"seeds": 2}).records) == 2
+
+
+def test_what_cannot_be_sent_to_a_worker_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(PyroDropoutError, match=r"'mine' cannot be sent to other processes: .* Give it as FILE.py:NAME"):
+        run.benchmark({"mine": lambda model, data: draws}, out=tmp_path, workers=2, **QUICK | {"seeds": 2})
+
+
 def test_names_that_differ_have_results_of_their_own(tmp_path: Path) -> None:
     found = run.benchmark({"a b": draws, "a-b": draws, "a/b": draws}, out=tmp_path / "out", **QUICK)
     assert set(found.entries) == {"a b", "a-b", "a/b"}
@@ -276,6 +304,15 @@ def test_ranks_and_best_marks_have_errors_and_failures_are_last(tmp_path: Path) 
     assert "with 2 of 2 seeds: failed: ShapeError" in page
     assert page.count("data:image/svg+xml") == 1
     assert "line: Linear regression" in str(found)
+    assert [ax.get_title(loc="left") for ax in found.plot("line", ["off", "exact"]).axes] == ["off", "exact"]
+
+
+@pytest.mark.thinned(3)
+@pytest.mark.parametrize("name", ["dropout", "concrete", "multiplicative"])
+def test_guides_of_rows_take_part_in_a_deep_gaussian_process(name: str, tmp_path: Path) -> None:
+    how = {"problems": ["deep-gp"], "seeds": 1, "steps": 5, "samples": 5, "out": tmp_path, "progress": False}
+    found = run.benchmark([name], **how)
+    assert not any(row.note for row in found.on("deep-gp").rows)
 
 
 def test_what_is_held_out_is_left_out(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from pyro_dropout import registry
 from pyro_dropout.benchmark import Problem, Reference, problems
 from pyro_dropout.benchmark.reference import load_reference
 from pyro_dropout.errors import PyroDropoutError
+from pyro_dropout.training.checkpoints.tensor_file import read_tensors, write_tensors
 
 problems_by_name = importlib.import_module("pyro_dropout.benchmark.problems")
 KNOWN = problems("full")
@@ -228,6 +229,21 @@ def test_draws_in_256_levels_are_those_of_the_chains(tmp_path: Path) -> None:
     reference.save(tmp_path / "r.safetensors")
     read = load_reference(tmp_path / "r.safetensors")
     assert torch.allclose((read.draws - reference.draws) / reference.std, torch.zeros(()), atol=2e-2)
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    write_tensors(tmp_path / "r.safetensors", {"mean": torch.zeros(3)}, {})
+    with pytest.raises(PyroDropoutError, match=r"r\.safetensors is no reference that this version reads"):
+        load_reference(tmp_path / "r.safetensors")
+
+
+def test_the_last_class_is_one_minus_the_others(tmp_path: Path) -> None:
+    logits = torch.stack([chains(), 0.5 * chains(), -chains()], -1)
+    reference = Reference.of(logits.softmax(-1), "4 chains")
+    reference.save(tmp_path / "r.safetensors")
+    read = load_reference(tmp_path / "r.safetensors")
+    assert read_tensors(tmp_path / "r.safetensors")[0]["draws"].shape == (*reference.draws.shape[:2], 2)
+    torch.testing.assert_close(read.draws, reference.draws, atol=1 / 255, rtol=0)
 
 
 SLOPE = """

@@ -58,6 +58,7 @@ ACTS: dict[str, Callable[[int], Any]] = {
     "elbo_report": lambda seed: judging.elbo_report(*pair(), *DATA, samples=5, seed=seed),
     "khat": lambda seed: pd.khat(*pair(), *DATA, samples=50, seed=seed),
     "loo": lambda seed: pd.loo(*pair(), *DATA, samples=200, seed=seed),
+    "mclmc": lambda seed: pd.mclmc(pair()[0], *DATA, samples=4, warmup=100, chains=2, seed=seed, progress=False),
     "nuts": lambda seed: pd.nuts(pair()[0], *DATA, samples=4, warmup=4, chains=2, seed=seed, **QUICK),
     "plot_kl_gap": lambda seed: pd.comparison.plot_kl_gap(draws=2, seed=seed),
     "predict": lambda seed: pd.predict(*pair(), X, samples=5, seed=seed),
