@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help install test test-deep test-share test-torch test-wheel bench lint format notebooks docs docs-check compare clean distclean
+.PHONY: help install test test-deep test-share test-torch test-wheel bench lint format notebooks docs docs-look docs-check compare clean distclean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,6 +63,9 @@ notebooks: $(VENV)/.installed-notebooks ## Run the notebooks and write them as .
 docs: $(VENV)/.installed-docs ## Build the figures and the documentation into docs/_build/html.
 	@if [ -f docs/make_figures.py ]; then echo "$(BIN)/python docs/make_figures.py"; $(BIN)/python docs/make_figures.py; fi
 	$(RUN) sphinx -W --keep-going -b html docs docs/_build/html
+
+docs-look: ## Look at the built pages in Chromium, at phone and desk width (ARGS=FOLDER: keep pictures).
+	$(BIN)/python docs/look.py $(ARGS)
 
 docs-check: $(VENV)/.installed-dev ## Check the pages: links, examples, counts, numbers that commands print (ARGS='-m ""': slow examples too).
 	$(PYTEST) $(PARALLEL) tests -k "test_documents or page" $(ARGS)

@@ -21,7 +21,7 @@ extensions = [
     "sphinx.ext.mathjax",
 ]
 exclude_patterns = ["_build", "benchmarks/*.md", "conf.py", "make_figures.py"]  # parts of pages
-exclude_patterns += ["make_notebooks.py", "readme_figure.py"]  # scripts, and no pages
+exclude_patterns += ["make_notebooks.py", "readme_figure.py", "look.py"]  # scripts, and no pages
 html_theme = "furo"
 html_title = f"pyro_dropout {version}"
 SMALL_CODE = {"code-font-size": "0.72rem"}  # lines of 120 characters are long for a column of text
@@ -48,7 +48,8 @@ mathjax2_config = {
     "tex2jax": {"processClass": "math|output_area"},
     "HTML-CSS": {"availableFonts": [], "imageFont": None, "preferredFont": None, "webFont": "STIX-Web"},
 }
-html_static_path = ["_build/static"]
+html_static_path = ["_build/static", "static"]
+html_css_files = ["pages.css"]
 
 
 def copy_mathjax(here: Path = Path(__file__).parent) -> None:

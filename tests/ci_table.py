@@ -1,8 +1,7 @@
 """The table at the end of CI: ``python -m tests.ci_table FOLDER``.
 
-The folder holds what pytest wrote: a ``NAME.xml`` for each run (``--junitxml``), and ``lines/`` of ``tests.covered``
-if that was asked for. Speed is that of training steps over plain torch's in the same process, here and in the commit
-before, by turns.
+The folder holds what pytest wrote: a ``NAME.xml`` for each run (``--junitxml``), and ``lines/`` of ``tests.covered``.
+Speed is that of training steps over plain torch's in the same process, here and in the commit before, by turns.
 """
 
 import io
@@ -16,7 +15,9 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests import covered, interface
+import pyro_dropout as pd
+from pyro_dropout.registry import FLOORS
+from tests import covered, interface, wheel
 
 ROOT = Path(__file__).parents[1]
 LEAST_COVERED = 0.92
@@ -60,11 +61,16 @@ def tests(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def size() -> Iterator[tuple[str, str]]:
-    """Lines of the package and of the tests, and public names."""
+    """Lines of the package and of the tests, bytes of the wheel, and public names."""
     for name in ("pyro_dropout", "tests", "models"):
         files = list((ROOT / name).rglob("*.py"))
         lines = sum(len(path.read_text("utf-8").splitlines()) for path in files)
         yield f"lines in {name}/", f"{lines:,} in {len(files)} files"
+    with tempfile.TemporaryDirectory() as name:
+        yield "wheel", f"{wheel.built(Path(name)).stat().st_size:,} bytes, and at most {wheel.LARGEST:,} may be"
+    rooms = [getattr(pd, room) for room in (*FLOORS, "errors", "paper", "protocols", "registry")]
+    below = sum(len(getattr(room, "__all__", ())) for room in rooms)
+    yield "public names", f"{len(pd.__all__)} at the top, {below} in its modules"
     yield "lines of the frozen interface", str(len(interface.lines()))
 
 
@@ -99,15 +105,13 @@ def main() -> int:
     folder = Path(sys.argv[1])
     rows = [*tests(folder), *size()]
     enough = True
-    if (folder / "lines").exists():  # to count them costs a tenth of the time of the tests
+    if (folder / "lines").exists():
         by_file = covered.shares(folder / "lines")
         run, of = (sum(parts) for parts in zip(*by_file.values(), strict=True))
         enough = run >= LEAST_COVERED * of
         rows.append(
             ("statements that tests run", f"{run / of:.1%} of {of:,}, and at least {LEAST_COVERED:.0%} must be")
         )
-    wheel = folder / "wheel.txt"
-    rows += [("wheel", line) for line in (wheel.read_text("utf-8").splitlines() if wheel.exists() else [])]
     rows += speeds()
     width = max(len(name) for name, _ in rows)
     print("\n".join(f"{name:<{width}}  {what}" for name, what in rows))

@@ -9,6 +9,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator
+from functools import cached_property
 
 import typer
 
@@ -65,8 +66,8 @@ def _names() -> Iterator[str]:
 def _members(name: str, kind: type) -> Iterator[str]:
     for key, member in sorted(vars(kind).items()):
         found = getattr(kind, key)
-        own = getattr(found, "__module__", "").startswith("pyro_dropout") or isinstance(member, property)
-        if own and not key.startswith("_"):
+        own = isinstance(member, property | cached_property)
+        if (own or getattr(found, "__module__", "").startswith("pyro_dropout")) and not key.startswith("_"):
             yield f"{name}.{key}{_signature(found) if callable(found) else ''}"
 
 

@@ -33,7 +33,7 @@ SLOW = {
     "Fleet",
     "Results",
 }
-SLOW |= {"AutoLowRank", "Checkpoint", "Evidence", "compare", "fit_table", "maximise_evidence", "nuts", "swag"}
+SLOW |= {"AutoLowRank", "Checkpoint", "Evidence", "compare", "fit_table", "maximise_evidence", "mclmc", "nuts", "swag"}
 LONGEST = ("laplace.md", "coming_from.md")  # whose blocks all take seconds
 EQUATION_LINE = re.compile(r"^\s*Equation: (\S+)\.\s*$", re.MULTILINE)
 HEADING = re.compile(r"^## `(?P<id>[^`\s]+)` — \S.*$", re.MULTILINE)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import pyro_dropout
+from tests.wheel import LARGEST
 
 ROOT = Path(__file__).parents[1]
 
@@ -43,6 +44,7 @@ def test_the_wheel_holds_the_package_alone(tmp_path: Path) -> None:
     done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.stat().st_size <= LARGEST
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names} == {
         "pyro_dropout",

@@ -87,7 +87,7 @@ def test_the_top_is_small_and_dir_shows_it_and_the_submodules() -> None:
 def test_a_name_that_moved_says_where_it_is_now(name: str) -> None:
     new = f"pyro_dropout.{pd._PLACES[name]}"
     with pytest.warns(
-        DeprecationWarning, match=rf"^pyro_dropout\.{name} will be removed in version 0\.2; use {new}\.$"
+        DeprecationWarning, match=rf"^pyro_dropout\.{name} will be removed in version 2\.0; use {new}\.$"
     ) as seen:
         assert getattr(pd, name) is found_at(new)
     assert seen[0].filename == __file__

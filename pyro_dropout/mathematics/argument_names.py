@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from pyro_dropout.errors import warn_caller
 
 Called = TypeVar("Called", bound=Callable[..., Any])  # a function, or a class with its constructor
-GONE_IN = "0.2"
+GONE_IN = "2.0"
 
 
 def also(**names: str) -> Callable[[Called], Called]:

@@ -37,7 +37,7 @@ def test_estimators_take_scikit_learns_names(estimator: type) -> None:
 
 
 def test_former_names_warn(tmp_path: Path) -> None:
-    with pytest.warns(DeprecationWarning, match=r"'keep' of Checkpoint\(\) .* version 0\.2; use 'keep_last'"):
+    with pytest.warns(DeprecationWarning, match=r"'keep' of Checkpoint\(\) .* version 2\.0; use 'keep_last'"):
         assert pd.training.Checkpoint(tmp_path, keep=2).keep_last == 2
     report = pd.judging.ElboReport(-12.0, 12.0, 0.5, 10.0, 2.0, 2.0, 0.25, True, "")
     with pytest.warns(DeprecationWarning, match="use kl_gap"):
