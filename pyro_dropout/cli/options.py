@@ -49,8 +49,9 @@ def with_settings(*but: str) -> Callable[[Callable[..., None]], Callable[..., No
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         kinds = {Reading: "The table", Wanted: "Computation", Training: "Computation"}
-        made = {each.name: _parameter(each, kinds[kind]) for kind in kinds for each in fields(kind) if _is_option(each)}
-        made = {name: each for name, each in made.items() if name not in but}
+        each_kind = [(each, panel) for kind, panel in kinds.items() for each in fields(kind)]
+        shown = [(each, panel) for each, panel in each_kind if each.metadata.get("help") and each.name not in but]
+        made = {each.name: _parameter(each, panel) for each, panel in shown}
 
         @functools.wraps(command)
         def called(no_compile: bool, **given: Any) -> None:
@@ -65,10 +66,6 @@ def with_settings(*but: str) -> Callable[[Callable[..., None]], Callable[..., No
         return called
 
     return decorate
-
-
-def _is_option(each: Field[Any]) -> bool:
-    return bool(each.metadata.get("help"))
 
 
 def _parameter(each: Field[Any], panel: str) -> inspect.Parameter:

@@ -102,9 +102,11 @@ class Exam:
     def answers(self, model: PyroModel, posterior: object) -> tuple[Scores, Prediction | None]:
         """Return the scores that need predictions only, and the prediction at the test data; None for several sites."""
         scores, answer = (self._of_network if is_network(model) else self._of_sites)(model, posterior)
-        if answer is not None and self.reference is not None and _has_distance(answer):
-            apart = predictive_distance(answer, self.reference)
-            scores |= {"d_mean": apart.mean, "d_std": apart.std, "d_w1": apart.wasserstein}
+        if answer is not None and self.reference is not None:
+            kind = answer.target_distribution
+            if is_normal(kind) or is_class(kind) or isinstance(answer, SitePrediction):  # the distance is known
+                apart = predictive_distance(answer, self.reference)
+                scores |= {"d_mean": apart.mean, "d_std": apart.std, "d_w1": apart.wasserstein}
         return scores, answer
 
     def predict(self, model: PyroModel, posterior: object, x: AnyInputs) -> Prediction:
@@ -180,12 +182,6 @@ def bounds_of(call: ModelCall, guide: object, samples: int, seed: int) -> tuple[
     except SingularError:
         return scores, {"khat": _UNDEFINED}
     return scores, {}
-
-
-def _has_distance(answer: Prediction) -> bool:
-    """Whether the distance to another prediction is known: of normal targets, classes, and sites of any kind."""
-    kind = answer.target_distribution
-    return is_normal(kind) or is_class(kind) or isinstance(answer, SitePrediction)
 
 
 def held_out_scores(prediction: Prediction, y: Tensor) -> Scores:

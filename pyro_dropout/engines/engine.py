@@ -105,7 +105,7 @@ class Step:
     @property
     def in_place(self) -> bool:
         """Whether an optimiser changes the parameters beside the step: new ones take too much memory."""
-        return sum(value.numel() for value in self.values) > (HUGE if self.t.is_cuda else LARGE)
+        return sum(value.numel() for value in self.values) > HUGE if self.t.is_cuda else is_large(self.values)
 
     @property
     def small(self) -> bool:

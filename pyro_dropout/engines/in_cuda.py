@@ -5,7 +5,7 @@ from torch import Tensor
 
 from pyro_dropout.engines.cuda.source import Recorded
 from pyro_dropout.engines.cuda.steps import STATE, StepsOnGpu
-from pyro_dropout.engines.engine import CannotError, Loop, Step
+from pyro_dropout.engines.engine import CannotError, Loop, Solo, Step
 from pyro_dropout.engines.generated.values import UnsupportedError
 from pyro_dropout.engines.program import apart_in_memory, counting
 from pyro_dropout.engines.torch_internals import tree_flatten, tree_leaves, tree_unflatten
@@ -40,13 +40,12 @@ class InLaunches(Loop):
 
     def __init__(self, step: Step) -> None:
         super().__init__(step)
+        assert step.whole is not None
         copies = 1 if step.solo is None else len(step.values[0])
-        arguments = step.arguments if step.solo is None else step.solo.arguments
-        function = counting(step.whole if step.solo is None else step.solo.whole)  # type: ignore[arg-type]
-        example, spec = tree_flatten(arguments)
+        solo = step.solo or Solo(step.whole, step.arguments, ())
+        function, (example, spec) = counting(solo.whole), tree_flatten(solo.arguments)
         graph = traced(lambda *given: tree_leaves(function(*tree_unflatten(given, spec))), example)
-        stacked = [] if step.solo is None else tree_leaves(step.solo.stacked)
-        own = [k for k, each in enumerate(stacked) if each is not None]
+        own = [k for k, each in enumerate(tree_leaves(solo.stacked)) if each is not None]
         each = range(len(example) - len(step.row), len(example))
         self._clocks = step.t if step.solo is None else step.t.repeat(copies)  # no network waits for another one's
         whole = [*step.leaves, self._clocks, *step.flat[len(step.changed) :], *step.row]

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from pyro_dropout.errors import PyroDropoutError
+from pyro_dropout.generative.process_lock import bound
 from pyro_dropout.generative.trial_run import in_mode
 
 _SILENT: ContextVar[bool] = ContextVar("silent", default=False)
@@ -36,15 +37,9 @@ def kept_random(modules: Iterable[nn.Module]) -> Iterator[None]:
             torch.backends.mha.set_fastpath_enabled(fast)
 
 
-@contextlib.contextmanager
-def silent(on: bool = True) -> Iterator[None]:
+def silent(on: bool = True) -> contextlib.AbstractContextManager[None]:
     """Within this context networks draw no noise of their own: one pass with mean weights, as at test time."""
-    before = _SILENT.get()
-    try:  # Ctrl-C may come as soon as the variable is set
-        _SILENT.set(on)
-        yield
-    finally:
-        _SILENT.set(before)
+    return bound(_SILENT, on)
 
 
 def noise_of(model: object) -> list[str]:

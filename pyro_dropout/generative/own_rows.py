@@ -27,14 +27,10 @@ _KINDS = torch.tensor([[k in pair for k in range(4)] for pair in itertools.combi
 _WHOLE = len(_KINDS)  # with so many data points, each is of a kind of its own
 
 
-def other_count(count: int) -> int:
-    """Return another number of data points than ``count``, smaller where it can be: a model may look up what it has."""
-    return next((other for other in (5, 3, 2) if other < count), count + 1)
-
-
 def trial_counts(count: int) -> list[int]:
     """Return the numbers of data points to run a model with: another one, and this one if it is small."""
-    return [other_count(count), *([count] if count <= _WHOLE else [])]
+    other = next((each for each in (5, 3, 2) if each < count), count + 1)  # smaller: a model may look up what it has
+    return [other, *([count] if count <= _WHOLE else [])]
 
 
 def check_own_rows(run: Run, probes: Sequence[Probe], *roots: object, closer: Run | None = None) -> None:

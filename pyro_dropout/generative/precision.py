@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from pyro_dropout.engines.torch_internals import onednn
 from pyro_dropout.errors import PyroDropoutError, warn_caller
+from pyro_dropout.generative.process_lock import bound
 from pyro_dropout.mathematics.checks import check_choice
 
 Precision = Literal["float32", "bf16"]
@@ -56,13 +57,9 @@ def _imitated() -> bool:
 @contextmanager
 def products_in(precision: Precision) -> Iterator[None]:
     """Within this context the products of networks have another precision."""
-    before = _now.set(precision)
-    try:
-        # If oneDNN refuses a product, torch warns with a stack trace and turns oneDNN off for good.
-        with onednn(precision == "float32" or not _imitated()):
-            yield
-    finally:
-        _now.reset(before)
+    # If oneDNN refuses a product, torch warns with a stack trace and turns oneDNN off for good.
+    with bound(_now, precision), onednn(precision == "float32" or not _imitated()):
+        yield
 
 
 @contextmanager

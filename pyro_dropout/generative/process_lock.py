@@ -4,10 +4,12 @@ So do the modes and the buffers of a network. Whatever runs a model takes ``RUNN
 these.
 """
 
+import contextlib
 import functools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -16,6 +18,7 @@ from torch import nn
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
+Value = TypeVar("Value")
 
 
 class Turn:
@@ -89,3 +92,14 @@ def modules_stay(run: Callable[Parameters, Result]) -> Callable[Parameters, Resu
             raise
 
     return whole
+
+
+@contextlib.contextmanager
+def bound(variable: ContextVar[Value], value: Value) -> Iterator[None]:
+    """Within this context a context variable has another value."""
+    before = variable.get()
+    try:  # Ctrl-C may come as soon as the variable is set
+        variable.set(value)
+        yield
+    finally:
+        variable.set(before)

@@ -1,6 +1,5 @@
 """Dropout: q(w_r) = p N(m_r, σ²I) + (1-p) N(0, σ²I) for every row r, which is dropout at σ = 0 (eqs. 10-12)."""
 
-from collections.abc import Callable
 from typing import Unpack
 
 import pyro.distributions as dist
@@ -18,7 +17,11 @@ KEEP = 0.95  # how probably a row is kept, by default
 
 
 @guide("dropout", make=lambda model, keep: AutoDropout(model, keep=keep), density=False, compared=True, order=1)
-@guide("smooth-dropout", make=lambda model, keep: _smooth(model, keep), order=3)
+@guide(  # with a little noise on every weight, which gives it a density
+    "smooth-dropout",
+    make=lambda model, keep: AutoDropout(model, keep=keep, scale=0.02, bias="gaussian", init_scale=0.02),
+    order=3,
+)
 class AutoDropout(SiteGuide):
     """MC dropout as a posterior: each row of each weight is kept with probability ``keep``, or else is zero.
 
@@ -98,8 +101,3 @@ def is_number(value: float | Tensor, number: float) -> bool:
     if isinstance(value, Tensor):
         return value.numel() == 1 and not value.requires_grad and float(value) == number
     return bool(value == number)
-
-
-def _smooth(model: PyroModel, keep: Callable[[str], float]) -> AutoDropout:
-    """Dropout with a little noise on every weight, which gives it a density."""
-    return AutoDropout(model, keep=keep, scale=0.02, bias="gaussian", init_scale=0.02)

@@ -96,7 +96,9 @@ def refit_temperature(prediction: Prediction, y: Tensor) -> float:
         total = [block_log_prob(prediction.likelihood.distribution(f), target).sum().item() for f, target in outputs]
         return math.fsum(total) / points - math.log(count)
 
-    size = _logit_size(prediction)
+    logits = samples.to(_F64)
+    logits = logits - logits.mean(-1, keepdim=True) if prediction.one_of_several else logits
+    size = logits.square().mean().sqrt().item()
     if size == 0:
         raise PyroDropoutError("the logits of all classes are equal in every draw, so no temperature changes them.")
     low, high = (math.log(size) + math.log(10) * k for k in (-3, 3))
@@ -199,12 +201,6 @@ def _check_outputs(prediction: Prediction, name: str, *, gaussian: bool) -> None
             f"{name} is for the likelihood Gaussian(tau), and this prediction is of {prediction.family}; for classes"
             " use refit_temperature and tempered."
         )
-
-
-def _logit_size(prediction: Prediction) -> float:
-    """Return the root mean square of the logits; with several classes, after subtracting their mean."""
-    f = prediction.samples.to(_F64)
-    return (f - f.mean(-1, keepdim=True) if prediction.one_of_several else f).square().mean().sqrt().item()
 
 
 def _highest(score: Callable[[float], float], low: float, high: float, nodes: int) -> tuple[float, bool]:

@@ -94,7 +94,7 @@ class Support:
         paired = torch.quantile(among, 0.97, 0).clamp_min(_by_chance(chances["among"] / pairs)) if pairs else among[0]
         limits = (
             max(1.0, _exceeded((along / alone).amax(1), max(chances["along"], _EDGES / len(own)))),
-            max(1.0, _exceeded(_top(among / paired), chances["among"])),
+            max(1.0, _exceeded((among / paired).flatten(1).amax(1), chances["among"])) if pairs else 1.0,
             max(_SMALLEST, _exceeded(distance, chances["distance"])),
         )
         return cls(rows, alone, paired, near.paired, limits)
@@ -175,12 +175,6 @@ def _paired(rows: Tensor) -> tuple[int, ...]:
     numbers = [k for k in distinct.argsort(descending=True, stable=True).tolist() if distinct[k] > 2]
     flags = [k for k in uneven.argsort(stable=True).tolist() if distinct[k] == 2]
     return tuple(sorted(numbers[:_PAIRED] + flags[:_PAIRED]))
-
-
-def _top(among: Tensor) -> Tensor:
-    """Return the largest of the pairs of each row, (N,); zero if there are no pairs."""
-    pairs = among.flatten(1)
-    return pairs.amax(1) if pairs.shape[1] else pairs.new_zeros(len(pairs))
 
 
 def _by_chance(rate: float) -> float:

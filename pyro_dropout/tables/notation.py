@@ -242,11 +242,8 @@ def recognise(table: Table, name: str, mixed: bool = True) -> Written:
         return _texts(different)
     if mixed and others > _TEXTS * counts.sum():
         return Written()
-    return _dates(different, counts, dates) if dates.any() else _marked(different, counts)
-
-
-def _dates(different: Series, counts: Series, dates: Bools) -> Written:
-    """Return whether dates have a time zone."""
+    if not dates.any():
+        return _marked(different, counts)
     zoned = _zoned(different).to_numpy(bool)
     return Written(_best({Notation("date", zoned=each): dates & (zoned == each) for each in (True, False)}, counts)[0])
 

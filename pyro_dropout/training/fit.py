@@ -198,7 +198,9 @@ def fit(
     call = call.trainable().to(place)
     for module in holders_of(model, guide) if device is not None or distributed else ():
         module.to(place)
-    _likelihood_beside(model, place)
+    net = network_in(model)
+    if isinstance(net, BayesianNet) and isinstance(net.likelihood, nn.Module):
+        net.likelihood.to(place)  # of BayesianNet(net.cuda()) it is on the CPU, where a replay on a GPU cannot fetch it
     per_epoch = max(1, count // batch) if stream is None or epochs is None else stream.length
     total = steps if steps is not None else int(epochs or 0) * per_epoch
     size = step_size(model.parameters(), batch) if isinstance(model, nn.Module) else 0
@@ -270,14 +272,3 @@ def place_of(parts: Iterable[object], call: ModelCall | None = None) -> torch.de
     parameters = (p for part in map(owner_of, parts) if isinstance(part, nn.Module) for p in part.parameters())
     leaves = () if call is None else call.leaves()
     return next((value.device for value in itertools.chain(parameters, leaves)), torch.device("cpu"))
-
-
-def _likelihood_beside(model: object, place: torch.device) -> None:
-    """Move a model's likelihood to its network: made with ``BayesianNet(net.cuda())``, it is on the CPU.
-
-    A GPU that replays a recorded step cannot fetch numbers from there.
-    """
-    inner = network_in(model)
-    likelihood: object = inner.likelihood if isinstance(inner, BayesianNet) else None
-    if isinstance(likelihood, nn.Module):
-        likelihood.to(place)

@@ -49,14 +49,12 @@ def all_of(loader: DataLoader[Any], target: Target) -> tuple[object, Tensor]:
     if not batches:
         raise ShapeError("the DataLoader must give at least one batch; it gave none.")
     try:
-        x, y = tree_map(lambda *each: torch.cat(each) if _has_rows(each[0]) else each[0], *batches)
+        x, y = tree_map(
+            lambda one, *more: torch.cat([one, *more]) if isinstance(one, Tensor) and one.dim() else one, *batches
+        )
     except ValueError:  # of trees that differ
         raise ShapeError("all batches of the DataLoader must hold the same.") from None
     return x, y
-
-
-def _has_rows(part: object) -> bool:
-    return isinstance(part, Tensor) and part.dim() > 0
 
 
 def without(batch: object, target: Target) -> object:

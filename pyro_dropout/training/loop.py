@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
@@ -16,6 +16,7 @@ from tqdm.auto import tqdm
 
 from pyro_dropout.engines.engine import copied, copy_into
 from pyro_dropout.errors import DivergedError
+from pyro_dropout.generative.process_lock import bound
 from pyro_dropout.training.checkpoints.training_checkpoint import Keeper
 from pyro_dropout.training.early_stopping import Watch
 from pyro_dropout.training.history import REMEDY, History, all_finite
@@ -167,14 +168,9 @@ class _Ledger:
 _shared: ContextVar[Any] = ContextVar("shared progress bar", default=None)
 
 
-@contextlib.contextmanager
-def sharing_bar(bar: Any) -> Iterator[None]:
+def sharing_bar(bar: Any) -> contextlib.AbstractContextManager[None]:
     """Within this context trainings count their steps in this bar, and show none of their own."""
-    before = _shared.set(bar)
-    try:
-        yield
-    finally:
-        _shared.reset(before)
+    return bound(_shared, bar)
 
 
 def progress_bar(total: int, shown: bool, done: int = 0) -> contextlib.AbstractContextManager[Any]:

@@ -14,9 +14,11 @@ from torch import Tensor
 
 from pyro_dropout.engines.choose import Compile
 from pyro_dropout.errors import PyroDropoutError, RangeError
-from pyro_dropout.generative.model_call import call_of, is_network
+from pyro_dropout.generative.model_call import call_of, name_of
+from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.generative.random_state import generators_stay
+from pyro_dropout.generative.standardised import network_in
 from pyro_dropout.guides.low_rank import AutoLowRank
 from pyro_dropout.guides.points import Points
 from pyro_dropout.mathematics.checks import check_count, check_positive
@@ -92,10 +94,10 @@ def swag(
     check_compile(compile)
     check_positive("lr", lr)
     check_how(None, None, lr=lr, seed=seed)
-    if not is_network(model):
-        raise PyroDropoutError(f"swag is for networks, such as BayesianNet; got {type(model).__name__}.")
     net: Any = model
-    inner = getattr(net, "model", net)  # Standardised
+    inner = network_in(model)
+    if not isinstance(inner, BayesianNet):
+        raise PyroDropoutError(f"swag is for a BayesianNet, or one inside Standardised; got {name_of(model)}.")
     statistics = [path for path in inner._moving() if inner.net.get_submodule(path).training]
     if statistics:  # the mean weights need statistics of their own
         raise PyroDropoutError(

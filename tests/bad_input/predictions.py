@@ -124,6 +124,8 @@ ROWS = [
     Row(OTHER, "site", "got 'z'", lambda: pd.loo(*dense(), X, Y, samples=30, site="z")),
     Row(RANGE, "samples", "got 1", lambda: judging.elbo_report(*dense(), X, Y, samples=1)),
     *out_of_range(lambda **wrong: pd.nuts(model(), X, Y, **wrong), chains=0, target_accept=1.0),
+    *out_of_range(lambda **wrong: pd.mclmc(model(), X, Y, **wrong), chains=0, warmup=10, error=0.0),
+    Row(OTHER, "start", "got {}", lambda: pd.mclmc(model(), X, Y, start={}, warmup=100, progress=False)),
     Row(SHAPE, "y", "got (12,)",
         lambda: pd.nuts(model(), X, Y[:, 0], samples=4, warmup=2, progress=False, compile=False)),
     Row(OTHER, "model", "got DeepGP", lambda: pd.references.conjugate(paper.DeepGP(1, [3], 1), X, Y)),

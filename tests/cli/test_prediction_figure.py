@@ -9,7 +9,7 @@ from pyro_dropout.cli import predict
 from tests.cli.command import run, written
 
 
-@pytest.mark.parametrize("name", ["houses", "trees"])
+@pytest.mark.parametrize("name", [pytest.param("houses", marks=pytest.mark.deep), "trees"])
 def test_the_picture_is_of_the_rows_in_the_file(
     fitted: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

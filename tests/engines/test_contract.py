@@ -116,7 +116,7 @@ def trained(case: Case, engine: Engine, steps: int = STEPS, folder: Path | None 
 BY_KERNEL = (StepsOnGpu, SharedSteps) if DEVICE == "cuda" else (HostSteps, SharedHostSteps)
 
 
-@pytest.mark.thinned(180)
+@pytest.mark.thinned(400)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(map(str, case)))
 @pytest.mark.parametrize("by_kernel", BY_KERNEL, ids=lambda each: each.__name__)
 def test_a_kernel_in_cuda_takes_the_recorded_steps_and_goes_on_after_a_kill(
@@ -142,7 +142,7 @@ PAIRS = [(engine, case) for engine in ("recorded", *(["C"] if DEVICE == "cpu" el
 COMPILED = [pytest.param("inductor", case, marks=pytest.mark.deep) for case in CASES[:: 1 if DEVICE == "cuda" else 7]]
 
 
-@pytest.mark.thinned(48)
+@pytest.mark.thinned(96)
 @pytest.mark.parametrize(("engine", "case"), [*PAIRS, *COMPILED], ids=lambda each: str(each).replace("torch.", ""))
 def test_an_engine_takes_the_eager_steps_and_goes_on_after_a_kill(engine: str, case: Case, tmp_path: Path) -> None:
     refused = next((words for of, settings, words in REFUSED if of == engine and settings <= {*case}), None)

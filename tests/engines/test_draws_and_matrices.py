@@ -64,6 +64,7 @@ def test_a_generator_that_is_not_known_draws_by_itself() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("m", "k", "n"), [(1, 7, 5), (6, 7, 1), (2, 1, 2), (2, 3, 17), (13, 40, 16), (5, 9, 33)])
+@pytest.mark.thinned(5)
 def test_products_of_any_sizes_and_strides(m: int, k: int, n: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x, y, more = (torch.randn(shape, dtype=dtype) for shape in ((3, m, k), (3, k, n), (3, m, n)))

@@ -106,6 +106,7 @@ MIXING: dict[str, Use] = {
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("use", MIXING)
 @pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.thinned(3)
 def test_points_that_mix_are_refused(use: str, door: str) -> None:
     """Whatever the operation is called, and where only gradients mix; 4 points of 4 numbers, and more points."""
     for count in (D, 9):

@@ -61,6 +61,7 @@ PROBABILITIES: dict[str, tuple[Any, Any, Any, str]] = {
 
 @pytest.mark.parametrize("name", PROBABILITIES)
 @pytest.mark.parametrize("how", [{}, {"keep_samples": False}, {"method": "linearised"}, {"method": "standard"}])
+@pytest.mark.thinned(3)
 def test_every_verb_tells_it_once(name: str, how: dict[str, Any]) -> None:
     make, likelihood, y, said = PROBABILITIES[name]
     model, guide = pd.from_dropout(make(), likelihood=likelihood())

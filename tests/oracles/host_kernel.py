@@ -31,7 +31,6 @@ using namespace std;
 #define BARRIER _Pragma("omp barrier")
 #define INF __builtin_inf()
 #define RESTRICT
-#define AHEAD(place) (void)(place)
 #define UNROLLED(times)
 #define NEIGHBOUR(value, away) value
 """

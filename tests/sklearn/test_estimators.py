@@ -115,6 +115,7 @@ def chosen() -> Any:
     return DropoutRegressor(**AUTO).fit(*prices())
 
 
+@pytest.mark.deep
 def test_a_price_is_never_negative(chosen: Any) -> None:
     X, y = prices()
     assert "log target" in chosen.choice_
@@ -127,6 +128,7 @@ def test_a_price_is_never_negative(chosen: Any) -> None:
     assert chosen.tau_ is None  # it is that of log y, and not in units of y
 
 
+@pytest.mark.deep
 def test_intervals_are_calibrated_on_the_held_back_rows(chosen: Any) -> None:
     X, _ = prices()
     own = chosen.calibration_
@@ -281,7 +283,7 @@ def test_several_targets_have_a_noise_each() -> None:
     assert abs(np.log(regressor.tau_ * np.array([0.5, 100.0]) ** 2)).max() < 0.56
 
 
-@pytest.mark.parametrize("kind", [DropoutRegressor, DropoutClassifier])
+@pytest.mark.parametrize("kind", [DropoutRegressor, pytest.param(DropoutClassifier, marks=pytest.mark.deep)])
 def test_rows_unlike_the_training_rows_are_named(kind: type[Any]) -> None:
     """As ``fit_table`` does, whatever the units, and after a pickle; rows like those of training seldom."""
     dice = np.random.default_rng(0)

@@ -146,6 +146,7 @@ def test_noise_that_grows_is_found_by_training() -> None:
     assert (high - low)[-5:].mean() > 2 * (high - low)[:5].mean()
 
 
+@pytest.mark.deep
 def test_a_candidate_that_more_steps_spoil_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise by input may win a short training and explode in a long one; its intervals would be of no use."""
     real = _Search._tried

@@ -160,6 +160,7 @@ def test_classes_have_sets(tmp_path: Path) -> None:
     assert "of them in their 60 % sets (" in told
 
 
+@pytest.mark.deep
 def test_counts_and_proportions_come_back_from_their_folder(tmp_path: Path) -> None:
     frame = houses(60).drop(columns="price")
     for name, target in (("visits", np.arange(60) % 9), ("share", (np.arange(60) + 1) / 70)):
@@ -223,7 +224,7 @@ def test_a_column_without_any_value_is_named(fitted: FittedTable) -> None:
     fitted.predict(houses(3).assign(area=np.nan))  # gaps of which training had many
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("guide", ["mean-field", "dropout-ensemble", "full-rank", "ensemble"])
 def test_the_answer_for_a_row_does_not_depend_on_the_rows_beside_it(guide: str) -> None:
     found = pd.fit_table(houses(60), target="price", **QUICK | {"guide": guide, "steps": 5})

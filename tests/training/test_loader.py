@@ -106,7 +106,7 @@ def test_dicts_need_the_name_of_their_target(data: tuple[Tensor, Tensor]) -> Non
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.deep)])
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("stop", [7, 10])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_a_resumed_epoch_goes_on_where_it_stopped(
     data: tuple[Tensor, Tensor], tmp_path: Path, workers: int, own: bool, stop: int
 ) -> None:
@@ -262,6 +262,7 @@ def test_points_without_a_prediction_are_told(data: tuple[Tensor, Tensor], case:
         pd.predict(model, guide, LEAVE_OUT[case](data[0]), samples=3)
 
 
+@pytest.mark.deep
 def test_a_loader_is_watched_as_its_data_are(data: tuple[Tensor, Tensor]) -> None:
     x, y = data
     loaders = (

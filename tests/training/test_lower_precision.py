@@ -68,7 +68,7 @@ def test_forward_and_backward_products_have_it(precision: Any) -> None:
     assert seen.thin == {torch.float32}  # those of the last layer
 
 
-@pytest.mark.parametrize("compile", [False, "traced", pytest.param(True, marks=pytest.mark.deep)])
+@pytest.mark.parametrize("compile", [False, *(pytest.param(each, marks=pytest.mark.deep) for each in ("traced", True))])
 def test_all_ways_to_run_steps_round_alike(compile: Any) -> None:
     x, y = data()
     parameters = []
@@ -87,6 +87,7 @@ def test_all_ways_to_run_steps_round_alike(compile: Any) -> None:
         assert torch.equal(other, eager)
 
 
+@pytest.mark.deep
 def test_fleets_ensembles_and_svi_take_it() -> None:
     x, y = data()
 

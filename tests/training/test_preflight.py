@@ -35,6 +35,7 @@ def made(likelihood: pd.generative.Likelihood) -> pd.BayesianNet:
         (pd.Gaussian(), ONES.long()),
     ],
 )
+@pytest.mark.thinned(3)
 def test_possible_targets_are_trained_on(likelihood: pd.generative.Likelihood, y: Tensor) -> None:
     model = made(likelihood)
     history = pd.fit(model, pd.AutoDropout(model), X, y, validation=(X, y), **QUIET)

@@ -77,8 +77,12 @@ def test_what_has_no_trajectory_is_refused() -> None:
             pd.swag(model, exact, x, y, **{**how, **change})
     with pytest.raises(pd.errors.DivergedError):
         pd.swag(model, exact, x, y, **{**how, "lr": 1e3, "steps": 400})
-    with pytest.raises(pd.errors.PyroDropoutError, match="swag is for networks"):
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"swag is for a BayesianNet.* got <lambda>"):
         pd.swag(lambda x, y: None, exact, x, y, **how)  # type: ignore[arg-type, return-value]
+    deep: Any = pd.paper.DeepGP(2, [3], 1)
+    for verb, more in ((pd.swag, how), (pd.laplace, {})):
+        with pytest.raises(pd.errors.PyroDropoutError, match="a BayesianNet, or one inside Standardised; got DeepGP"):
+            verb(deep, exact, x, y, **more)
     normal = pd.BayesianNet(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)).double())
     start = pd.AutoMeanField(normal)
     with pytest.raises(pd.errors.PyroDropoutError, match="statistics of '1' move"):

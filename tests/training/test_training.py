@@ -132,6 +132,7 @@ def by_check(x: Tensor, y: Tensor) -> None:
 
 @pytest.mark.parametrize("how", [False, "traced", "auto", "optimiser", "svi"])
 @pytest.mark.parametrize("model", [by_matrix, by_check])
+@pytest.mark.thinned(3)
 def test_what_torch_rejects_after_a_divergence_is_said_as_one(model: Any, how: Any) -> None:
     _, _, x, y = problem()
     guide = pd.AutoMeanField(model)
@@ -309,6 +310,7 @@ def test_noise_is_no_fall_and_a_fall_is_seen_through_noise(steps: int, correlati
     assert sum(0.4 * right < each < 2.5 * right for each in seen) > 0.8 * len(seen)
 
 
+@pytest.mark.deep
 def test_a_share_of_the_data_stops_the_training() -> None:
     model, guide, x, y = problem()
     held: dict[str, Any] = {"validation": 0.25, "patience": 2, "check_every": 10, "seed": 3}

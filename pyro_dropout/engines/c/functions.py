@@ -6,7 +6,6 @@ from collections.abc import Sequence
 import torch
 
 from pyro_dropout.engines.generated import values
-from pyro_dropout.engines.generated.formulas import literal
 
 C_TYPES = {**values.C_TYPES, torch.bool: "unsigned char"}
 _LIBRARY = {  # functions of the C library, by type
@@ -103,11 +102,6 @@ def is_slow(formula: str, c_type: str) -> bool:
     """Whether a formula has a function without a vector form."""
     called = set(re.findall(r"(\w+)_\(", formula))
     return bool(called & _SLOW or (c_type == "double" and called - _QUICK))
-
-
-def typed(value: float, c_type: str) -> str:
-    """Return a number as torch turns it into a type."""
-    return f"({c_type}){literal(float(value))}"
 
 
 def written(formula: str, operands: Sequence[str], c_type: str) -> str:

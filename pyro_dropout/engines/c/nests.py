@@ -142,19 +142,11 @@ class Nests(Loops):
 
     def _elements(self, loops: Sequence[Loop]) -> list[str]:
         """Return the lines that compute tensors by elements; what one of them needs of another stays a number."""
-        mine = {loop.name for loop in loops}
-        elsewhere = {name for other in self._loops.values() if other.name not in mine for name in other.reads}
-        known, lines, stores = dict[str, str](), list[str](), list[str]()
-        for loop in loops:
-            text = _by_side(loop.text, loop.shape)
-            for name in known.keys() & loop.reads:
-                text = re.sub(rf"\b{name}\[[^\[\]]*\]", known[name], text)
-            known[loop.name] = f"q_{loop.name}"
-            lines.append(f"const {_LOCAL[loop.dtype]} q_{loop.name} = {text};")
-            target, needed = self._in_place.get(loop.name, loop.name), loop.name in elsewhere | self._kept
-            stores += [f"{_by_side(self._own_place(loop, target), loop.shape)} = q_{loop.name};"] * needed
-            if target != loop.name or not needed:
-                del self._places[loop.name]
+        lines, stores = list[str](), list[str]()
+        for loop, text, target in self._expressions(loops, {}, "q_"):
+            lines.append(f"const {_LOCAL[loop.dtype]} q_{loop.name} = {_by_side(text, loop.shape)};")
+            if target is not None:
+                stores.append(f"{_by_side(self._own_place(loop, target), loop.shape)} = q_{loop.name};")
         inner, sides = _merged([*lines, *stores], "i", loops[0].sizes)
         wide = [side for side in reversed(sides) if side is sides[-1] or side[1] >= _LANES]
         last = min(wide, key=lambda side: sum(_far(line, side[0]) for line in inner))

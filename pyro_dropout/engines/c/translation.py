@@ -29,7 +29,6 @@ from pyro_dropout.engines.generated.values import (
     joined,
     number,
     reshaped,
-    within,
 )
 from pyro_dropout.engines.torch_internals import OpOverload
 
@@ -268,17 +267,6 @@ class Translation(Lowering):
         parts = [self._value(each) for each in node.args[0]]
         return joined([reshaped(each, (*shape[:dim], 1, *shape[dim + 1 :])) for each in parts], dim, shape, dtype)
 
-    def _part_of_zeros(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
-        """Return the gradient of a slice: zeros, and the slice's gradient in its place."""
-        value, _, dim, start, *rest = node.args
-        if rest[1:] and rest[1] != 1:
-            raise UnsupportedError("a slice with a step")
-        value, dim = self._value(value), dim % len(shape)
-        if not rest:
-            value, start = reshaped(value, (*shape[:dim], 1, *shape[dim + 1 :])), start % shape[dim]
-        zeros = number(0.0, dtype, shape)
-        return within(value, zeros, dim, slice(start, None).indices(shape[dim])[0], shape)
-
     def _triangle(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
         value, distance = self._value(node.args[0]), node.argument(1, 0)
         sign = "<=" if node.name == "tril" else ">="
@@ -328,30 +316,21 @@ class Translation(Lowering):
 
         return self._stored(Value((*shape, *over), dtype, at, left.cost + right.cost + 1), over, "sum")
 
-    def _rows(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
-        """Return rows by their numbers, (n,), or by those of each network of a fleet, (E, n)."""
-        value, index = self._value(node.args[0]), node.args[1]
-        rows = self._value(index[0]) if len(index) == 1 else None
-        given = rows is not None and rows.memory is not None and rows.memory[0].startswith("x")
-        if rows is None or not given or rows.dtype != torch.int64 or not rows.shape or value.memory is None:
-            raise UnsupportedError("a choice by more than the numbers of rows")
-        count, sides = value.shape[0], len(rows.shape)
-        self.bounds.append((rows, count))
-
-        def at(indices: Indices) -> str:
-            return value.at((f"row({rows.at(indices[:sides])}, {count})", *indices[sides:]))
-
-        return Value(shape, dtype, at, value.cost + 2)
+    def _are_rows(self, node: fx.Node, value: Value) -> bool:
+        rows = self._value(node)
+        given = rows.memory is not None and rows.memory[0].startswith("x")
+        found = given and rows.dtype == torch.int64 and bool(rows.shape) and value.memory is not None
+        self.bounds += [(rows, value.shape[0])] * found
+        return found
 
     _special: ClassVar[dict[str, Callable[..., Value]]] = {
         **{name: Lowering._special[name] for name in ("expand", "slice", "select", "cat", "constant_pad_nd", "mean")},
         **{name: Lowering._special[name] for name in ("t", "transpose", "permute")},
-        **dict.fromkeys(("select_backward", "slice_backward"), _part_of_zeros),
+        **{name: Lowering._special[name] for name in ("slice_backward", "select_backward", "index")},
         **dict.fromkeys(("tril", "triu"), _triangle),
         **dict.fromkeys(("diagonal_scatter", "diagonal_backward"), _diagonal),
         **dict.fromkeys(PRODUCTS, _product),
         "stack": _stacked,
-        "index": _rows,
     }
 
 

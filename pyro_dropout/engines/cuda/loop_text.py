@@ -4,7 +4,6 @@ Of a sum, a few neighbouring threads share the terms, and of a product the tiles
 element by element is computed where it has just been made.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from math import prod
 
@@ -81,35 +80,29 @@ class LoopText(Loops):
         ends: list[str] = []
         for k in range(ahead):
             place = "base" if k == 0 else f"(base + {k * self._threads} < {size} ? base + {k * self._threads} : base)"
-            found, stores = self._each(loops, {}, f"j{k}", f"q{k}_", {loop.name for loop in loops})
+            found, stores = self._each(loops, {}, f"j{k}", f"q{k}_")
             lines += [f"const int j{k} = {place};", *found]
             ends += stores
         return [*lines, *ends, "}"]
 
     def _each(
-        self, loops: Sequence[Loop], known: Mapping[str, str], at: str, prefix: str, group: set[str]
+        self, loops: Sequence[Loop], made: Mapping[str, str], at: str, prefix: str
     ) -> tuple[list[str], list[str]]:
-        """Return the lines that compute one element of some tensors, and those that store it."""
-        elsewhere = {name for other in self._loops.values() if other.name not in group for name in other.reads}
-        known, lines, stores = dict(known), list[str](), list[str]()
-        for loop in loops:
-            text = loop.text
-            if loop.name not in known:
-                for name in known.keys() & loop.reads:
-                    text = re.sub(rf"\b{name}\[[^\[\]]*\]", known[name], text)
-                known[loop.name] = f"{prefix}{loop.name}"
-                lines.append(f"{c_type(loop.dtype)} {known[loop.name]};")
-                lines.append(f"{{ const int i = {at}; {_named('i', loop.shape)} {known[loop.name]} = {text}; }}")
-            if loop.name in self._in_place or not (loop.name in elsewhere or loop.name in self._kept):
-                self._places.pop(loop.name, None)
-            if loop.name in elsewhere or loop.name in self._kept:
-                stores.append(f"{self._in_place.get(loop.name, loop.name)}[{at}] = {known[loop.name]};")
+        """Return the lines that compute one element of some tensors, and those that store it; some are ``made``."""
+        known, lines, stores = dict(made), list[str](), list[str]()
+        for loop, text, target in self._expressions(loops, known, prefix):
+            name = known[loop.name]
+            if loop.name not in made:
+                lines.append(f"{c_type(loop.dtype)} {name};")
+                lines.append(f"{{ const int i = {at}; {_named('i', loop.shape)} {name} = {text}; }}")
+            if target is not None:
+                stores.append(f"{target}[{at}] = {name};")
         return lines, stores
 
     def _followed(self, loops: Sequence[Loop], heads: Sequence[Loop], values: Sequence[str], at: str) -> list[str]:
         """Return the lines that take an element of sums or products where they have just been made."""
-        known = {loop.name: value for loop, value in zip(heads, values, strict=True)}
-        lines, stores = self._each(loops, known, at, "q_", {loop.name for loop in loops})
+        made = {loop.name: value for loop, value in zip(heads, values, strict=True)}
+        lines, stores = self._each(loops, made, at, "q_")
         return [*lines, *stores]
 
     def _number(self, loop: Loop) -> list[str]:

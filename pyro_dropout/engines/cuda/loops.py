@@ -20,14 +20,19 @@ _LONG = 24  # terms of each lane from which all threads share a sum that is one 
 
 
 class Loops(LoopText):
-    """A list of loops, to be put in order and written down."""
+    """A list of loops, to be put in order and written down.
+
+    Attributes:
+        waits: how many times all threads wait for each other, after ``written``.
+        read_last: what loops after the last barrier read.
+    """
 
     def __init__(self, threads: int, lanes: int, processors: int = 1) -> None:
         super().__init__(threads, lanes)
         self._processors = processors
         self._lives: dict[str, tuple[int, int]] = {}  # the barriers before each is written, and last read
-        self._read_last: set[str] = set()  # after the last barrier
-        self._waits = 0  # barriers
+        self.read_last: set[str] = set()
+        self.waits = 0
 
     def stored(self, name: str, value: Value, over: Shape | None = None, kind: str = "") -> Value:
         """Let a loop compute a tensor, and return it as what the loop has written."""
@@ -77,9 +82,9 @@ class Loops(LoopText):
     def written(self, kept: Sequence[str] = (), over: Mapping[str, str] | None = None) -> list[str]:
         """Return the lines of all other loops, in an order with few barriers."""
         lines = super().written(kept, over)
-        self._waits = len(self._order) - 1
+        self.waits = len(self._order) - 1
         self._lives.update((name, (self._lives[name][0], len(self._order))) for name in kept if name in self._lives)
-        self._read_last = {name for group in self._order[-1] for loop in group for name in loop.named}
+        self.read_last = {name for group in self._order[-1] for loop in group for name in loop.named}
         return lines
 
     def _phases(self, left: dict[str, Loop]) -> Phases:
@@ -108,15 +113,6 @@ class Loops(LoopText):
             lines += [line for group in groups for line in self._apart(group)]
             lines += ["BARRIER;"] if k < len(phases) - 1 else []
         return lines
-
-    def reads_at_the_end(self, name: str) -> bool:
-        """Whether a loop after the last barrier reads a tensor, after ``written``."""
-        return name in self._read_last
-
-    @property
-    def waits(self) -> int:
-        """How many times all threads wait for each other, after ``written``."""
-        return self._waits
 
     def work(self) -> float:
         """Return about how many microseconds one processor has something to do.

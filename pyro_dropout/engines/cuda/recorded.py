@@ -28,7 +28,6 @@ PREAMBLE = """
 #define BARRIER __syncthreads()
 #define NEIGHBOUR(value, away) __shfl_xor_sync(0xffffffffu, value, away)
 #define RESTRICT __restrict__
-#define AHEAD(place) asm volatile("prefetch.global.L2 [%0];" :: "l"(place))
 #define UNROLLED(times) _Pragma(TEXT(unroll times))
 #define TEXT(words) #words
 #define INF __longlong_as_double(0x7ff0000000000000LL)

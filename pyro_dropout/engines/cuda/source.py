@@ -20,7 +20,6 @@ from pyro_dropout.engines.generated.values import WORD, Constants, Draws, Unsupp
 _SHARED = ((16, 0.15, 2.4), (64, 0.06, 3.0))
 _COMPILED = 10.0  # microseconds of the kernels of torch's compiler for each time that all threads wait here
 _SEVERAL = 4  # networks from which each is best left to a processor of its own
-_LINE = 128  # bytes that the GPU's memory hands out at a time
 _FAR = 2**24  # bytes that threads share in the GPU's memory
 
 _ENTRY = """
@@ -116,7 +115,7 @@ def steps_source(recorded: Recorded, near: int, threads: int, lanes: int, most: 
     values = [outside(f"s{k}" if k < writes else f"x{k}", value) for k, value in enumerate(recorded.inputs)]
     numbers = [kept for kept in state if kept.size == 1]  # each thread has them for itself
     for kept in numbers:
-        values[kept.number] = replace(values[kept.number], at=partial(_named, kept.now))
+        values[kept.number] = replace(values[kept.number], at=partial(lambda name, _: name, kept.now))
     outputs = Lowering(recorded.graph, values, constants, loops, "v", draws).outputs
     changed, results = list[tuple[_Kept, Value]](), list[Value]()
     for k, value in enumerate(outputs):
@@ -149,12 +148,10 @@ def steps_source(recorded: Recorded, near: int, threads: int, lanes: int, most: 
         kind = c_type(dtype)
         return f"const {kind}* RESTRICT {name} = (const {kind}*)given[{number}]{offset};"
 
-    ahead = list[tuple[str, int, int]]()  # what the next step reads for the first time: how far away, and bytes
     begins = [f"const {kept.kind} {kept.now} = s{kept.number}[0];" for kept in numbers]
     for k, each in enumerate(recorded.inputs[writes:], writes):
         if k in recorded.each:
             begins.append(pointer(f"x{k}", each.dtype, k, f" + ((long long)step * {copies} + block) * {each.numel()}"))
-            ahead.append((f"x{k}", each.numel() * copies, each.numel() * each.itemsize))
         else:
             own = f" + (long long)block * {each.numel()}" if k in recorded.stacked else ""
             lines.append(pointer(f"x{k}", each.dtype, k, own))
@@ -164,15 +161,11 @@ def steps_source(recorded: Recorded, near: int, threads: int, lanes: int, most: 
     for k, (key, many) in enumerate(draws.counts.items()):
         place = f" + ((long long)(first + step) * {copies} + block) * {many}"
         begins.append(pointer(draws.name(key), key[1], number + k, place))
-        ahead.append((draws.name(key), many * copies, many * key[1].itemsize))
     number += len(draws.counts)
-    for name, away, size in ahead:
-        lines_of = f"UNROLLED(1) for (int i = tid * {_LINE}; i < {size}; i += {everyone * _LINE})"
-        begins.append(f"if (step + 1 < count) {{ {lines_of} AHEAD((const char*)({name} + {away}) + i); }}")
     late = [(kept, v) for kept, v in changed if not loops.is_over(v.name or "")]
     # Numbers are read at the beginning of a step: if nobody has waited since then, someone may not have read them yet.
     ends, waits = [], bool(late) and loops.waits == 0
-    waits |= any(v.size > 1 or loops.reads_at_the_end(f"s{kept.number}") for kept, v in late)
+    waits |= any(v.size > 1 or f"s{kept.number}" in loops.read_last for kept, v in late)
     for size in sorted({kept.size for kept, _ in late}):
         one = "" if size == 1 else "[i]"
         copied = " ".join(f"s{kept.number}[i] = {v.name}{one};" for kept, v in late if kept.size == size)
@@ -236,10 +229,6 @@ def best_count(work: float, waits: int, copies: int, most: int, *, near: bool = 
             f"a step would take a kernel about {each:.0f} µs, and those of torch's compiler {others:.0f}"
         )
     return best
-
-
-def _named(name: str, _: object) -> str:
-    return name
 
 
 class _Kept:

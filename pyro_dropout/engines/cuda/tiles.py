@@ -12,7 +12,6 @@ _LATENCY = 25  # cycles from one term to the next, of a thread that waits for me
 _FARTHER = 125  # the same, where several processors share the GPU's memory
 _ALONE = 2.2  # cycles of an instruction, if few others are under way
 _ISSUED = 4  # groups of lanes that begin an instruction in one cycle
-_TURNED = 16  # terms from which threads begin with different ones, so that they read different banks of memory
 
 
 @dataclass
@@ -99,15 +98,7 @@ class Tile:
         terms = [f"const {kind} tx{i} = {text};" for i, text in enumerate(self.left)]
         terms += [f"const {kind} ty{j} = {text};" for j, text in enumerate(self.right)]
         terms += [f"{name}_{i}_{j} += tx{i} * ty{j};" for i, j in self.pairs]
-        if self.lanes > 1 or self.inner < _TURNED:
-            return ["UNROLLED(4)", f"for (int tk = lane; tk < {self.inner}; tk += {self.lanes}) {{", *terms, "}"]
-        turn = f"tk = tk + 1 == {self.inner} ? 0 : tk + 1"
-        return [
-            "UNROLLED(4)",
-            f"for (int t = 0, tk = te % {self.inner}; t < {self.inner}; ++t, {turn}) {{",
-            *terms,
-            "}",
-        ]
+        return ["UNROLLED(4)", f"for (int tk = lane; tk < {self.inner}; tk += {self.lanes}) {{", *terms, "}"]
 
     @staticmethod
     def _within(first: str, number: int, apart: int, size: int) -> str:

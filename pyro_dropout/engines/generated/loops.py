@@ -1,7 +1,7 @@
 """Loops over elements, their order, and which are written as one: what plain C and CUDA C have in common."""
 
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -203,6 +203,25 @@ class Loops:
                         found[loop.name] = target
             later |= {name for group in groups for loop in group for name in loop.named}
         return found
+
+    def _expressions(
+        self, loops: Sequence[Loop], known: dict[str, str], prefix: str
+    ) -> Iterator[tuple[Loop, str, str | None]]:
+        """Yield loops that are written as one, each with its expression, and where its tensor is stored, if it is.
+
+        What one of them needs of another stays a number: ``known`` has its name, and is given those of these loops.
+        """
+        mine = {loop.name for loop in loops}
+        elsewhere = {name for other in self._loops.values() if other.name not in mine for name in other.reads}
+        for loop in loops:
+            text = loop.text
+            for name in known.keys() & loop.reads:
+                text = re.sub(rf"\b{name}\[[^\[\]]*\]", known[name], text)
+            target = self._in_place.get(loop.name, loop.name) if loop.name in elsewhere | self._kept else None
+            if target != loop.name:
+                self._places.pop(loop.name, None)
+            known.setdefault(loop.name, f"{prefix}{loop.name}")
+            yield loop, text, target
 
     def _own_place(self, loop: Loop, name: str) -> str:
         """Return the place in memory of a loop's own element of a tensor."""

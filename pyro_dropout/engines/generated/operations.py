@@ -27,7 +27,6 @@ from pyro_dropout.engines.generated.values import (
     number,
     permuted,
     reshaped,
-    selected,
     shifted,
     within,
 )
@@ -206,9 +205,6 @@ class Lowering:
             1 + left.cost + right.cost,
         )
 
-    def _expanded(self, node: Call, shape: Shape, _: torch.dtype) -> Value:
-        return broadcast(self._value(node.args[0]), shape)
-
     def _permuted(self, node: Call, *_: Any) -> Value:
         value = self._value(node.args[0])
         order = list(range(len(value.shape)))
@@ -228,9 +224,10 @@ class Lowering:
         return shifted(value, dim, begin, step, shape)
 
     def _selected(self, node: Call, *_: Any) -> Value:
-        value, dim, index = self._value(node.args[0]), node.args[1], node.args[2]
-        dim = dim % len(value.shape)
-        return selected(value, dim, index % value.shape[dim])
+        value = self._value(node.args[0])
+        dim = node.args[1] % len(value.shape)
+        index, shape = str(node.args[2] % value.shape[dim]), value.shape[:dim] + value.shape[dim + 1 :]
+        return Value(shape, value.dtype, lambda at: value.at((*at[:dim], index, *at[dim:])), value.cost)
 
     def _split(self, node: Call) -> list[Value]:
         value = self._value(node.args[0])
@@ -259,18 +256,17 @@ class Lowering:
             value = within(value, number(fill, dtype, grown), dim, sides[2 * k], grown)
         return value
 
-    def _slice_within(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
-        other, value = self._value(node.args[0]), self._value(node.args[1])
-        dim, start = node.argument(2, 0) % len(shape), node.argument(3)
+    def _part(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
+        """Return a tensor, or zeros as in the gradient of a slice, with another one in place of a slice of it."""
+        kind, scatters = node.name.split("_")[0], node.name.endswith("scatter")
+        other = self._value(node.args[0]) if scatters else number(0.0, dtype, shape)
+        value, dim = self._value(node.args[1] if scatters else node.args[0]), node.argument(2, 0) % len(shape)
         if node.argument(5, 1) != 1:
-            raise UnsupportedError("a kernel has no slice_scatter with a step")
-        return within(value, other, dim, slice(start, None).indices(shape[dim])[0], shape)
-
-    def _select_within(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
-        other, value = self._value(node.args[0]), self._value(node.args[1])
-        dim = node.args[2] % len(shape)
-        row = reshaped(value, (*value.shape[:dim], 1, *value.shape[dim:]))
-        return within(row, other, dim, node.args[3] % shape[dim], shape)
+            raise UnsupportedError(f"a kernel has no {node.name} with a step")
+        if kind == "select":
+            value = reshaped(value, (*value.shape[:dim], 1, *value.shape[dim:]))
+            return within(value, other, dim, node.args[3] % shape[dim], shape)
+        return within(value, other, dim, slice(node.argument(3), None).indices(shape[dim])[0], shape)
 
     # --- sums ---------------------------------------------------------------------------------------------------------
 
@@ -301,10 +297,7 @@ class Lowering:
         scales = {name: node.kwargs.get(name, 1) for name in ("alpha", "beta")}
         if set(node.kwargs) - set(scales):
             raise UnsupportedError(f"a kernel has no {node.name} with {sorted(node.kwargs)}")
-        if left.shape[-1] == 1:
-            product = self._pair("({0} * {1})", left, right, shape, dtype)
-        else:
-            product = self._multiplied(left, right, shape, dtype)
+        product = self._multiplied(left, right, shape, dtype)
         if scales["alpha"] != 1:
             product = self._pair("({0} * {1})", product, number(scales["alpha"], dtype), shape, dtype)
         if added and scales["beta"] != 1:
@@ -328,15 +321,21 @@ class Lowering:
         return Value(shape, value.dtype, at, value.cost + index.cost + 2)
 
     def _rows(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
+        """Return rows by their numbers, (n,), or by those of each network of a fleet, (E, n)."""
         value, index = self._value(node.args[0]), node.args[1]
-        if len(index) != 1 or index[0] is not self._last or len(index[0].meta["val"].shape) != 1:
+        if len(index) != 1 or not self._are_rows(index[0], value):
             raise UnsupportedError("a kernel has no indices but those of a batch")
-        numbers = self._value(index[0])
+        numbers, count = self._value(index[0]), value.shape[0]
+        sides = len(numbers.shape)
 
         def at(indices: Indices) -> str:
-            return value.at((f"row({numbers.at(indices[:1])}, {value.shape[0]})", *indices[1:]))
+            return value.at((f"row({numbers.at(indices[:sides])}, {count})", *indices[sides:]))
 
         return Value(shape, value.dtype, at, value.cost + 2)
+
+    def _are_rows(self, node: fx.Node, value: Value) -> bool:
+        """Whether these are numbers of rows of a tensor: those of a batch."""
+        return node is self._last and len(node.meta["val"].shape) == 1
 
     def _scattered(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
         other, index, source = self._value(node.args[0]), self._value(node.args[2]), self._value(node.args[3])
@@ -380,13 +379,12 @@ class Lowering:
         **dict.fromkeys(PRODUCTS, _product),
         **dict.fromkeys(("t", "transpose", "permute"), _permuted),
         "mean": _mean,
-        "expand": _expanded,
+        "expand": lambda self, node, shape, _: broadcast(self._value(node.args[0]), shape),
         "slice": _sliced,
         "select": _selected,
         "cat": _joined,
         "constant_pad_nd": _padded,
-        "slice_scatter": _slice_within,
-        "select_scatter": _select_within,
+        **dict.fromkeys(("slice_scatter", "select_scatter", "slice_backward", "select_backward"), _part),
         "gather": _gathered,
         "index": _rows,
         "scatter_add": _scattered,

@@ -152,12 +152,6 @@ def shifted(value: Value, dim: int, start: int, step: int, shape: Shape) -> Valu
     return Value(shape, value.dtype, at, value.cost)
 
 
-def selected(value: Value, dim: int, index: int) -> Value:
-    """Return one slice along a dimension, which is left out."""
-    shape = value.shape[:dim] + value.shape[dim + 1 :]
-    return Value(shape, value.dtype, lambda at: value.at((*at[:dim], str(index), *at[dim:])), value.cost)
-
-
 def joined(values: Sequence[Value], dim: int, shape: Shape, dtype: torch.dtype) -> Value:
     """Return tensors laid one after another along a dimension."""
 

@@ -13,7 +13,8 @@ from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError, warn_c
 from pyro_dropout.generative.inputs import AnyInputs, takes_all
 from pyro_dropout.generative.jacobians import last_layer
 from pyro_dropout.generative.likelihoods import Gaussian
-from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.generative.model_call import ModelCall, name_of
+from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.own_noise import check_no_noise
 from pyro_dropout.generative.process_lock import modules_stay, one_at_a_time
 from pyro_dropout.generative.random_state import forked
@@ -114,11 +115,17 @@ def measured(
 
 def weights_at(model: Any, point: object) -> Weights:
     """Return the weights that a point stands for: the mean of a guide, a dict, or a network's own parameters."""
-    sites = getattr(model, "sites", {})
+    net = network_in(model)
+    if not isinstance(net, BayesianNet):
+        raise PyroDropoutError(
+            f"model must be a BayesianNet, or one inside Standardised; got {name_of(model)}. Other Pyro models have"
+            " Pyro's AutoLaplaceApproximation and this package's AutoLowRank."
+        )
+    sites = net.sites
     if isinstance(point, Mapping):
         found = dict(point)
-    elif point is model or point is network_in(model):
-        found = {name: network_in(model).net.get_parameter(name) for name in sites}
+    elif point is model or point is net:
+        found = {name: net.net.get_parameter(name) for name in sites}
     elif isinstance(point, HasMean):
         found = point.mean()
     elif isinstance(point, nn.Module) and set(sites) <= {name for name, _ in point.named_parameters()}:
@@ -132,7 +139,7 @@ def weights_at(model: Any, point: object) -> Weights:
     if missing:
         raise PyroDropoutError(f"point has no value for {missing[0]!r}; the sites are {', '.join(sites)}.")
     for name in sites:
-        shape, own = tuple(found[name].shape), tuple(network_in(model).net.get_parameter(name).shape)
+        shape, own = tuple(found[name].shape), tuple(net.net.get_parameter(name).shape)
         if shape != own:
             raise ShapeError(
                 f"point has {name!r} of shape {shape}, and the model of shape {own}: is it for this model?"

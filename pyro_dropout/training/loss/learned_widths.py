@@ -6,7 +6,7 @@ gradient is still that of the minimised KL.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 
 import torch
@@ -18,6 +18,7 @@ from pyro_dropout.errors import DivergedError, PyroDropoutError
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.priors import LearnedNormal
+from pyro_dropout.generative.process_lock import bound
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.trial_run import modules_of
 from pyro_dropout.mathematics.shapes import base_distribution
@@ -26,15 +27,9 @@ from pyro_dropout.protocols import Distribution, Message, PyroModel
 _PURE: ContextVar[bool] = ContextVar("whether losses leave the model's widths as they are", default=False)
 
 
-@contextmanager
-def widths_kept() -> Iterator[None]:
+def widths_kept() -> AbstractContextManager[None]:
     """Within this context a loss computes with the best widths, and leaves those of the model as they are."""
-    before = _PURE.get()
-    try:  # Ctrl-C may come as soon as the variable is set
-        _PURE.set(True)
-        yield
-    finally:
-        _PURE.set(before)
+    return bound(_PURE, True)
 
 
 def best_width(name: str, q: Distribution, like: Tensor) -> Tensor:

@@ -167,10 +167,6 @@ def _convolution(
     return _plus_bias(recipe.product(input, layer), bias, 1)
 
 
-def _matmul(func: Operation, input: Tensor, other: Tensor) -> Tensor | None:
-    return _product(input, other, 0)
-
-
 def _with_units(func: Operation, input: object, other: object, **kwargs: object) -> Tensor | None:
     """Return a sum or a product of values with a number for each unit: a bias, or a scale."""
     units, values = (other, input) if drawn_per_data_point(other) is not None else (input, other)
@@ -221,7 +217,7 @@ _REWRITES: dict[Operation, Callable[..., Tensor | None]] = {
     F.linear: _linear,
     F.embedding: _embedding,
     **dict.fromkeys((*_CONVOLUTIONS, *_TRANSPOSED_CONVOLUTIONS), _convolution),
-    **dict.fromkeys(_MATMULS, _matmul),
+    **dict.fromkeys(_MATMULS, lambda func, input, other: _product(input, other, 0)),
     **dict.fromkeys((*_ADDS, *_TIMES), _with_units),
     **dict.fromkeys((torch.prelu, Tensor.prelu), _prelu),
     **dict.fromkeys(_TRANSPOSES, _transpose),

@@ -9,8 +9,8 @@ A schedule needs the number of the step, which Pyro's losses are not told. Whoev
 here, as a tensor: in a compiled program it is an input, so the factor is computed anew at every step.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from numbers import Real
 from typing import Literal
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.priors import Tempered
+from pyro_dropout.generative.process_lock import bound
 from pyro_dropout.mathematics.checks import check_choice, check_count, check_keep, check_non_negative, describe
 from pyro_dropout.protocols import Distribution, Message
 
@@ -30,15 +31,9 @@ Temperature = float | Literal["auto"] | Callable[[Tensor], Tensor]
 _STEP: ContextVar[Tensor | None] = ContextVar("the number of the step that is being taken, from 1", default=None)
 
 
-@contextmanager
-def at_step(t: Tensor) -> Iterator[None]:
+def at_step(t: Tensor) -> AbstractContextManager[None]:
     """Announce the number of the step that is taken in this context, counted from 1."""
-    before = _STEP.get()
-    try:  # Ctrl-C may come as soon as the variable is set
-        _STEP.set(t)
-        yield
-    finally:
-        _STEP.set(before)
+    return bound(_STEP, t)
 
 
 def current_step() -> Tensor | None:

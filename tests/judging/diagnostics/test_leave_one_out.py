@@ -41,7 +41,7 @@ def _posterior_of_mean(precision: float, total: float) -> pd.AutoMeanField:
     return pd.AutoMeanField(_mean_of, init=lambda name, shape: start, init_scale=precision**-0.5)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.deep
 @pytest.mark.parametrize("approximate", [True, False])
 def test_a_scaled_point_is_left_out_with_all_of_its_weight(approximate: bool) -> None:
     """Points that count twice: p(y_i | the others, each twice) is normal; the seed is set."""

@@ -180,7 +180,7 @@ CASES: dict[str, Any] = {
 }
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("case", CASES)
 def test_what_changes_is_seen(case: str) -> None:
     model, change, programs = CASES[case]()
@@ -252,7 +252,7 @@ def test_a_counter_that_does_not_matter_costs_one_compilation() -> None:
     assert svi._built == 1
 
 
-@pytest.mark.parametrize("steps", [8, 40])
+@pytest.mark.parametrize("steps", [8, pytest.param(40, marks=pytest.mark.deep)])
 def test_a_counter_that_will_matter_is_watched_on(steps: int) -> None:
     """Its first values make no difference; where it keeps changing, steps run eagerly, and say so."""
     epoch = {"number": 0}

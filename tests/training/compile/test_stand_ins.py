@@ -115,7 +115,7 @@ def _ends(losses: Tensor) -> Tensor:
     return torch.stack([losses[:10].mean(), losses[-10:].mean()])
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(9)
 @pytest.mark.parametrize(
     "name", [pytest.param(each, marks=pytest.mark.deep) if each == "function" else each for each in CASES]
 )

@@ -80,6 +80,7 @@ def test_bootstrapped_counts_have_the_moments_of_weighted_means() -> None:
     assert rate.mean().item() == pytest.approx(3.0, abs=4 * exact / 600**0.5)
 
 
+@pytest.mark.deep
 def test_members_differ_in_a_width_of_the_network_as_the_posterior_does() -> None:
     """The exact posterior of a precision is gamma: its logarithm has the standard deviation √ψ'(N/2)."""
     normal = torch.distributions.Normal(0.0, 1.0).icdf((torch.arange(80, dtype=F64) + 0.5) / 80)

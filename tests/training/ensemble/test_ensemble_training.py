@@ -108,7 +108,7 @@ def test_a_member_minimises_its_own_objective() -> None:
     torch.testing.assert_close(found, torch.stack(losses).mean().to(found))
 
 
-@pytest.mark.parametrize("heat", [1.0, 0.2])
+@pytest.mark.parametrize("heat", [pytest.param(1.0, marks=pytest.mark.deep), 0.2])
 def test_members_are_draws_of_the_posterior_at_a_temperature(heat: float) -> None:
     """In a linear model in closed form: the covariance of a posterior at T is (τXᵀX/T + I)⁻¹."""
     x = torch.randn(12, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

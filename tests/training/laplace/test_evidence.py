@@ -159,7 +159,8 @@ def waves_net(learn: bool = False) -> pd.BayesianNet:
     return pd.BayesianNet(net, pd.Prior(learn=learn, tempered=False), pd.Gaussian(1.0, learn=learn))
 
 
-@pytest.mark.parametrize("structure", ["full", pytest.param("kron", marks=pytest.mark.deep)])
+@pytest.mark.deep
+@pytest.mark.parametrize("structure", ["full", "kron"])
 def test_the_noise_of_made_data_is_found(structure: Any) -> None:
     """The precision of 200 draws of noise has a relative standard error of 10 %."""
     x, y = waves()

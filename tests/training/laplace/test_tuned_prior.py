@@ -25,6 +25,7 @@ def overconfident() -> tuple[nn.Module, Tensor, Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.thinned(3)
 def test_held_out_data_tune_the_width_of_the_prior(structure: Any) -> None:
     # Bounds for this seed alone.
     net, x, y, held_x, held_y = overconfident()
@@ -58,6 +59,7 @@ def test_a_prior_that_leaves_little_more_than_the_point_is_told_of() -> None:
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.thinned(3)
 def test_a_default_prior_is_narrowed_by_training_data(structure: Any) -> None:
     """The confidence of the point on its training data is left to it; the next wider prior takes more."""
     net, x, y, _, _ = overconfident()

@@ -135,6 +135,7 @@ def small() -> tuple[pd.BayesianNet, Tensor, Tensor]:
 @pytest.mark.parametrize("particles", [1, 3])
 @pytest.mark.parametrize("kl", ["large_k", "exact", "monte_carlo"])
 @pytest.mark.parametrize("per_example", [True, False])
+@pytest.mark.thinned(5)
 def test_parts_add_up(per_example: bool, kl: Any, particles: int) -> None:
     model, x, y = small()
     guide = pd.AutoDropout(model, keep=0.8, scale=0.1)
@@ -182,7 +183,7 @@ def test_batches_average_to_the_whole(per_example: bool, monkeypatch: pytest.Mon
     assert sum(batches) / 4 == pytest.approx(whole, rel=1e-12)
 
 
-@pytest.mark.parametrize("per_example", [True, False])
+@pytest.mark.parametrize("per_example", [True, pytest.param(False, marks=pytest.mark.deep)])
 def test_the_surprise_is_unbiased(per_example: bool) -> None:
     # 4 standard errors of 150 draws: fails 1 run in 10,000 on correct code; the seed is fixed.
     problem = Problem()

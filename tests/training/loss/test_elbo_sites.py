@@ -86,7 +86,7 @@ HANDLERS: dict[str, Callable[[Program], Program]] = {
 
 @pytest.mark.parametrize("of_guide", HANDLERS)
 @pytest.mark.parametrize("of_model", HANDLERS)
-@pytest.mark.thinned(10)
+@pytest.mark.thinned(16)
 def test_scales_and_masks_count_where_they_stand(of_model: str, of_guide: str) -> None:
     alike(HANDLERS[of_model](plated), HANDLERS[of_guide](plated_guide), repeats=100)
 
@@ -166,6 +166,7 @@ def test_a_point_has_no_normaliser_of_its_prior() -> None:
     assert (other - mine)[0].item() == pytest.approx(-dist.Normal(0.0, 2.0).log_prob(torch.tensor(0.0)).item())
 
 
+@pytest.mark.deep
 def test_a_factor_of_the_guide() -> None:
     def guide() -> None:
         q = normal("m", 1)
@@ -372,6 +373,7 @@ def test_a_guide_of_another_shape_is_refused(guide: Any, words: str, per_example
         pd.ELBO(per_example=per_example).loss(in_a_plate, guide)
 
 
+@pytest.mark.deep
 def test_a_guide_whose_tensors_have_two_names_is_trained() -> None:
     """A normalising flow of Pyro registers its tensors as the module's, and each time that it draws."""
     model = pd.BayesianNet(torch.nn.Linear(2, 1), pd.Prior(), pd.Gaussian(tau=25.0))

@@ -94,6 +94,7 @@ def by_svi(model: Any, guide: Any, x: Tensor, y: Tensor, compile: bool) -> None:
 
 @pytest.mark.parametrize("compile", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("way", [by_fit, by_svi])
+@pytest.mark.thinned(3)
 def test_after_training_everyone_reads_the_widths_of_the_guide(way: Any, compile: bool) -> None:
     model, guide = made()
     x, y = data()
@@ -221,7 +222,9 @@ def test_what_cannot_be_learned_is_refused() -> None:
     assert widths(plain) == {"weight": 1.0, "bias": 1.0}  # nothing was set
 
 
-@pytest.mark.parametrize("count", [200, 45])  # also with fewer data than two for each weight
+@pytest.mark.parametrize(
+    "count", [pytest.param(200, marks=pytest.mark.deep), 45]
+)  # also with fewer data than two for each weight
 def test_the_width_of_a_linear_model_has_the_largest_evidence(count: int) -> None:
     """With XᵀX = N·I the least squares ŵ are N(0, s² + 1/Nτ) each, so the best s² is their mean square less 1/Nτ."""
     x = torch.linalg.qr(torch.randn(count, 40, dtype=F64)).Q * count**0.5

@@ -156,7 +156,7 @@ def _products(a: Tensor, b: Tensor) -> Tensor:
 
 @pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize(("guide", "layer"), CASES)
-@pytest.mark.thinned(20)
+@pytest.mark.thinned(40)
 def test_gradients_have_the_same_mean(guide: str, layer: str) -> None:
     """Of E[Σ(f - 1)⁴], in 20 independent estimates of 200 draws each; labels have no gradient of this kind."""
     model, q, x = problem(guide, layer)

@@ -236,6 +236,7 @@ TOUCHING: dict[str, Callable[..., Tensor]] = {
 
 
 @pytest.mark.parametrize("use", TOUCHING)
+@pytest.mark.thinned(3)
 def test_nothing_is_left_on_what_the_user_gave(use: str) -> None:
     """After a refusal the data have no attribute that they had not before, and other models train on them."""
     x, y = torch.randn(N, 2), torch.randn(N, 2)
