@@ -149,7 +149,7 @@ class IgnoredInputsWarning(UserWarning):
 
 
 class UnfinishedTrainingWarning(UserWarning):
-    """The loss was still falling when the steps of ``fit`` were over; the message says how many more it would take.
+    """The steps of ``fit`` were over too soon: the loss was still falling, or members of an ensemble had not arrived.
 
     Example:
         >>> import warnings, pyro_dropout as pdrop

@@ -70,8 +70,9 @@ class Ensemble(StackedMembers):
             the likelihood's own size for Gaussian sites, and random weights of the data points (the Bayesian bootstrap)
             for all others. "auto": where members are points. Without it points differ only in where they start.
         start: where members start: "fresh", each from a new initialisation of the network's layers (in a model that is
-            not a network, from draws of the prior); "anchor", each point at its anchor, if the prior's draws are
-            networks from which training can start; or "module", all from where the guide starts.
+            not a network, from draws of the prior, within two units of the guide's start); "anchor", each point at its
+            anchor, if the prior's draws are networks from which training can start; or "module", all from where the
+            guide starts.
         seed: for starts, anchors and perturbations; drawn from torch's generator by default.
 
     Attributes:

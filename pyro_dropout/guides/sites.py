@@ -142,16 +142,41 @@ class GuideSite:
 
 
 def first_value(init_loc_fn: InitLoc | None) -> InitLoc:
-    """Return the function that gives a site its value while a guide reads the model: by default the prior's median."""
+    """Return the function that gives a site its value while a guide reads the model.
+
+    By default that is the median of some draws of the prior, and of a wide prior on real numbers a point near its mean:
+    the median of N(0, 1000²) is hundreds of units away, and training would not arrive.
+    """
 
     def first(site: Message) -> Tensor:
         if init_loc_fn is not None:
             return init_loc_fn(site)
         infer, fn = site["infer"], site["fn"]
         found: Tensor = infer["init"] if "init" in infer else fn() if fn.support.is_discrete else init_to_median(site)
-        return found
+        if "init" in infer or not is_real(fn.support):
+            return found
+        try:
+            mean = fn.mean.expand(found.shape)
+        except NotImplementedError:  # as of a distribution that is a flow
+            return found
+        return near(mean, found).where(mean.isfinite(), found)
 
     return first
+
+
+def is_real(support: object) -> bool:
+    """Whether a support is all real numbers, or vectors of them."""
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    return support is constraints.real
+
+
+def near(center: Tensor, drawn: Tensor) -> Tensor:
+    """Return draws that are no further than two units from a center: those outside are folded back, evenly spread.
+
+    Two units of unconstrained space are how far chains of Stan and of Pyro's NUTS start from zero.
+    """
+    return center + (drawn - center + 2).remainder(4) - 2
 
 
 def read_site(
@@ -166,10 +191,7 @@ def read_site(
             " it (https://pyro.ai/examples/enumeration.html) and hide it from the guide with pyro.poutine.block, or"
             " hide it with pyro.poutine.block and add a guide for it through AutoGuideList."
         )
-    support = fn.support
-    while isinstance(support, constraints.independent):
-        support = support.base_constraint
-    transform = None if support is constraints.real else _transform(name, fn, guide)
+    transform = None if is_real(fn.support) else _transform(name, fn, guide)
     free = value if transform is None else transform.inv(value).detach()
     plates = tuple(frame for frame in site["cond_indep_stack"] if frame.vectorized)
     free_dim = fn.event_dim + free.dim() - value.dim()

@@ -20,7 +20,7 @@ from pyro_dropout.generative.registration import tell_pyro
 from pyro_dropout.generative.trial_run import modules_of
 from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.guides.points import Points, at_anchors, whole_prior
-from pyro_dropout.guides.sites import GuideSite
+from pyro_dropout.guides.sites import GuideSite, near
 from pyro_dropout.guides.summary import Summarised
 from pyro_dropout.protocols import PyroModel
 
@@ -70,12 +70,15 @@ def _means(template: SiteGuide) -> dict[str, GuideSite]:
 
 
 def _drawn(template: SiteGuide) -> dict[str, Tensor]:
-    """Return the means of all sites at draws from the prior, in unconstrained space, plates at full size."""
+    """Return the means of all sites at draws from the prior, in unconstrained space, plates at full size.
+
+    They are near the guide's own start: from the ends of a wide prior no training would arrive.
+    """
     found = {}
     for name, site in _means(template).items():
         value = whole_prior(template, site.name).sample()
         free: Tensor = value if site.transform is None else site.transform.inv(value)
-        found[name] = free.detach().reshape(site.start.shape).to(site.start)
+        found[name] = near(site.start, free.detach().reshape(site.start.shape).to(site.start))
     return found
 
 

@@ -1,6 +1,7 @@
 """The training of an ensemble: one member's loss and gradients as a graph, mapped over all members."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +11,9 @@ from pyro import poutine
 from torch import Tensor
 
 from pyro_dropout.engines.torch_internals import tree_flatten, tree_leaves, tree_unflatten
-from pyro_dropout.errors import PyroDropoutError, warn_caller
+from pyro_dropout.errors import PyroDropoutError, UnfinishedTrainingWarning, warn_caller
 from pyro_dropout.generative.inputs import takes_all
-from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.generative.model_call import ModelCall, is_network
 from pyro_dropout.generative.registration import forget
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.protocols import PyroModel, Record, Tree
@@ -29,6 +30,7 @@ from pyro_dropout.training.loss.temperature import at_step, current_step
 from pyro_dropout.training.optimisers import Update
 from pyro_dropout.training.training_task import TrainingTask
 
+_APART = 10.0  # nats: e^-10 of the weight of the best
 ROWS = "rows_of_the_batch"  # the keyword under which a mini-batch says which of all data it holds
 
 
@@ -198,8 +200,26 @@ def train_members(members: Members, train: Callable[[Members], History]) -> Hist
             f"{len(lost)} of {ensemble.rows} members reached a loss that is not finite and are left out from here"
             f" on ({names}); see history.diverged. Lower the learning rate, or clip gradients (clip_norm=...).",
         )
+    if not is_network(members.call.model):
+        _warn_if_apart(each[:, ~ensemble.lost.to(each.device)])
     mean = torch.where(each.isfinite(), each, torch.nan).nanmean(1)
     return dataclasses.replace(history, losses=mean, member_losses=each)
+
+
+def _warn_if_apart(losses: Tensor) -> None:
+    """Warn if some members, (steps, members), ended far above the best: the mixture gives each the same weight."""
+    last = losses[-(len(losses) // 20 or 1) :].double()
+    ends, noise = last.mean(0), last.std(0, correction=0) / math.sqrt(len(last))
+    best = ends.argmin() if len(ends) else 0
+    above = (ends > ends[best] + _APART + 5 * (noise + noise[best])).nonzero().flatten()
+    if len(above):
+        warn_caller(
+            f"{len(above)} of {len(ends)} members ended with a loss more than {_APART:.0f} nats above the best"
+            f" ({ends[best]:.6g}; the worst: {ends.max():.6g}), and the posterior gives each of them the same weight."
+            " They have not arrived, or lie in a lesser mode. Raise steps or the learning rate, or let all start at one"
+            " place: Ensemble(..., start='module').",
+            UnfinishedTrainingWarning,
+        )
 
 
 def enlisted(

@@ -272,6 +272,43 @@ def test_if_all_diverge_nothing_is_left_to_ask() -> None:
 # --- one training after another ---------------------------------------------------------------------------------------
 
 
+def wide(x: Tensor, y: Tensor) -> None:
+    """A line under a prior of which a draw is thousands of steps away from the posterior."""
+    beta = pyro.sample("beta", dist.Normal(x.new_zeros(3), 1000.0).to_event(1))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(x @ beta, 0.5), obs=y)
+
+
+def test_members_under_a_wide_prior_arrive_at_the_posterior() -> None:
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(40, 3, generator=generator)
+    y = x @ torch.tensor([2.0, -1.0, 0.5]) + 0.5 * torch.randn(40, generator=generator)
+    ensemble = pd.Ensemble(wide, pd.AutoMeanField, members=6, seed=0)
+    pd.fit(wide, ensemble, x, y, steps=1500, lr=0.02, progress=False)
+    exact = torch.linalg.solve(x.T @ x + 0.25e-6 * torch.eye(3), x.T @ y)
+    mean = torch.stack([guide["beta"] for guide in ensemble._of_each(lambda guide: guide.mean())])
+    assert len(mean.unique(dim=0)) == 6  # they started apart
+    torch.testing.assert_close(mean, exact.expand(6, 3), rtol=0.0, atol=0.08)
+
+
+@pytest.mark.parametrize("guide", [pd.AutoMeanField, pd.AutoFullRank])
+def test_a_guide_under_a_wide_prior_arrives_at_the_posterior(guide: Any) -> None:
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(40, 3, generator=generator)
+    y = x @ torch.tensor([2.0, -1.0, 0.5]) + 0.5 * torch.randn(40, generator=generator)
+    trained = guide(wide)
+    pd.fit(wide, trained, x, y, steps=1500, lr=0.02, progress=False)
+    exact = torch.linalg.solve(x.T @ x + 0.25e-6 * torch.eye(3), x.T @ y)
+    torch.testing.assert_close(trained.mean()["beta"], exact, rtol=0.0, atol=0.08)
+
+
+def test_members_that_have_not_arrived_are_named() -> None:
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(4))
+    ensemble = pd.Ensemble(wide, pd.AutoMeanField, members=6, seed=0)
+    with pytest.warns(pd.errors.UnfinishedTrainingWarning, match="of 6 members ended"):
+        pd.fit(wide, ensemble, x, x.sum(1), steps=20, lr=0.01, **QUIET)
+
+
 def test_members_share_a_parameter_of_a_pyro_model() -> None:
     """One that is in Pyro's store alone: it was not trained."""
 
