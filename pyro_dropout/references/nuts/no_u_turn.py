@@ -221,13 +221,12 @@ def grown(
     new_z, new_slope = xp.where(taken, z, tree.new_z), xp.where(taken, slope, tree.new_slope)
     new_energy = xp.where(taken, energy, tree.new_energy)
     new_weight = xp.logaddexp(tree.new_weight, gain)
-    marks = _starts_and_turns(tree, p, sum_p)
-    halves, whole = marks.half_turns, marks.whole_turns
+    start_p, before_p, before_sum, complete, halves, whole = _starts_and_turns(tree, p, sum_p)
     stopped = diverged | halves  # then no point of the new half may be chosen: it would not be reversible
-    doubled = marks.complete & ~stopped
+    doubled = complete & ~stopped
     # The new half is taken with the odds of its weight to the old one's (biased progressive sampling).
     swapped = doubled & (-noise[:, HALF, None] < new_weight - tree.weight)
-    depth = tree.depth + (marks.complete | stopped)
+    depth = tree.depth + (complete | stopped)
     ended = stopped | (doubled & (whole | (depth >= tree.start_p.shape[1] - 1)))
     again = doubled & ~ended
     sign = xp.where(again, xp.where(noise[:, SIDE, None] < 0.5, 1.0, -1.0), tree.sign)
@@ -247,9 +246,9 @@ def grown(
         new_slope=new_slope,
         sum_p=sum_p,
         # In the direction of the next half, the whole tree is the block that starts at its far end.
-        start_p=xp.where(deep, far_p[:, None], marks.start_p),
-        before_p=marks.before_p,
-        before_sum=xp.where(deep, 0.0, marks.before_sum),
+        start_p=xp.where(deep, far_p[:, None], start_p),
+        before_p=before_p,
+        before_sum=xp.where(deep, 0.0, before_sum),
         chosen_energy=xp.where(swapped, new_energy, tree.chosen_energy),
         new_energy=new_energy,
         best=xp.where(again, -np.inf, xp.maximum(key, tree.best)),
@@ -266,18 +265,10 @@ def grown(
     )
 
 
-class _Marks(NamedTuple):
-    start_p: Array
-    before_p: Array
-    before_sum: Array
-    complete: Array  # whether the leaf completes the new half
-    half_turns: Array  # whether the new half turns back, at any level
-    whole_turns: Array  # whether the tree turns back as a whole
+def _starts_and_turns(tree: Tree, p: Array, sum_p: Array) -> list[Array]:
+    """Return the three block starts with a leaf added, and what the leaf completes, three flags (C, 1).
 
-
-def _starts_and_turns(tree: Tree, p: Array, sum_p: Array) -> _Marks:
-    """Return the block starts with a leaf added, and whether the blocks that it completes turn back.
-
+    They say whether it completes the new half, whether that turns back at any level, and whether the whole tree does.
     Points are numbered from 0 at the far end of the tree, so the new half has the numbers 2^depth to 2^(depth+1) - 1,
     and block l starts at each multiple of 2^l.
     """
@@ -298,6 +289,5 @@ def _starts_and_turns(tree: Tree, p: Array, sum_p: Array) -> _Marks:
         turns = turns | ((left * right).sum(-1) <= 0)
     turns = turns & ((number + 1) & (size[1:] - 1) == 0)
     last = size[1:] == number + 1  # the whole tree, at the end of its new half
-    return _Marks(
-        start_p, before_p, before_sum, *(each.any(-1, keepdims=True) for each in (last, turns & ~last, turns & last))
-    )
+    flags = (each.any(-1, keepdims=True) for each in (last, turns & ~last, turns & last))
+    return [start_p, before_p, before_sum, *flags]

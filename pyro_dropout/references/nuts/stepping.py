@@ -45,8 +45,10 @@ class Stepping:
     def __init__(self, energies: Energies, plan: Plan, tree: Tree, tuning: Tuning) -> None:
         self._energies = self._called = energies
         self._plan, self._state = plan, [*tree, *tuning]
-        self._leaf: Callable[..., Array] = self._keeping(self._leaf_of)
-        self._turn: Callable[..., Array] = self._keeping(self._turn_of)
+        # Adds one leaf to each tree, and returns whether any tree has ended; takes random numbers (C, 3).
+        self.leaf: Callable[..., Array] = self._keeping(self._leaf_of)
+        # Does what follows the end of trees, and returns whether any chain has draws left; takes momenta (C, M, d) too.
+        self.turn: Callable[..., Array] = self._keeping(self._turn_of)
         self.how = "eager"  # later "recorded" or "compiled"
 
     @property
@@ -63,14 +65,6 @@ class Stepping:
     def on_torch(self) -> bool:
         """Whether random numbers must be torch's tensors, not numpy's arrays."""
         return isinstance(self._state[0], Tensor)
-
-    def leaf(self, noise: Array) -> Array:
-        """Add one leaf to each tree, and return whether any tree has ended; takes random numbers (C, 3)."""
-        return self._leaf(noise)
-
-    def turn(self, noise: Array, momenta: Array) -> Array:
-        """Do what follows the end of trees, and return whether any chain has draws left; momenta are (C, M, d)."""
-        return self._turn(noise, momenta)
 
     def record(self) -> None:
         """Record the energy."""
@@ -91,7 +85,7 @@ class Stepping:
         state = [torch.as_tensor(value).clone(memory_format=torch.contiguous_format) for value in self._state]
         with self.functions() as (leaf_of, turn_of):
             functions = _in_c(leaf_of, state, noise), _in_c(turn_of, state, noise, momenta)
-        (self._leaf, self._turn), self._state = functions, state
+        (self.leaf, self.turn), self._state = functions, state
         self.how = "compiled"
 
     @contextmanager
