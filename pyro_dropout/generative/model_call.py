@@ -156,6 +156,8 @@ class ModelCall:
 
     def check_bound(self) -> None:
         """Raise unless the model can be called with these arguments."""
+        if not callable(self.model):
+            raise PyroDropoutError(f"model must be a Pyro model, a function or a module; got {describe(self.model)}.")
         known = signature_of(self.model)
         if known is not None:
             self._bound(known.bind)

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.errors import NotAvailableError, PyroDropoutError
-from pyro_dropout.generative.likelihoods.gaussian_outputs import Nodes, outputs_of
-from pyro_dropout.generative.likelihoods.moments import F64, Points, Sums
+from pyro_dropout.generative.likelihoods.moments import F64, Nodes, Points, Sums, outputs_of
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.mathematics.gaussian_rows import semidefinite_root
 from pyro_dropout.mathematics.mixtures import balanced

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import pyro_dropout as pd
-from pyro_dropout.generative.likelihoods.gaussian_outputs import (
+from pyro_dropout.generative.likelihoods.moments import (
     Nodes,
     outputs_of,
 )

@@ -6,9 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyro_dropout.errors import RangeError
-from pyro_dropout.generative.likelihoods.gaussian_outputs import Outputs, variance_of
 from pyro_dropout.generative.likelihoods.likelihood import Likelihood, stays
-from pyro_dropout.generative.likelihoods.moments import F64, Sums
+from pyro_dropout.generative.likelihoods.moments import F64, Outputs, Sums, variance_of
 from pyro_dropout.mathematics.checks import describe
 from pyro_dropout.mathematics.gaussian_expectations import sigmoid_moments
 from pyro_dropout.protocols import Distribution

@@ -5,9 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
-from pyro_dropout.generative.likelihoods.gaussian_outputs import Outputs, variance_of
 from pyro_dropout.generative.likelihoods.likelihood import Likelihood, stays
-from pyro_dropout.generative.likelihoods.moments import F64, Sums
+from pyro_dropout.generative.likelihoods.moments import F64, Outputs, Sums, variance_of
 from pyro_dropout.generative.registration import buffered
 from pyro_dropout.mathematics.checks import check_flag, check_positive, describe
 from pyro_dropout.mathematics.negative_binomial import NegativeBinomial

@@ -5,9 +5,8 @@ from torch import Tensor, nn
 from torch.distributions import MultivariateNormal
 
 from pyro_dropout.errors import ShapeError, warn_caller
-from pyro_dropout.generative.likelihoods.gaussian_outputs import Outputs, variance_of
 from pyro_dropout.generative.likelihoods.likelihood import Likelihood
-from pyro_dropout.generative.likelihoods.moments import F64, Sums, moments_of
+from pyro_dropout.generative.likelihoods.moments import F64, Outputs, Sums, moments_of, variance_of
 from pyro_dropout.generative.registration import buffered
 from pyro_dropout.mathematics.checks import check_flag, check_positive
 from pyro_dropout.mathematics.normal import Normal

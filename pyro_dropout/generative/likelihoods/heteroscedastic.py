@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.errors import ShapeError
-from pyro_dropout.generative.likelihoods.gaussian_outputs import Outputs, variance_of
 from pyro_dropout.generative.likelihoods.likelihood import Dims, Likelihood, OutputShape, check_real
-from pyro_dropout.generative.likelihoods.moments import F64, Sums
+from pyro_dropout.generative.likelihoods.moments import F64, Outputs, Sums, variance_of
 from pyro_dropout.mathematics.gaussian_expectations import log_expectation
 from pyro_dropout.mathematics.normal import Normal
 from pyro_dropout.protocols import Distribution

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from pyro_dropout import protocols
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
+from pyro_dropout.generative.likelihoods.moments import said_of
 from pyro_dropout.generative.registration import tell_pyro
 from pyro_dropout.mathematics.checks import check_count, describe
 from pyro_dropout.protocols import Distribution
@@ -221,9 +222,7 @@ def likelihood_of(model: object) -> protocols.Likelihood:
 
 def check_standardised(likelihood: Any) -> None:
     """Raise unless the class that defines ``distribution`` says what becomes of it on standardised targets."""
-    kinds = type(likelihood).__mro__
-    place = next((k for k, kind in enumerate(kinds) if "distribution" in vars(kind)), 0)
-    said = {name for kind in kinds[: place + 1] for name in vars(kind)}  # bases above speak of another distribution
+    said = said_of(likelihood)
     whole = {"raw_outputs", "raw_likelihood"} <= said
     if "standardised_targets" not in said or (likelihood.standardised_targets() and not whole):
         raise _undeclared(likelihood)

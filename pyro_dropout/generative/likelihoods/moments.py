@@ -1,16 +1,26 @@
-"""Running sums over draws, without storing the draws: moments, class probabilities and votes, log-likelihoods.
+"""Moments and densities of targets: over draws of the outputs f, and where these are Gaussian, N(m, C) at each point.
 
-A block of draws is reduced to sums for each data point, which are added to the earlier ones, all in float64. With
-y_t the targets given the t-th output, the law of total variance splits Var y = Var_t E[y_t] + E_t Var[y_t].
+A block of draws is reduced to sums for each data point, which are added to the earlier ones, all in float64, so that no
+draw is stored. With y_t the targets given the t-th output, Var y = Var_t E[y_t] + E_t Var[y_t].
+
+Of Gaussian outputs they are in closed form with Gaussian noise, and for the moments of counts; by one-dimensional
+quadrature, exact to rounding, for yes and no and for densities where a network has one output. Everything else is the
+mean over quasi-random points.
 """
 
+import functools
+import math
+from collections.abc import Callable, Iterator
 from types import EllipsisType
+from typing import Any
 
 import torch
 from pyro.distributions.torch_distribution import MaskedDistribution
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Normal
 
+from pyro_dropout.mathematics.gaussian_expectations import NODES, log_expectation
+from pyro_dropout.mathematics.gaussian_rows import semidefinite_root
 from pyro_dropout.mathematics.shapes import base_distribution
 from pyro_dropout.protocols import Distribution, Likelihood
 
@@ -19,6 +29,9 @@ Sums = dict[str, Tensor]
 Points = slice | int | EllipsisType  # some of a prediction's points, one replica of a fleet, or all
 
 _THINNEST = 1e-150  # a standard deviation that underflows to zero would give NaN
+_DIMENSIONS = torch.quasirandom.SobolEngine.MAXDIM
+_PIECE = 2**22  # numbers that are processed at once
+_LEAST = 256  # quasi-random points
 
 
 def base_of(p: Distribution) -> Distribution:
@@ -109,3 +122,99 @@ class Running:
         own["spread"] += block["spread"] + step.square() * (seen * count / (seen + count))
         for name in block.keys() - {"mean", "spread"}:
             own[name] += block[name]
+
+
+# --- Gaussian outputs -------------------------------------------------------------------------------------------------
+
+
+class Nodes:
+    """Quasi-random points of the standard normal distribution, a power of two of them, the same for all data."""
+
+    def __init__(self, count: int, seed: int) -> None:
+        self.count, self.seed = 1 << (max(_LEAST, count) - 1).bit_length(), seed
+
+    def outputs(self, mean: Tensor, covariance: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Yield some points, and outputs m + L z there, (count, points, D), in the type of ``mean``."""
+        points, width = mean.shape
+        z = _normal(width, self.count, self.seed, mean.dtype, mean.device)
+        root = semidefinite_root(covariance).to(mean)
+        size = max(1, _PIECE // (self.count * width))
+        for start in range(0, points, size):
+            some = slice(start, start + size)
+            yield some, mean[some] + torch.einsum("nde,te->tnd", root[some], z)
+
+
+@functools.lru_cache(maxsize=4)
+def _normal(width: int, count: int, seed: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return quasi-random points, (count, width); the last few are kept for the next call."""
+    if width > _DIMENSIONS:
+        found = torch.randn(count, width, dtype=F64, generator=torch.Generator().manual_seed(seed), device="cpu")
+    else:
+        engine = torch.quasirandom.SobolEngine(width, scramble=True, seed=seed % 2**31)
+        smallest = 0.5 / 2**30  # of the numbers that the engine gives, all but zero are larger
+        found = torch.special.ndtri(engine.draw(count, dtype=F64).clamp(smallest, 1 - smallest))
+    return found.to(device, dtype)
+
+
+class Outputs:
+    """p(y | f) of a likelihood where f is Gaussian at each point; here for any likelihood, by quasi-random points.
+
+    In all methods ``mean`` is that of f, (N, D), in the type of the outputs, and ``covariance`` its covariance,
+    (N, D, D), in float64. Derived classes have the formulas of a likelihood.
+    """
+
+    normal = False  # whether y is a mixture of normals
+    jointly_normal = False  # whether it is one normal, at all points together
+
+    def __init__(self, likelihood: Any, nodes: Nodes) -> None:
+        self.likelihood, self.nodes = likelihood, nodes
+
+    def moments(self, mean: Tensor, covariance: Tensor) -> Sums:
+        """Return the sums of a prediction of one draw: "mean", "spread", "noise", and those of classes."""
+        parts = [block_sums(self.likelihood, f) for _, f in self.nodes.outputs(mean, covariance)]
+        whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        return {name: value if name == "mean" else value.to(F64) / self.nodes.count for name, value in whole.items()}
+
+    def log_prob(self, mean: Tensor, covariance: Tensor, y: Tensor) -> Tensor:
+        """Return log E p(y | f) of each point, all its targets together, (N,), in float64."""
+        if mean.shape[-1] == 1:
+            split = (each.split(_PIECE // NODES) for each in (y, mean[:, 0], covariance[:, 0, 0].sqrt()))
+            return torch.cat([log_expectation(self._log_density(own), *at) for own, *at in zip(*split, strict=True)])
+        each = self.nodes.outputs(mean, covariance)
+        parts = [block_log_prob(self.likelihood.distribution(f), y[some]) for some, f in each]
+        return torch.cat(parts) - math.log(self.nodes.count)
+
+    def _log_density(self, y: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return log p(y | f) as a function of a network's only output, (nodes, N)."""
+        y = y.to(F64) if y.is_floating_point() else y
+        return lambda f: self.likelihood.distribution(f.unsqueeze(-1)).log_prob(y)
+
+    def products(self, mean: Tensor, covariance: Tensor) -> Tensor:
+        """Return the covariance of E[y | f] between the targets of a point, (N, D, D), in float64."""
+        found = []
+        for _, f in self.nodes.outputs(mean, covariance):
+            p = self.likelihood.distribution(f)
+            found.append(block_outer(p, p.mean.to(F64).mean(0)) / self.nodes.count)
+        return torch.cat(found)
+
+    def strata(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+        """Return means and standard deviations of equally probable normals, (S, N, ...), whose mixture y has."""
+        raise NotImplementedError
+
+
+def outputs_of(likelihood: Likelihood, nodes: Nodes) -> Outputs:
+    """Return what a likelihood says of Gaussian outputs: its formulas, or the mean over quasi-random points."""
+    made: type[Outputs] = likelihood.gaussian_outputs if "gaussian_outputs" in said_of(likelihood) else Outputs  # type: ignore[attr-defined]
+    return made(likelihood, nodes)
+
+
+def said_of(likelihood: object) -> set[str]:
+    """Return what a class says of its ``distribution``: what bases above say, they say of another distribution."""
+    kinds = type(likelihood).__mro__
+    place = next((k for k, kind in enumerate(kinds) if "distribution" in vars(kind)), 0)
+    return {name for kind in kinds[: place + 1] for name in vars(kind)}
+
+
+def variance_of(covariance: Tensor) -> Tensor:
+    """Return the diagonals of covariances, (..., D)."""
+    return covariance.diagonal(dim1=-2, dim2=-1)
