@@ -30,7 +30,7 @@ from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.guides.ensemble import Ensemble
-from pyro_dropout.mathematics.checks import check_count, check_seed, describe
+from pyro_dropout.mathematics.checks import check_count, check_seed
 from pyro_dropout.prediction.blocks import cuts
 from pyro_dropout.prediction.weight_draws import WholeFunctions, checked_outputs, draws_with_density, of_members
 from pyro_dropout.protocols import Message, Trace, Weights
@@ -214,8 +214,6 @@ def joint_draws(
 
 def checked_call(call: ModelCall) -> ModelCall:
     """Return a call of a model with its data; raise if the call is not valid."""
-    if not callable(call.model):
-        raise PyroDropoutError(f"model must be a Pyro model, a function or a module; got {describe(call.model)}.")
     if is_network(call.model):
         call = call.as_pair()
         check_pairs("x and y", *call.args)

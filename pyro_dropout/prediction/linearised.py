@@ -25,7 +25,7 @@ from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.guides.marginals import Marginals
 from pyro_dropout.prediction.blocks import Block, bytes_per_row, cuts, run_blocks
 from pyro_dropout.prediction.linearised_prediction import LinearisedPrediction
-from pyro_dropout.prediction.predict_network import Request, frozen
+from pyro_dropout.prediction.predict_network import Request, frozen, keeps
 from pyro_dropout.protocols import HasMoments, Likelihood, Model, Weights
 
 # Numbers of the Jacobians that are held at once, bytes of the largest tensor in a pass, and points that run together.
@@ -67,8 +67,8 @@ def _made(
     likelihood: Likelihood, mean: Tensor, covariance: Tensor, joint: Tensor | None, asked: Request
 ) -> LinearisedPrediction:
     seed = int(torch.randint(2**62, ())) if asked.seed is None else asked.seed
-    keeps = asked.keeps(asked.samples * mean[0].numel())
-    return LinearisedPrediction(likelihood, mean, covariance, joint, samples=asked.samples, seed=seed, keeps=keeps)
+    kept = keeps(asked.keep_samples, asked.samples * mean[0].numel())
+    return LinearisedPrediction(likelihood, mean, covariance, joint, samples=asked.samples, seed=seed, keeps=kept)
 
 
 def _outputs(model: Model, guide: HasMoments, x: AnyInputs, asked: Request) -> tuple[Tensor, Tensor, Tensor]:

@@ -12,7 +12,7 @@ from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.inputs import check_inputs, takes_all
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.prediction.linearised import joined, predict_linearised
-from pyro_dropout.prediction.predict_network import Request, predict_network, shares_draws, walk_of
+from pyro_dropout.prediction.predict_network import Request, keeps, predict_network, shares_draws, walk_of
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.protocols import FunctionPosterior, Predictor
 from pyro_dropout.training.fit import place_of
@@ -46,7 +46,7 @@ def predict_loader(
             answer = (predict_linearised if linearised else predict_network)(model, posterior, x, rest)
             found.append(answer)
             kept += 0 if answer._samples is None else answer._samples.numel()
-            if not asked.keeps(kept):  # all or none
+            if not keeps(asked.keep_samples, kept):  # all or none
                 rest = replace(rest, keep_samples=False)
                 for part in found:
                     part._samples = None

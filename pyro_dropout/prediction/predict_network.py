@@ -3,7 +3,7 @@
 import copy
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 from torch import Tensor, nn
 
@@ -15,9 +15,10 @@ from pyro_dropout.generative.likelihoods.moments import Running, Sums, block_sum
 from pyro_dropout.prediction.blocks import Block, Walk
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.prediction.weight_draws import PerExample, WholeFunctions, whole_functions
-from pyro_dropout.protocols import FunctionPosterior, HasDraws, Likelihood, Predictor
+from pyro_dropout.protocols import FunctionPosterior, HasDraws, Predictor
 
 Keep = Literal["auto"] | bool
+Part = TypeVar("Part")
 
 _FEW = 2**26  # the most numbers that keep_samples="auto" keeps
 _ROWS = 2**16  # pairs of a draw and a point, for functions drawn together
@@ -37,10 +38,6 @@ class Request:
     progress: bool
     together: int | None = None  # draws whose weights are made together; by default what fits
 
-    def keeps(self, numbers: int) -> bool:
-        """Whether samples are kept if they are this many numbers."""
-        return keeps(self.keep_samples, numbers)
-
 
 def keeps(asked: Keep, numbers: int) -> bool:
     """Whether samples are kept if they are this many numbers."""
@@ -52,7 +49,7 @@ def predict_network(model: Predictor, posterior: object, x: AnyInputs, asked: Re
     likelihood = frozen(likelihood_of(model))
     walk = walk_of(model, posterior, x, asked)
     shape = (asked.samples, len(x), walk.like.shape[-1])
-    kept = walk.like.new_empty(shape) if asked.keeps(math.prod(shape)) else None
+    kept = walk.like.new_empty(shape) if keeps(asked.keep_samples, math.prod(shape)) else None
     running = Running(len(x))
 
     def reduce(f: Tensor) -> tuple[Sums, list[Tensor]]:
@@ -96,7 +93,10 @@ def walk_of(model: Predictor, posterior: object, x: AnyInputs, asked: Request) -
         ) from cause
 
 
-def frozen(likelihood: Likelihood) -> Likelihood:
-    """Return a copy that training does not change; it works for tensors with a gradient history too."""
-    tensors = (*likelihood.parameters(), *likelihood.buffers()) if isinstance(likelihood, nn.Module) else ()
-    return copy.deepcopy(likelihood, {id(tensor): tensor.detach().clone() for tensor in tensors})
+def frozen(part: Part) -> Part:
+    """Return a copy of a likelihood or a model that training does not change, whatever history its tensors have."""
+    kept: dict[int, Tensor] = {}
+    if isinstance(part, nn.Module):
+        kept = {id(value): value.detach().clone() for value in part.buffers()}
+        kept |= {id(value): nn.Parameter(value.detach().clone(), False) for value in part.parameters()}
+    return copy.deepcopy(part, kept)

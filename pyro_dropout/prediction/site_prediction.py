@@ -36,7 +36,7 @@ from pyro_dropout.generative.observed_sites import (
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.mathematics.checks import check_dense, check_level, describe
-from pyro_dropout.prediction.predict_network import Request
+from pyro_dropout.prediction.predict_network import Request, keeps
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.prediction.tails import Tails, is_whole, log_tails, mixed
 from pyro_dropout.prediction.weight_draws import MOST_NUMBERS, whole_functions
@@ -191,8 +191,6 @@ _DRAWS = 64  # of a site at each draw, where its distribution has no moments in 
 def predict_sites(call: ModelCall, posterior: object, asked: Request) -> SitePrediction | dict[str, SitePrediction]:
     """Return predictions of the random sites that the posterior does not have: one, or several by name."""
     samples = asked.samples
-    if not callable(call.model):
-        raise PyroDropoutError(f"model must be a Pyro model, a function or a module; got {describe(call.model)}.")
     device = place_of([call.model, posterior], call)
     call = call.with_num_data(only_if_needed=True).to(device)
     call.check_bound()
@@ -202,8 +200,8 @@ def predict_sites(call: ModelCall, posterior: object, asked: Request) -> SitePre
         for t, drawn in enumerate(_draws(call, posterior, asked)):
             sites = _asked(call, {name: value.to(device) for name, value in drawn.items()})
             if t == 0:
-                keeps = asked.keeps(samples * sum(site["value"].numel() for site in sites.values()))
-                found = {name: _Tally(name, keeps) for name in sites}
+                kept = keeps(asked.keep_samples, samples * sum(site["value"].numel() for site in sites.values()))
+                found = {name: _Tally(name, kept) for name in sites}
             if set(sites) != set(found):
                 raise PyroDropoutError(
                     f"the model samples {', '.join(found)} at one draw and {', '.join(sites)} at another; these must"

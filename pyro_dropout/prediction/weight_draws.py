@@ -19,10 +19,9 @@ from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.observed_sites import sample_sites
 from pyro_dropout.generative.own_noise import silent
 from pyro_dropout.guides.base import SiteGuide
-from pyro_dropout.guides.concrete import ConcreteMixture
+from pyro_dropout.guides.concrete import as_flips
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.mathematics.checks import describe
-from pyro_dropout.mathematics.distributions import BernoulliMixture
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
 from pyro_dropout.protocols import (
@@ -204,9 +203,7 @@ class _CoinFlips(Messenger):
     """Gives concrete dropout its exact coin flips: relaxed ones are for training."""
 
     def _pyro_sample(self, msg: Message) -> None:
-        q = msg["fn"]
-        if isinstance(q, ConcreteMixture):
-            msg["fn"] = BernoulliMixture(q.loc, q.keep, 0.0, q.row_dim, validate_args=False)
+        msg["fn"] = as_flips(msg["fn"])
 
 
 class _NothingFromThePrior(Messenger):

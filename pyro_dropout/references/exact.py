@@ -7,6 +7,7 @@ at least one in every direction.
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Size, Tensor
@@ -20,12 +21,14 @@ from pyro_dropout.generative.own_noise import check_no_noise
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.mathematics.checks import check_count, check_finite
 from pyro_dropout.mathematics.shapes import Float
+from pyro_dropout.prediction.predict_network import frozen
 from pyro_dropout.protocols import Weights
-from pyro_dropout.references.nuts.energy import has_gaussian_prior, in_float64, parted
+from pyro_dropout.references.nuts.energy import has_gaussian_prior, parted
 
 F64 = torch.float64
 
 
+@dataclass(repr=False, eq=False)
 class GaussianPosterior:
     """A joint Gaussian over all weights of a network, with full covariance; a posterior that ``predict`` takes.
 
@@ -52,54 +55,49 @@ class GaussianPosterior:
         True
     """
 
+    loc: Float[Tensor, "d"]
+    root: Float[Tensor, "d d"]
+    shapes: dict[str, Size]
+    log_evidence: float
+    like: Tensor
+
     whole_functions = True
 
-    def __init__(
-        self,
-        loc: Float[Tensor, "d"],
-        root: Float[Tensor, "d d"],
-        shapes: dict[str, Size],
-        log_evidence: float,
-        like: Tensor,
-    ) -> None:
-        self._loc, self._root, self._shapes, self._like = loc, root, shapes, like
-        self.log_evidence = log_evidence
-
     def __repr__(self) -> str:
-        sites = "1 site" if len(self._shapes) == 1 else f"{len(self._shapes)} sites"
-        return f"GaussianPosterior({len(self._loc)} weights at {sites}, log evidence {self.log_evidence:.2f})"
+        sites = "1 site" if len(self.shapes) == 1 else f"{len(self.shapes)} sites"
+        return f"GaussianPosterior({len(self.loc)} weights at {sites}, log evidence {self.log_evidence:.2f})"
 
     @property
     def covariance(self) -> Tensor:
         """The covariance of all weights, site after site, each flattened: (d, d), in float64."""
-        inverse: Tensor = torch.linalg.solve_triangular(self._root, torch.eye(len(self._loc), dtype=F64), upper=True)
+        inverse: Tensor = torch.linalg.solve_triangular(self.root, torch.eye(len(self.loc), dtype=F64), upper=True)
         return inverse @ inverse.mT
 
     def mean(self) -> Weights:
         """Return the mean of each site."""
-        return self._parted(self._loc)
+        return self._parted(self.loc)
 
     def sample_weights(self, n: int) -> Weights:
         """Return ``n`` independent draws, {site: (n, *shape)}."""
         check_count("n", n)
-        noise = torch.randn(len(self._loc), n, dtype=F64)
-        return self._parted(self._loc + torch.linalg.solve_triangular(self._root, noise, upper=True).mT)
+        noise = torch.randn(len(self.loc), n, dtype=F64)
+        return self._parted(self.loc + torch.linalg.solve_triangular(self.root, noise, upper=True).mT)
 
     def log_prob(self, weights: Weights) -> Tensor:
         """Return the log density of weights {site: (*batch, *shape)}, (*batch), in float64."""
-        if set(self._shapes) != set(weights):
-            raise ShapeError(f"weights must name the sites {', '.join(self._shapes)}; got {', '.join(weights)}.")
+        if set(self.shapes) != set(weights):
+            raise ShapeError(f"weights must name the sites {', '.join(self.shapes)}; got {', '.join(weights)}.")
         flat = [
             weights[name].reshape(*weights[name].shape[: weights[name].dim() - len(shape)], -1)
-            for name, shape in self._shapes.items()
+            for name, shape in self.shapes.items()
         ]
-        white = (torch.cat(flat, -1).to("cpu", F64) - self._loc) @ self._root.mT
-        log_det: Tensor = self._root.diagonal().log().sum()
-        return log_det - 0.5 * white.square().sum(-1) - 0.5 * len(self._loc) * math.log(2 * math.pi)
+        white = (torch.cat(flat, -1).to("cpu", F64) - self.loc) @ self.root.mT
+        log_det: Tensor = self.root.diagonal().log().sum()
+        return log_det - 0.5 * white.square().sum(-1) - 0.5 * len(self.loc) * math.log(2 * math.pi)
 
     def _parted(self, flat: Tensor) -> Weights:
         """Split one or several vectors into sites, in the model's own dtype."""
-        return {name: part.to(self._like) for name, part in parted(flat, self._shapes).items()}
+        return {name: part.to(self.like) for name, part in parted(flat, self.shapes).items()}
 
 
 def conjugate(model: BayesianNet | Standardised, x: Tensor, y: Tensor) -> GaussianPosterior:
@@ -126,7 +124,7 @@ def conjugate(model: BayesianNet | Standardised, x: Tensor, y: Tensor) -> Gaussi
         torch.Size([2, 1])
     """
     _check(model, x, y)
-    net = in_float64(model)
+    net = frozen(model).to("cpu", F64).eval()
     x64, y64 = x.detach().to("cpu", F64), y.detach().to("cpu", F64)
     shapes = {name: net.prior_of(name).event_shape for name in net.sites}
     widths = torch.cat([net.prior_of(name).stddev.reshape(-1) for name in net.sites])

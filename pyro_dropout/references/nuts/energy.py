@@ -4,15 +4,13 @@ Networks are evaluated for all weights at once; other Pyro models through their 
 all weights; a constrained site, such as a scale, is transformed to the real line.
 """
 
-import copy
 import math
 from dataclasses import replace
-from typing import TypeVar
 
 import torch
 from pyro import poutine
 from pyro.distributions.util import scale_and_mask
-from torch import Size, Tensor, nn
+from torch import Size, Tensor
 from torch.distributions import Normal, biject_to
 
 from pyro_dropout.engines.torch_internals import is_traced
@@ -23,12 +21,12 @@ from pyro_dropout.generative.observed_sites import check_evidence, check_support
 from pyro_dropout.generative.own_noise import check_no_noise
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.standardised import Standardised
+from pyro_dropout.prediction.predict_network import frozen
 from pyro_dropout.protocols import Message, Weights
 from pyro_dropout.training.compile.functional import unvalidated
 
 F64 = torch.float64
 NoDecompositionError: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
-Net = TypeVar("Net", bound=nn.Module)
 
 
 class Energy:
@@ -38,7 +36,7 @@ class Energy:
         self._mapped = True
         exact = call.mapped(lambda part: part.to("cpu", F64 if part.is_floating_point() else part.dtype))
         if is_network(call.model):
-            exact = replace(exact, model=in_float64(call.model))
+            exact = replace(exact, model=frozen(call.model).to("cpu", F64).eval())
         self._given = self._call = exact if has_gaussian_prior(call.model) else call
         self.model = self._call.model
         sites = self._sites()
@@ -190,11 +188,3 @@ def parted(flat: Tensor, shapes: dict[str, Size]) -> Weights:
 def has_gaussian_prior(model: object) -> bool:
     """Return whether a model is a network with Gaussian priors, possibly inside ``Standardised``."""
     return type(model) is BayesianNet or (isinstance(model, Standardised) and has_gaussian_prior(model.model))
-
-
-def in_float64(model: Net) -> Net:
-    """Return a copy of a network in evaluation mode, in float64 on the CPU."""
-    kept: dict[int, object] = {id(value): value.detach().clone() for value in model.buffers()}
-    for value in model.parameters():  # tensors with an autograd history cannot be deep-copied, but their values can
-        kept[id(value)] = nn.Parameter(value.detach().clone(), requires_grad=False)
-    return copy.deepcopy(model, kept).to("cpu", F64).eval()
