@@ -7,7 +7,7 @@ p stops at ``max_keep``. At p = 1 the guide is a point, and the point of a small
 after 20,000 steps its predictions can be worse than a constant.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Unpack
 
 import torch
@@ -49,12 +49,12 @@ class ConcreteMixture(BernoulliMixture):
         return self.per_row(self.sample_masks(sample_shape)[0]) * self.loc
 
 
-def _make(model: PyroModel, keep: Callable[[str], float]) -> "AutoConcreteDropout":
-    """Return a guide that may learn to drop more than ``keep`` says, not less."""
-    return AutoConcreteDropout(model, lambda site: 0.95 * keep(site), max_keep=keep)
-
-
-@guide("concrete", make=_make, density=False, order=2)
+@guide(  # it may learn to drop more than ``keep`` says, not less
+    "concrete",
+    make=lambda model, keep: AutoConcreteDropout(model, lambda site: 0.95 * keep(site), max_keep=keep),
+    density=False,
+    order=2,
+)
 class AutoConcreteDropout(SiteGuide):
     """Dropout that learns how much to drop: one ``keep`` for each weight site.
 

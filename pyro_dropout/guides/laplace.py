@@ -4,7 +4,7 @@ Training finds the point: until the curvature is known, q is a point for each si
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -157,26 +157,26 @@ class AutoLaplace(SiteGuide):
     @contextmanager
     def room_for(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
         """Make room for the curvature in a file, given as the tensors of this guide; an error restores what was."""
-        before = self._modules["measured"]
-        self._make_room(tensors)
+        before, prefix = self._modules["measured"], "measured."
+        shapes = {name: site.start.shape for name, site in self._sites.items()}
+        own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+        names = list(shapes)
+        if self.structure == "last":  # those of the block in the file
+            keys = [name.split(".")[1] for name in own if name.startswith("blocks.")]
+            names = keys[0].replace("/", ".").split(",") if keys else []
         try:
+            self.set_curvature(None)
+            if own and set(names) <= set(shapes):
+                device = next(self.parameters()).device
+                kind, groups = groups_of(self.structure, {name: shapes[name] for name in names})
+                ones = dict.fromkeys(names, torch.ones((), device=device))
+                noise = {name: torch.zeros_like(own[name]) for name in OF_NOISE if name in own}
+                blocks = [kind(group, ones) for group in groups]
+                self.set_curvature(Curvature(blocks, torch.zeros((), device=device), 0, noise))
             yield
         except BaseException:
             self._modules["measured"] = before
             raise
-
-    def _make_room(self, tensors: Mapping[str, Tensor]) -> None:
-        prefix, shapes = "measured.", {name: site.start.shape for name, site in self._sites.items()}
-        own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-        self.set_curvature(None)
-        names = _names_in(own) if self.structure == "last" else list(shapes)
-        if own and set(names) <= set(shapes):
-            device = next(self.parameters()).device
-            kind, groups = groups_of(self.structure, {name: shapes[name] for name in names})
-            ones = dict.fromkeys(names, torch.ones((), device=device))
-            noise = {name: torch.zeros_like(own[name]) for name in OF_NOISE if name in own}
-            blocks = [kind(group, ones) for group in groups]
-            self.set_curvature(Curvature(blocks, torch.zeros((), device=device), 0, noise))
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Load the tensors of another guide, with its curvature."""
@@ -214,9 +214,3 @@ class AutoLaplace(SiteGuide):
         if block is None or not block.sites_share or set(block.shapes) != set(sites):
             return None
         return block.layer_covariance(features)
-
-
-def _names_in(tensors: Collection[str]) -> list[str]:
-    """Return the sites that a block has in a file, by the names of the tensors of a curvature."""
-    keys = [name.split(".")[1] for name in tensors if name.startswith("blocks.")]
-    return keys[0].replace("/", ".").split(",") if keys else []

@@ -1,6 +1,5 @@
 """Multiplicative noise: w = m(1 + √α ε) + σ ε', Gaussian dropout with N(1, α) (§5; Kingma et al. 2015)."""
 
-from collections.abc import Callable
 from typing import Literal, Unpack
 
 from torch import Tensor
@@ -15,7 +14,14 @@ from pyro_dropout.protocols import PyroModel, SiteDistribution
 from pyro_dropout.registry import guide
 
 
-@guide("multiplicative", make=lambda model, keep: _like_dropout(model, keep), compared=True, order=4)
+@guide(  # α with dropout's variance, (1 - keep)/keep, and next to none where a row is always kept
+    "multiplicative",
+    make=lambda model, keep: AutoMultiplicative(
+        model, lambda site: max((1 - keep(site)) / keep(site), 1e-6), scale=0.02, bias="gaussian", init_scale=0.02
+    ),
+    compared=True,
+    order=4,
+)
 class AutoMultiplicative(SiteGuide):
     """Weights multiplied by Gaussian noise N(1, α), one draw for each row or for each weight.
 
@@ -77,12 +83,3 @@ class AutoMultiplicative(SiteGuide):
         scale, alpha = over_rows(getattr(state, "scale", 0.0), site), state.log_alpha.exp()
         alpha = over_rows(alpha, site) if row_dim is None else alpha
         return MultiplicativeNormal(state.loc, alpha, scale, row_dim, validate_args=False)
-
-
-def _like_dropout(model: PyroModel, keep: Callable[[str], float]) -> AutoMultiplicative:
-    """The α with dropout's variance, (1 - keep)/keep, and next to none where a row is always kept."""
-
-    def alpha(site: str) -> float:
-        return max((1 - keep(site)) / keep(site), 1e-6)
-
-    return AutoMultiplicative(model, alpha=alpha, scale=0.02, bias="gaussian", init_scale=0.02)
