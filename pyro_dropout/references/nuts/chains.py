@@ -89,7 +89,7 @@ class _Run:
         energy, slope = padded(starts)
         z, energies_at, slopes = [numpy_of(each) for each in (starts, energy[:, None], slope)]
         tree = planted(z, energies_at, slopes, plan.max_depth + 1)
-        tree, tuning = begun(tree, untuned(z), self._random.momenta(False))
+        tree, tuning = begun(tree, untuned(z), self._random.ring)
         self._stepping = Stepping(padded, plan, tree, tuning)
         self._done = np.zeros(len(starts), int)  # draws of each chain
         self._draws = np.empty((len(starts), plan.samples, size))
@@ -106,10 +106,9 @@ class _Run:
             return self._block_on_gpu(self._gpu)
         stepping = self._stepping
         self._random.replace(counts_of(stepping.tuning.moves))
-        numbers = self._random.noise(_BLOCK, stepping.on_torch)
-        momenta = self._random.momenta(stepping.on_torch)
+        momenta = self._random.ring
         turns: list[tuple[int, Array, Array]] = []
-        for noise in numbers:
+        for noise in self._random.noise(_BLOCK):
             ended = stepping.leaf(noise)
             self.steps += 1
             if ended:
@@ -174,7 +173,7 @@ class _Run:
         self._gpu = go_on(self._stepping, self._plan, self._random, self._draws, self._spent, self._device)
 
     def _compiled(self) -> None:
-        momenta = self._random.momenta(True)
+        momenta = torch.from_numpy(self._random.ring)
         self._stepping.compile(momenta.new_zeros(len(momenta), 3), momenta)
 
     def _try(self, change: Callable[[], None]) -> None:

@@ -42,10 +42,6 @@ class Randoms:
             row[:, :size] = random.standard_normal((rows, size))
         self._used = np.zeros(chains, np.int64)
 
-    def momenta(self, on_torch: bool) -> Array:
-        """Return the ring, as a tensor or as an array, which share their memory."""
-        return torch.from_numpy(self.ring) if on_torch else self.ring
-
     def replace(self, used: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Replace the momenta that were used, and return where they are: chains and rows; ``used`` counts them."""
         rows = self.ring.shape[1]
@@ -78,14 +74,13 @@ class Randoms:
             random.random(out=place)
         return found
 
-    def noise(self, steps: int, on_torch: bool) -> Sequence[Array]:
-        """Return the noise of each of some steps, (chains, 3)."""
+    def noise(self, steps: int) -> NDArray[np.float64]:
+        """Return the noise of each of some steps, (steps, chains, 3)."""
         noise = 1 - self.uniform(steps).swapaxes(0, 1)  # never 0
         noise[..., [LEAF, HALF]] = -np.log(noise[..., [LEAF, HALF]])
         with np.errstate(divide="ignore"):  # 1 gives infinite noise, by which the leaf is chosen
             noise[..., LEAF] = -np.log(noise[..., LEAF])
-        noise = np.ascontiguousarray(noise)
-        return torch.from_numpy(noise).unbind(0) if on_torch else list(noise)
+        return np.ascontiguousarray(noise)
 
 
 class Tree(NamedTuple):

@@ -25,15 +25,15 @@ Energies = Callable[[Tensor], tuple[Tensor, Tensor]]
 _FIELDS = len(Tree._fields)
 
 
-def _in_c(function: Callable[..., list[Array]], state: list[Tensor], *others: Tensor) -> Callable[..., Tensor]:
+def _in_c(function: Callable[..., list[Array]], state: list[Tensor], *others: Tensor) -> Callable[..., Array]:
     """Return a function of ``others`` in C, which writes all its results but the last one over ``state``."""
     own = [each.clone(memory_format=torch.contiguous_format) for each in others]
     count = len(function(*state, *own)) - 1
     run = in_c(Program(function, *state, *own, compile=False), [*state, *own], count)
 
-    def called(*inputs: Tensor) -> Tensor:
+    def called(*inputs: Array) -> Tensor:
         for mine, given in zip(own, inputs, strict=True):
-            mine.copy_(given)
+            mine.copy_(torch.as_tensor(given))
         return run()[-1]
 
     return called
@@ -60,11 +60,6 @@ class Stepping:
     def tuning(self) -> Tuning:
         """What the chains have adapted; compiled steps write over these tensors."""
         return Tuning(*self._state[_FIELDS:])
-
-    @property
-    def on_torch(self) -> bool:
-        """Whether random numbers must be torch's tensors, not numpy's arrays."""
-        return isinstance(self._state[0], Tensor)
 
     def record(self) -> None:
         """Record the energy."""
