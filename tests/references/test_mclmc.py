@@ -108,12 +108,10 @@ def test_chains_that_start_in_two_modes_are_told() -> None:
         pd.mclmc(two, torch.full((20,), 1.0), **SHORT)
 
 
-def test_a_seed_repeats_and_torchs_numbers_are_not_touched() -> None:
+def test_a_seed_repeats() -> None:
     model, x, y = line()
-    state = torch.get_rng_state()
     how = {"chains": 2, "warmup": 100, "samples": 3, "thin": 2, "progress": False}
     one, two, other = (pd.mclmc(model, x, y, seed=seed, **how) for seed in (1, 1, 2))
-    assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(one.weights["bias"], two.weights["bias"])
     assert not torch.equal(one.weights["bias"], other.weights["bias"])
 

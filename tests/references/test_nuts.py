@@ -65,13 +65,11 @@ def test_a_positive_site_has_its_posterior_by_quadrature() -> None:
     assert draws.min() > 0
 
 
-def test_a_seed_repeats_and_torchs_numbers_are_not_touched() -> None:
+def test_a_seed_repeats() -> None:
     model = pd.BayesianNet(nn.Linear(1, 1))
     x = torch.randn(5, 1)
-    state = torch.get_rng_state()
     options = {"chains": 2, "samples": 3, "warmup": 10, "compile": False, **QUIET}
     one, two, other = (pd.nuts(model, x, x, seed=seed, **options) for seed in (1, 1, 2))
-    assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(one.weights["bias"], two.weights["bias"])
     assert not torch.equal(one.weights["bias"], other.weights["bias"])
     assert one.seconds > 0
