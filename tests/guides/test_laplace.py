@@ -122,3 +122,13 @@ def test_a_noise_that_was_trained_since_is_noticed(standardised: bool) -> None:
     pd.fit(model, pd.AutoDropout(model, keep=0.5), x, y, steps=20, lr=0.1, **QUIET)
     with pytest.warns(UserWarning, match=r"measured with tau .*4\.0"):
         pd.predict(model, guide, x, method="linearised")
+
+
+def test_a_file_without_room_leaves_the_curvature(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory may not be there; the guide would be points then, without a word."""
+    _, guide, _, _ = _finished()
+    kept = guide.state_dict()
+    monkeypatch.setattr("pyro_dropout.guides.laplace.groups_of", lambda *_: torch.empty(2**60))
+    with pytest.raises(RuntimeError):
+        guide.load_state_dict(kept)
+    assert guide.finished
