@@ -41,7 +41,8 @@ def picture(
     else:
         far = torch.zeros(len(y), dtype=torch.bool) if unfamiliar is None else unfamiliar.cpu()
         inside = _compared(left, prediction, ends or prediction.interval(level), y, encoding, level, far, rows)
-        _coverage(prediction, y).plot(right)
+        share = shares_inside(prediction, y, LEVELS)  # of whole numbers, more than the level: intervals reach to them
+        CoverageCurve(LEVELS, share, torch.full_like(LEVELS, torch.nan), y.numel()).plot(right)
         right.lines[-1].set_label("the posterior's own intervals")
         if ends is not None:
             label = f"calibrated {percent(level)} interval: {percent(inside, 1)}"
@@ -90,12 +91,6 @@ def _compared(
     ax.set_title(held + (f", {len(some)} shown" if len(some) < len(mean) else ""), fontsize=10)
     ax.legend(frameon=False, fontsize=8, loc="upper left")
     return inside
-
-
-def _coverage(prediction: Prediction, y: Tensor) -> CoverageCurve:
-    """Return how often central intervals hold; those of whole numbers reach to the values that their level needs."""
-    inside = shares_inside(prediction, y, LEVELS)
-    return CoverageCurve(LEVELS, inside, torch.full_like(LEVELS, torch.nan), y.numel())
 
 
 def _confusion(ax: Axes, prediction: Prediction, y: Tensor, encoding: Encoding, rows: str) -> None:
