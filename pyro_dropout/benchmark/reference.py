@@ -104,12 +104,10 @@ class Reference:
             raise PyroDropoutError(f"a reference needs at least two chains; got {len(values)}.")
         rhat, ess = agreement(values)
         everything, first, second = (part.flatten(0, 1) for part in (values, values[:half], values[half:]))
-        mean = everything.mean(0) if mean is None else mean
-        std = everything.std(0) if std is None else std
         return cls(
             draws=_thinned(second),
-            mean=mean.float(),
-            std=std.float(),
+            mean=(everything.mean(0) if mean is None else mean).float(),
+            std=(everything.std(0) if std is None else std).float(),
             half_mean=first.mean(0).float(),
             half_std=first.std(0).float(),
             half_draws=_thinned(first),

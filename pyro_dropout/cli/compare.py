@@ -92,7 +92,9 @@ def compare(
         arviz()  # the results are written with it at the end: a broken installation fails before the work
         how: Record = {"seeds": list(range(reading.seed, reading.seed + seeds)), "samples": samples}
         found = _data(data, settings, reading)
-        how |= {"progress": not quiet, "labels": _labels(found), "device": where}
+        labels = {"title": f"{found.name}: posterior approximations compared", "x": found.x_name, "y": found.y_name}
+        labels |= {"note": found.note, "command": shlex.join(["pyro-dropout", *sys.argv[1:]])}
+        how |= {"progress": not quiet, "labels": labels, "device": where}
         if found.encoding is None:
             result = _compare_series(found, names, settings, reference, how)
         else:
@@ -161,12 +163,6 @@ def _compare_series(
         compile="auto" if settings["compile"] is None else settings["compile"],
         **how,
     )
-
-
-def _labels(data: "Dataset") -> dict[str, str]:
-    title = f"{data.name}: posterior approximations compared"
-    command = shlex.join(["pyro-dropout", *sys.argv[1:]])
-    return {"title": title, "x": data.x_name, "y": data.y_name, "note": data.note, "command": command}
 
 
 def _lines(data: "Dataset", result: "Comparison", out: Path, files: list[str]) -> list[str]:
