@@ -3,6 +3,7 @@
 However a posterior is entered, it ends as draws of the weights, which are checked against the sites of the model.
 """
 
+import copy
 import hashlib
 import inspect
 import os
@@ -339,32 +340,20 @@ def weights_of(posterior: Any, call: ModelCall, samples: int) -> Weights:
     return found
 
 
-class Linearised(nn.Module):
-    """A network whose outputs are f(x, m) + J(x) (w - m), around one value m of its weights."""
+def linearised(model: Any, mean: Weights) -> Any:
+    """Return a network whose outputs are f(x, m) + J(x) (w - m), around one value m of its weights."""
 
-    def __init__(self, model: Any, mean: Weights) -> None:
-        super().__init__()
-        self.inner, self.mean = model, mean
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("inner"), name)
-
-    def evaluate(self, weights: Weights, x: Any) -> Tensor:
-        """Return the linearised outputs at draws {site: (S, ...)}, (S, N, D)."""
-        mean = {name: self.mean[name].to(value) for name, value in weights.items()}
-
-        def run(point: Weights) -> Tensor:
-            f: Tensor = self.inner.evaluate(point, x)
-            return f
+    def evaluate(weights: Weights, x: Any) -> Tensor:
+        centre = {name: mean[name].to(value) for name, value in weights.items()}
 
         def moved(apart: Weights) -> Tensor:
-            point, change = torch.func.jvp(run, (mean,), (apart,))[:2]
-            f: Tensor = point + change
+            at, change = torch.func.jvp(lambda point: model.evaluate(point, x), (centre,), (apart,))[:2]
+            f: Tensor = at + change
             return f
 
-        apart = {name: value - mean[name] for name, value in weights.items()}
-        f: Tensor = torch.func.vmap(moved)(apart)
+        f: Tensor = torch.func.vmap(moved)({name: value - centre[name] for name, value in weights.items()})
         return f
+
+    own = copy.copy(model)
+    own.evaluate = evaluate
+    return own

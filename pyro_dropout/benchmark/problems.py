@@ -173,14 +173,14 @@ def problems(suite: Suite = "small", *, unreferenced: bool = False) -> dict[str,
     check_choice("suite", suite, get_args(Suite))
     import_all("benchmark/suite", "problems")
     asked = {name: each for name, each in _PROBLEMS.items() if suite in ("full", each[1]["suite"])}
-    found = {name: _problem(posed(), settings) for name, (posed, settings) in asked.items()}
-    return {name: each for name, each in found.items() if unreferenced or each.path.exists()}
-
-
-def _problem(posed: Record, settings: Record) -> Problem:
-    x = posed.get("x_test")
-    rows = None if x is None else torch.arange(len(x)) % 2 == 1
-    return Problem(**{"held_out_rows": rows, **settings, **posed})
+    found: dict[str, Problem] = {}
+    for name, (posed, settings) in asked.items():
+        if unreferenced or settings["path"].exists():
+            given = posed()
+            x = given.get("x_test")
+            rows = None if x is None else torch.arange(len(x)) % 2 == 1
+            found[name] = Problem(**{"held_out_rows": rows, **settings, **given})
+    return found
 
 
 def missing_references(suite: Suite = "full") -> dict[str, str]:

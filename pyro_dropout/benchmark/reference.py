@@ -18,6 +18,7 @@ from pyro_dropout.training.checkpoints.tensor_file import read_tensors, write_te
 MOST_RHAT = 1.01  # Vehtari et al. (2021): do not use chains with a larger R-hat
 LEAST_ESS = 4_000
 KEPT = 200  # draws of the quantities in a file
+_PACKAGES = ("pyro-dropout", "torch", "pyro-ppl", "numpy", "arviz")
 Moments = dict[str, tuple[Tensor, Tensor]]
 
 
@@ -103,19 +104,17 @@ class Reference:
             raise PyroDropoutError(f"a reference needs at least two chains; got {len(values)}.")
         rhat, ess = agreement(values)
         everything, first, second = (part.flatten(0, 1) for part in (values, values[:half], values[half:]))
-        mean = everything.mean(0) if mean is None else mean
-        std = everything.std(0) if std is None else std
         return cls(
             draws=_thinned(second),
-            mean=mean.float(),
-            std=std.float(),
+            mean=(everything.mean(0) if mean is None else mean).float(),
+            std=(everything.std(0) if std is None else std).float(),
             half_mean=first.mean(0).float(),
             half_std=first.std(0).float(),
             half_draws=_thinned(first),
             how=how,
             rhat=rhat,
             ess=ess,
-            made_with={**(made_with or {}), **_versions()},
+            made_with={**(made_with or {}), **versions(*_PACKAGES), "made": time.strftime("%Y-%m-%d", time.gmtime())},
             moments=moments or {},
             data=dict(data or {}),
         )
@@ -206,10 +205,6 @@ def _unpacked(differences: Tensor, low: Tensor, step: Tensor) -> Tensor:
     return draws if draws.shape[1:] == low.shape else torch.cat([draws, 1 - draws.sum(-1, keepdim=True)], -1)
 
 
-def _versions() -> Record:
-    packages = ("pyro-dropout", "torch", "pyro-ppl", "numpy", "arviz")
-    return {
-        **{name: version(name) for name in packages},
-        "python": platform.python_version(),
-        "made": time.strftime("%Y-%m-%d", time.gmtime()),
-    }
+def versions(*packages: str) -> Record:
+    """Return the versions of packages by name, and that of Python."""
+    return {name: version(name) for name in packages} | {"python": platform.python_version()}

@@ -23,12 +23,13 @@ from pyro import set_rng_seed
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from pyro_dropout.benchmark.posteriors import Entry, Linearised, as_posterior, entry_of, weights_of
+from pyro_dropout.benchmark.posteriors import Entry, as_posterior, entry_of, linearised, weights_of
 from pyro_dropout.benchmark.problems import Problem, problems
+from pyro_dropout.benchmark.reference import versions
 from pyro_dropout.benchmark.result import CELLS, MARK, Results
 from pyro_dropout.benchmark.scores import Drawn, Truth, rows_of, scored
 from pyro_dropout.comparison.findings import REFERENCE, distinct
-from pyro_dropout.comparison.folder import plain
+from pyro_dropout.comparison.folder import write_record
 from pyro_dropout.comparison.trained import Owned, one_by_one
 from pyro_dropout.errors import DivergedError, PyroDropoutError
 from pyro_dropout.generative.model_call import ModelCall, is_network
@@ -38,7 +39,7 @@ from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.mathematics.checks import check_choice, check_count, check_positive, check_seed, describe
 from pyro_dropout.protocols import HasMean, Record, Weights
 from pyro_dropout.registry import guides
-from pyro_dropout.training.checkpoints.safe_files import claimed, whole_file
+from pyro_dropout.training.checkpoints.safe_files import claimed
 from pyro_dropout.training.optimisers import cosine_decay
 
 _PIECE = 128  # draws whose quantities are computed at once
@@ -136,7 +137,7 @@ def benchmark(
             else:
                 for entry, problem, seed, file in left:
                     bar.set_postfix_str(f"{entry.name} on {problem.name}, seed {seed}")
-                    _write(file, measured(entry, problem, seed, settings))
+                    write_record(file, measured(entry, problem, seed, settings))
                     bar.update()
         return Results.read(out)
 
@@ -221,7 +222,7 @@ def _elsewhere(given: object, known: tuple[str, str, str], name: str, seed: int,
     """Write the record of one job, in a worker."""
     (problem,) = _problems("full", [name], held_out=True)
     own, what, code = known
-    _write(file, measured(replace(entry_of(given, own), what=what, code=code), problem, seed, settings))
+    write_record(file, measured(replace(entry_of(given, own), what=what, code=code), problem, seed, settings))
     return f"{own} on {name}, seed {seed}"
 
 
@@ -236,7 +237,7 @@ def _check_settings(folder: Path, settings: Settings) -> None:
             raise PyroDropoutError(
                 f"{str(folder)!r} is not empty and holds no benchmark; give a new or an empty folder."
             )
-        _write(folder / MARK, {"settings": asked})
+        write_record(folder / MARK, {"settings": asked})
     found = json.loads((folder / MARK).read_text("utf-8"))["settings"]
     wrong = [f"{name} {found.get(name)} and not {value}" for name, value in asked.items() if found.get(name) != value]
     if wrong:
@@ -264,12 +265,6 @@ def _is_done(file: Path, entry: Entry, problem: Problem) -> bool:
     return same and not record["note"].startswith("failed")
 
 
-def _write(path: Path, record: Record) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(path) as beside:
-        beside.write_text(json.dumps(plain(record), indent=1, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")
-
-
 # --- one posterior on one problem -------------------------------------------------------------------------------------
 
 
@@ -278,7 +273,7 @@ def measured(entry: Entry, problem: Problem, seed: int, settings: Settings) -> R
     record: Record = {
         "entry": entry.name, "what": entry.what, "problem": problem.name, "seed": seed, "note": "",
         **_stamp(entry, problem),
-        "when": time.strftime("%Y-%m-%d %H:%M %z"), "versions": _versions(),
+        "when": time.strftime("%Y-%m-%d %H:%M %z"), "versions": versions("pyro-dropout", "torch", "pyro-ppl"),
         "hardware": f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} thread(s)",
     }  # fmt: skip
     set_rng_seed(seed)
@@ -333,7 +328,7 @@ def _drawn(model: Any, posterior: Any, entry: Entry, problem: Problem, settings:
     if is_network(model) and getattr(posterior, "method", entry.method) == "linearised":
         if not isinstance(posterior, HasMean):
             raise PyroDropoutError(f"method 'linearised' needs posterior.mean(); {type(posterior).__name__} has none.")
-        model = Linearised(model, posterior.mean())
+        model = linearised(model, posterior.mean())
     count = len(next(iter(weights.values())))
     pieces: list[Weights] = [
         {name: value[k : k + _PIECE] for name, value in weights.items()} for k in range(0, count, _PIECE)
@@ -350,9 +345,3 @@ def _band(quantities: Tensor) -> Record:
     ends = torch.quantile(quantities, torch.tensor([0.025, 0.975], dtype=torch.float64), dim=0)
     parts = {"mean": quantities.mean(0), "low": ends[0], "high": ends[1]}
     return {name: [float(f"{each:.5g}") for each in part.flatten().tolist()] for name, part in parts.items()}
-
-
-def _versions() -> Record:
-    return {name: version(name) for name in ("pyro-dropout", "torch", "pyro-ppl")} | {
-        "python": platform.python_version()
-    }

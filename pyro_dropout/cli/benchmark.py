@@ -2,16 +2,12 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from pyro_dropout.cli import options
 from pyro_dropout.cli.terminal import Terminated, answer, complain
-
-if TYPE_CHECKING:
-    from pyro_dropout.benchmark.result import Results
-    from pyro_dropout.protocols import Record
 
 HELP = (
     "Measure how close posterior approximations are to posteriors that are known."
@@ -76,6 +72,7 @@ def benchmark(
         answer({name: {"title": each.title, "held_out": each.held_out} for name, each in asked.items()}, as_json, lines)
         return
     from pyro_dropout.benchmark.run import benchmark as run
+    from pyro_dropout.comparison.folder import scores_of
 
     try:
         results = run(
@@ -97,14 +94,9 @@ def benchmark(
         complain("stopped by SIGTERM; the same command continues.")
         raise SystemExit(stop.code) from None
     page = results.to_html()
-    answer(_record(results, page), as_json, [*str(results).splitlines(), "", f"Report: {os.path.relpath(page)}"])
+    tables = {name: (results.on(name), results.ranks(name)) for name in results.problems}
+    told = {name: {"scores": scores_of(scores), "ranks": scores_of(ranks)} for name, (scores, ranks) in tables.items()}
+    record = {"problems": told, "settings": results.settings, "report": str(page)}
+    answer(record, as_json, [*str(results).splitlines(), "", f"Report: {os.path.relpath(page)}"])
     if not any(record.get("scores") for record in results.records):
         raise typer.Exit(1)
-
-
-def _record(results: "Results", page: Path) -> "Record":
-    from pyro_dropout.comparison.folder import scores_of
-
-    tables = {name: (results.on(name), results.ranks(name)) for name in results.problems}
-    found = {name: {"scores": scores_of(table), "ranks": scores_of(ranks)} for name, (table, ranks) in tables.items()}
-    return {"problems": found, "settings": results.settings, "report": str(page)}

@@ -13,8 +13,6 @@ from pyro_dropout.cli.terminal import answer, complain
 from pyro_dropout.tables.settings import SAMPLES, SCORED
 
 if TYPE_CHECKING:
-    import torch
-
     from pyro_dropout.comparison.compare import Comparison
     from pyro_dropout.protocols import Record
     from pyro_dropout.tables.encoding import Dataset
@@ -93,17 +91,18 @@ def compare(
             complain(f"note: an earlier comparison into {out} was killed; all guides are trained again.")
         arviz()  # the results are written with it at the end: a broken installation fails before the work
         how: Record = {"seeds": list(range(reading.seed, reading.seed + seeds)), "samples": samples}
-        how |= {"progress": not quiet}
         found = _data(data, settings, reading)
+        labels = {"title": f"{found.name}: posterior approximations compared", "x": found.x_name, "y": found.y_name}
+        labels |= {"note": found.note, "command": shlex.join(["pyro-dropout", *sys.argv[1:]])}
+        how |= {"progress": not quiet, "labels": labels, "device": where}
         if found.encoding is None:
-            result = _compare_series(found, names, settings, reference, where, how)
+            result = _compare_series(found, names, settings, reference, how)
         else:
             plans = {AUTOMATIC: settings_of(settings)[1:]}
             for name in names:
                 members = settings["members"] if name in options.HAS_MEMBERS else None
                 plans[name] = settings_of(settings | {"guide": name, "members": members})[1:]
-            how |= {"reference": "nuts" if reference == "nuts" else None, "labels": _labels(found), "device": where}
-            result = compare_table(found, plans, **how)
+            result = compare_table(found, plans, reference="nuts" if reference == "nuts" else None, **how)
         result.train, result.test = found.train, found.test  # figures are drawn on the CPU
         files, complaints = write_folder(result, out, samples, reading.seed)
     for complaint in complaints:
@@ -134,12 +133,7 @@ def _data(name: str, settings: "Record", reading: "Reading") -> "Dataset":
 
 
 def _compare_series(
-    data: "Dataset",
-    names: list[str],
-    settings: "Record",
-    reference: str | None,
-    device: "torch.device",
-    how: "Record",
+    data: "Dataset", names: list[str], settings: "Record", reference: str | None, how: "Record"
 ) -> "Comparison":
     """Return the comparison of guides on a bundled series, all with the same network."""
     from pyro_dropout.comparison.compare import compare as run
@@ -149,11 +143,12 @@ def _compare_series(
 
     width, steps, lr = (settings["width"] or 50, settings["steps"] or 600, settings["lr"] or 0.03)
     batch, members = settings["batch_size"], {"members": settings["members"]} if settings["members"] else {}
+    device = how.pop("device")
     train, test = ((x.to(device), y.to(device)) for x, y in (data.train, data.test))
-    model, labels = wave_model(data.train, 2 * width).to(device), _labels(data)
+    model = wave_model(data.train, 2 * width).to(device)
     against: object = {"nuts": "nuts", "none": None}.get(reference or "", WaveProcess(model, train))
     if reference is None:
-        labels["reference"] = f"exact: the network with infinitely many waves, not {2 * width}"
+        how["labels"]["reference"] = f"exact: the network with infinitely many waves, not {2 * width}"
     return run(
         model,
         {name: standard_guide(name, **(members if name in options.HAS_MEMBERS else {})) for name in names},
@@ -166,15 +161,8 @@ def _compare_series(
         schedule=cosine_decay(steps),
         method={name: "linearised" for name in names if resolve_guide(name).method == "linearised"},
         compile="auto" if settings["compile"] is None else settings["compile"],
-        labels=labels,
         **how,
     )
-
-
-def _labels(data: "Dataset") -> dict[str, str]:
-    title = f"{data.name}: posterior approximations compared"
-    command = shlex.join(["pyro-dropout", *sys.argv[1:]])
-    return {"title": title, "x": data.x_name, "y": data.y_name, "note": data.note, "command": command}
 
 
 def _lines(data: "Dataset", result: "Comparison", out: Path, files: list[str]) -> list[str]:

@@ -1,8 +1,7 @@
 """``pyro-dropout fit`` and ``resume``: train one guide on a table and save the run in a folder."""
 
-import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -55,9 +54,7 @@ def fit(
 
     if data in BUNDLED and not Path(data).exists():
         raise options.refusal("DATA", f"{data!r} is for compare only; fit takes a CSV, Parquet or Excel file.")
-    with _advised(out):
-        fitted = fit_table(data, folder=out, **how, **settings)
-    _print(fitted, out, as_json)
+    _print(lambda: fit_table(data, folder=out, **how, **settings), out, as_json)
 
 
 def resume(
@@ -72,16 +69,13 @@ def resume(
     how: Any = {"device": options.place(device), "every": checkpoint_every, "progress": not quiet}
     from pyro_dropout.tabular import fit_table
 
-    with _advised(folder):
-        fitted = fit_table.resume(folder, data, **how)
-    _print(fitted, folder, as_json)
+    _print(lambda: fit_table.resume(folder, data, **how), folder, as_json)
 
 
-@contextlib.contextmanager
-def _advised(folder: Path) -> Iterator[None]:
-    """Say how to continue if a signal ends a training."""
+def _print(train: Callable[[], "FittedTable"], folder: Path, as_json: bool) -> None:
+    """Train, and print what the held-back rows say of it; say how to continue if a signal ends the training."""
     try:
-        yield
+        fitted = train()
     except (KeyboardInterrupt, SystemExit) as stop:
         from pyro_dropout.tabular.run_folder import CHOOSING, RECORD
 
@@ -95,10 +89,6 @@ def _advised(folder: Path) -> Iterator[None]:
             raise KeyboardInterrupt(f"; {advice}") from None
         complain(f"stopped; {advice}")
         raise SystemExit(stop.code) from None
-
-
-def _print(fitted: "FittedTable", folder: Path, as_json: bool) -> None:
-    """Print what was trained, and what the held-back rows say of it."""
     data, history, guide, scores = fitted.data, fitted.history, fitted.run.recipe.guide, fitted.scores
     assert data is not None
     assert history is not None

@@ -69,11 +69,19 @@ class Commands(Plain, TyperGroup):
         except (typer.Exit, typer.Abort):  # these are RuntimeErrors
             raise
         except (ValueError, MemoryError, RuntimeError) as mistake:
-            found = _explained(mistake)
-            if found is None:
+            from torch import OutOfMemoryError
+
+            from pyro_dropout.errors import DivergedError, PyroDropoutError
+
+            said, code = str(mistake), 1
+            if isinstance(mistake, MemoryError | OutOfMemoryError) or "can't allocate memory" in said:  # on the CPU
+                said = said or "out of memory; use fewer --samples, or mini-batches (--batch-size)."
+            elif isinstance(mistake, PyroDropoutError):
+                code = 1 if isinstance(mistake, DivergedError) else 2
+            else:  # a bug, whose traceback is shown
                 raise
-            complain(found[1])
-            raise typer.Exit(found[0]) from None
+            complain(said)
+            raise typer.Exit(code) from None
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, standalone_mode: bool = True, **more: Any) -> object:
         """Run with these arguments and exit with the code; with ``standalone_mode=False``, return it."""
@@ -99,20 +107,6 @@ class Commands(Plain, TyperGroup):
         if standalone_mode:
             sys.exit(code or 0)
         return code or 0
-
-
-def _explained(mistake: Exception) -> tuple[int, str] | None:
-    """Return the exit code for an exception, and what to say; None for a bug, whose traceback is shown."""
-    from torch import OutOfMemoryError
-
-    from pyro_dropout.errors import DivergedError, PyroDropoutError
-
-    said = str(mistake)
-    if isinstance(mistake, MemoryError | OutOfMemoryError) or "can't allocate memory" in said:  # torch's, on the CPU
-        return 1, said or "out of memory; use fewer --samples, or mini-batches (--batch-size)."
-    if isinstance(mistake, PyroDropoutError):
-        return 1 if isinstance(mistake, DivergedError) else 2, said
-    return None
 
 
 app = typer.Typer(
@@ -142,19 +136,19 @@ def _root(
     """Take the options that stand before a command."""
 
 
-app.command("compare", cls=Command, help=cli_compare.HELP)(cli_compare.compare)
-app.command("benchmark", cls=Command, help=cli_benchmark.HELP)(cli_benchmark.benchmark)
-app.command("fit", cls=Command, help=cli_runs.FIT_HELP)(cli_runs.fit)
-app.command("predict", cls=Command, help=cli_predict.HELP)(cli_predict.predict)
-app.command("resume", cls=Command, help=cli_runs.RESUME_HELP)(cli_runs.resume)
-app.command(
-    "reproduce",
-    cls=Command,
-    help=cli_data.REPRODUCE_HELP,
-    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
-)(cli_data.reproduce)
-app.command("datasets", cls=Command, help=cli_data.DATASETS_HELP)(cli_data.datasets)
-app.command("info", cls=Command, help=cli_data.INFO_HELP)(cli_data.info)
+for _command, _help in (
+    (cli_compare.compare, cli_compare.HELP),
+    (cli_benchmark.benchmark, cli_benchmark.HELP),
+    (cli_runs.fit, cli_runs.FIT_HELP),
+    (cli_predict.predict, cli_predict.HELP),
+    (cli_runs.resume, cli_runs.RESUME_HELP),
+    (cli_data.reproduce, cli_data.REPRODUCE_HELP),
+    (cli_data.datasets, cli_data.DATASETS_HELP),
+    (cli_data.info, cli_data.INFO_HELP),
+):
+    # The options of an experiment stand after its name, and are its own.
+    _how = {"allow_interspersed_args": False} if _command is cli_data.reproduce else {}
+    app.command(cls=Command, help=_help, context_settings=_how)(_command)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

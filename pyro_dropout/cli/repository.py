@@ -1,9 +1,10 @@
 """``pyro-dropout reproduce``, ``datasets`` and ``info``: experiments, their data, and installed versions."""
 
 import ast
-import importlib.util
 import platform
+import runpy
 import sys
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -48,12 +49,7 @@ def reproduce(
         return
     if name not in found:
         raise PyroDropoutError(f"unknown experiment {name!r}; choose from {', '.join(found)}.")
-    spec = importlib.util.spec_from_file_location(f"pyro_dropout_script_{name}", found[name])
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.main(list(arguments or []))
+    runpy.run_path(str(found[name]))["main"](list(arguments or []))
 
 
 def _scripts() -> dict[str, Path]:
@@ -84,7 +80,7 @@ def datasets(
 ) -> None:
     """List the experiments' data sets and their sources, or download them."""
     _scripts()
-    collection, fetching = (importlib.import_module(f"experiments.{name}") for name in ("collection", "download"))
+    collection, fetching = (import_module(f"experiments.{name}") for name in ("collection", "download"))
     if download is None:
         if only is not None:
             raise options.refusal("--only", "requires --download FOLDER.")

@@ -72,11 +72,13 @@ class Score:
         values: one for each seed.
         note: why there is none.
         points: of each seed whose value is a mean over held-back points, these numbers, (N,).
+        drawn: the Monte Carlo error of each value, where it is known.
     """
 
     values: list[float] = field(default_factory=list)
     note: str = ""
     points: list[Tensor] = field(default_factory=list)
+    drawn: list[float] = field(default_factory=list)
 
     def add(self, value: float | Tensor) -> None:
         """Add the value of a seed, or its values at the held-back points."""
@@ -92,11 +94,12 @@ class Score:
 
     @property
     def error(self) -> float | None:
-        """The standard error of that mean; None for fewer than two seeds."""
-        if len(self.values) < 2:
-            return None
-        mean, count = self.mean, len(self.values)
-        return math.sqrt(sum((v - mean) ** 2 for v in self.values) / (count - 1) / count)
+        """The standard error of that mean: over seeds or of the draws, whichever is larger; None if there is none."""
+        mean, count, known = self.mean, len(self.values), [each for each in self.drawn if math.isfinite(each)]
+        errors = [math.sqrt(math.fsum(each**2 for each in known)) / len(known)] if known else []
+        if count > 1:
+            errors.append(math.sqrt(sum((v - mean) ** 2 for v in self.values) / (count - 1) / count))
+        return max(errors, default=None)
 
     def within_error(self, other: "Score", column: Column) -> bool:
         """Whether two means differ by less than two standard errors of their difference.
@@ -157,6 +160,7 @@ class Findings:
         seconds: total time.
         call: the arguments of a model that is not a network, with the training data; ``train`` and ``test`` then hold
             the numbers of the points, and the data of the observed site.
+        known: every column that there may be, by name.
     """
 
     rows: list[Row]
@@ -165,10 +169,7 @@ class Findings:
     settings: Record
     seconds: float
     call: ModelCall | None = None
-
-    def _known(self) -> Mapping[str, Column]:
-        """Return every column that there may be, by name."""
-        return columns()
+    known: Mapping[str, Column] = field(default_factory=columns, init=False)
 
     def __repr__(self) -> str:
         names = ", ".join(row.name for row in self.rows)
@@ -202,7 +203,7 @@ class Findings:
     @property
     def columns(self) -> dict[str, Column]:
         """The columns in which at least one row has a score, in order."""
-        return {key: column for key, column in self._known().items() if any(key in row.scores for row in self.rows)}
+        return {key: column for key, column in self.known.items() if any(key in row.scores for row in self.rows)}
 
     @property
     def table(self) -> list[dict[str, str]]:
@@ -214,13 +215,13 @@ class Findings:
     def cell(self, row: Row, key: str) -> str:
         """Return one cell as text."""
         if key in row.scores:
-            column = self._known()[key]
+            column = self.known[key]
             return row.scores[key].text(column.digits, tiny=column.better == "less")  # errors, in small units
         return "failed" if not row.scores else "–"
 
     def best(self, key: str) -> str | None:
         """Return the name of the best guide in a column, without the reference; None if neither direction is better."""
-        column = self._known()[key]
+        column = self.known[key]
         known = {name: cell.mean for name, cell in self._cells(key).items() if math.isfinite(cell.mean)}
         if not column.better or len(known) < 2:
             return None
@@ -231,7 +232,7 @@ class Findings:
 
         A score that is no mean over held-back points has no error with one seed, and so no leader.
         """
-        name, cells, column = self.best(key), self._cells(key), self._known()[key]
+        name, cells, column = self.best(key), self._cells(key), self.known[key]
         if name is None or (cells[name].error is None and not cells[name].points):
             return []
         first = cells.pop(name)

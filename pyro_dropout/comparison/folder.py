@@ -95,19 +95,20 @@ def write_folder(comparison: Comparison, folder: Path, samples: int, seed: int) 
 def _put(folder: Path, files: list[str], record: Record) -> None:
     """Move complete files into place; the record comes last, and until then one says that the rest is unfinished."""
     older = _older(folder)
-    _write_record(folder, {"unfinished": True, "files": sorted({*older, *files})})
+    write_record(folder / MARK, {"unfinished": True, "files": sorted({*older, *files})})
     for name in set(older) - set(files):
         (folder / name).unlink()  # from an older comparison with other guides
     for name in set(files) - {MARK}:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / _UNFINISHED / name).replace(folder / name)
-    _write_record(folder, {**record, "files": files})
+    write_record(folder / MARK, {**record, "files": files})
 
 
-def _write_record(folder: Path, record: Record) -> None:
-    text = json.dumps(plain(record), indent=1, ensure_ascii=False, allow_nan=False)
-    with whole_file(folder / MARK) as beside:
-        beside.write_text(f"{text}\n", "utf-8")
+def write_record(path: Path, record: Record) -> None:
+    """Write a JSON file, all of it or nothing, and the folder for it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(path) as beside:
+        beside.write_text(json.dumps(plain(record), indent=1, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")
 
 
 def _older(folder: Path) -> list[str]:

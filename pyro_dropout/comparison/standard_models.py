@@ -15,7 +15,7 @@ from pyro_dropout.generative.priors import Prior
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.protocols import Model, PyroModel
 from pyro_dropout.references.exact import gp_posterior
-from pyro_dropout.registry import guides, resolve_guide
+from pyro_dropout.registry import resolve_guide
 
 Data = tuple[Tensor, Tensor]
 
@@ -111,6 +111,3 @@ def standard_guide(name: str, keep: float = 0.9, **options: int) -> Callable[[Mo
     """Return what builds the guide of this name for a model of this file; options are those of its registry entry."""
     entry = resolve_guide(name)
     return lambda model: entry.make(model, kept(model, keep), **options)
-
-
-GUIDES = {name: standard_guide(name) for name in guides()}

@@ -8,7 +8,6 @@ import copy
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 
 import pyro
 import torch
@@ -71,7 +70,11 @@ def one_by_one(build: Build, seeds: list[int], call: ModelCall, options: Record)
             except DivergedError:
                 continue
             # Parameters of this package's networks and guides have unique names already.
-            learned = not is_network(model) and _has_parameters(replace(call, model=model))
+            learned = False
+            if not is_network(model):
+                with torch.no_grad(), quietly(model), poutine.block():
+                    trace = poutine.trace(model, param_only=True).get_trace(*call.args, **call.kwargs)
+                learned = bool(trace.param_nodes)
         model = Owned(model, state) if learned else model
         guide = guide if isinstance(guide, SiteGuide | Ensemble) or not state["params"] else Owned(guide, state)
         good.append((model, guide))
@@ -97,10 +100,3 @@ class Owned(nn.Module):
     def extra_repr(self) -> str:
         """Return the wrapped part's repr: a function has no submodule to show."""
         return repr(self.__wrapped__[0])
-
-
-def _has_parameters(call: ModelCall) -> bool:
-    """Return whether a model has parameters in Pyro's param store."""
-    with torch.no_grad(), quietly(call.model), poutine.block():
-        trace = poutine.trace(call.model, param_only=True).get_trace(*call.args, **call.kwargs)
-    return bool(trace.param_nodes)

@@ -20,10 +20,10 @@ from pyro_dropout.mathematics.checks import (
     check_positive,
 )
 from pyro_dropout.registry import guide_names
+from pyro_dropout.tables.table import EXACT
 
 # What the choice decides, or has values of its own for.
 _DECIDED = ("activation", "keep", "length_scale", "tau", "learning_rate", "batch_size")
-_EXACT = 2**53  # from here on, float64 skips whole numbers
 
 
 def held_back(count: int, fraction: float, seed: int, classes: Tensor | None = None) -> Tensor:
@@ -55,7 +55,7 @@ def check_numbers(name: str, values: Any) -> None:
             raise RangeError(
                 f"{name} holds dates or spans of time ({array.dtype}); make numbers of them, such as days since a date."
             )
-        array = array[abs(array.astype(float)) >= _EXACT] if array.dtype.kind in "iu" else array
+        array = array[abs(array.astype(float)) >= EXACT] if array.dtype.kind in "iu" else array
         for value in array.ravel().tolist() if array.dtype.kind in "iuO" else ():
             if isinstance(value, Integral) and int(float(value)) != int(value):
                 raise RangeError(

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError, warn_caller
-from pyro_dropout.tables.column_selection import choose_columns
 from pyro_dropout.tables.encoding import Column, Dataset, Encoding, Remarks, told
 from pyro_dropout.tables.files import read_file
-from pyro_dropout.tables.learning import learn
+from pyro_dropout.tables.learning import choose_columns, learn
 from pyro_dropout.tables.settings import Missing, Reading
 from pyro_dropout.tables.table import Floats, Table
 
@@ -144,18 +143,15 @@ def read_inputs(path: str | Path | Table, encoding: Encoding) -> tuple[Table, Te
     usual = {*known, encoding.target, *encoding.left_out}
     extra = [name for name in (*table.columns, *table.unread) if name not in usual]
     x, done = encoding.inputs_of(table)
-    if empty := [column.name for column in encoding.inputs if _is_empty(column, table)]:
+    # Gaps only, and not as a row or two of those of training may have.
+    many = [column for column in encoding.inputs if len(table) >= (_FEWEST if column.gaps else 1)]
+    if empty := [column.name for column in many if column.gaps_in(table).all()]:
         which = f"column {empty[0]!r} has" if len(empty) == 1 else f"columns {', '.join(map(repr, empty))} have"
         warn_caller(
             f"{table.file}: {which} no value in any row, unlike in training; all predictions are made without.",
         )
     ignored = (f"columns that training did not have, ignored: {', '.join(extra)}",) if extra else ()
     return replace(table, notes=(*table.notes, *ignored, *told(done))), x
-
-
-def _is_empty(column: Column, table: Table) -> bool:
-    """Return whether a column of new rows has gaps only, and not as a row or two of those of training may have."""
-    return len(table) >= (_FEWEST if column.gaps else 1) and bool(column.gaps_in(table).all())
 
 
 def _complete(table: Table, columns: dict[str, Column], target: str, missing: Missing) -> tuple[Table, str]:

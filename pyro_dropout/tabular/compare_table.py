@@ -56,53 +56,42 @@ def compare_table(
     rows: list[Row] = []
     recipes: dict[str, str] = {}
     suit = {name: suited(data, *plan) for name, plan in plans.items()}
-    if reference is not None:
-        rows.append(_reference(reference, data, next(iter(suit.values()))[0], exam, progress))
+    if reference is not None:  # of the network of a guide that is given, on the first scale
+        plain = replace(next(iter(suit.values()))[0], guide="mean-field", members=None)
+        model, _ = first_recipe(train[0].shape[1], data.train[1], bool(data.classes), plain).build(
+            data.train, data.classes
+        )
+        rows.append(reference_row(reference, model.to(place), exam, progress))
         exam = replace(exam, reference=rows[0].answer)
-    for name, (what, how) in progress_over(suit, progress):
-        straight = what.guide != "auto" and resolve_guide(what.guide).method == "linearised"
-        own = replace(exam, method="linearised" if straight else "mc")
-        rows.append(examined(name, partial(_trained, data, what, how, seeds, place, recipes, name), own))
+
+    def trained(name: str, wanted: Wanted, training: Training) -> Trained:
+        """Choose what is not given with the first seed, as ``fit`` does, and train the recipe from the others."""
+        first = replace(training, seed=seeds[0])
+        choice = choose_recipe(data.train, data.test, data.classes, wanted, first, device=device)
+        recipe, history = choice.recipe, choice.history
+        recipes[name] = f"{choice.said} {_told(recipe, training)}"
+
+        def build(seed: int) -> tuple[Standardised, nn.Module]:
+            torch.manual_seed(seed)
+            return recipe.build(data.train, data.classes)
+
+        options = training.options() | recipe.how(training.steps) | {"device": device}
+        options.pop("seed")
+        more, each, lost = one_by_one(build, list(seeds[1:]), ModelCall(None, data.train), options)
+        own = 1e6 * history.seconds / history.steps
+        return [choice.trained, *more], (own + len(more) * each) / (1 + len(more)) if more else own, lost
+
+    for name, plan in progress_over(suit, progress):
+        straight = plan[0].guide != "auto" and resolve_guide(plan[0].guide).method == "linearised"
+        rows.append(
+            examined(name, partial(trained, name, *plan), replace(exam, method="linearised" if straight else "mc"))
+        )
     settings: Record = {
         "seeds": len(seeds), "which_seeds": list(seeds), "samples": samples, "recipes": recipes,
         "reference": reference or _NO_REFERENCE, "device": str(place), "when": time.strftime("%Y-%m-%d %H:%M %z"),
         **(labels or {}),
     }  # fmt: skip
     return Comparison(rows, data.train, data.test, settings, time.perf_counter() - start)
-
-
-def _reference(name: str, data: Dataset, wanted: Wanted, exam: Exam, progress: bool) -> Row:
-    """Return the row of the reference: of the network of a guide that is given, on the first scale."""
-    plain = replace(wanted, guide="mean-field", members=None)
-    recipe = first_recipe(data.train[0].shape[1], data.train[1], bool(data.classes), plain)
-    model, _ = recipe.build(data.train, data.classes)
-    return reference_row(name, model.to(exam.call.args[1].device), exam, progress)
-
-
-def _trained(
-    data: Dataset,
-    wanted: Wanted,
-    training: Training,
-    seeds: Sequence[int],
-    device: torch.device,
-    recipes: dict[str, str],
-    name: str,
-) -> Trained:
-    """Choose what is not given with the first seed, as ``fit`` does, and train the recipe from the others."""
-    first = replace(training, seed=seeds[0])
-    choice = choose_recipe(data.train, data.test, data.classes, wanted, first, device=device)
-    recipe, history = choice.recipe, choice.history
-    recipes[name] = f"{choice.said} {_told(recipe, training)}"
-
-    def build(seed: int) -> tuple[Standardised, nn.Module]:
-        torch.manual_seed(seed)
-        return recipe.build(data.train, data.classes)
-
-    options = training.options() | recipe.how(training.steps) | {"device": device}
-    options.pop("seed")
-    more, each, lost = one_by_one(build, list(seeds[1:]), ModelCall(None, data.train), options)
-    own = 1e6 * history.seconds / history.steps
-    return [choice.trained, *more], (own + len(more) * each) / (1 + len(more)) if more else own, lost
 
 
 def _told(recipe: Recipe, training: Training) -> str:

@@ -18,10 +18,11 @@ from pandas.util import hash_pandas_object
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.judging.support import Support
 from pyro_dropout.prediction.prediction import Prediction
+from pyro_dropout.protocols import Record
 from pyro_dropout.tables.encoding import Dataset
 from pyro_dropout.tables.files import read_file
 from pyro_dropout.tables.reading import read
-from pyro_dropout.tables.settings import Reading, Training, Wanted, settings_of
+from pyro_dropout.tables.settings import Training, Wanted, settings_of
 from pyro_dropout.tables.table import Table, table_of
 from pyro_dropout.tabular.calibration import Calibration, calibrate
 from pyro_dropout.tabular.choice import batch_for, choose_recipe, first_recipe
@@ -82,7 +83,7 @@ def fit_table(
         (3, 4)
     """
     reading, wanted, training = settings_of(options | {"target": target})
-    into, how = None if folder is None else Path(folder), {"device": device, "progress": progress}
+    into, how = None if folder is None else Path(folder), Record(device=device, progress=progress)
     with contextlib.nullcontext() if into is None else claimed_run(into, make=True):
         if into is not None:
             check_new(into)
@@ -95,8 +96,22 @@ def fit_table(
             whole = b"".join([repr(list(table.columns)).encode(), *(each.tobytes() for each in (*parts, table.rows))])
             digest = hashlib.sha256(whole).hexdigest()
         dataset = read(table, reading)
-        with _choosing(into) as kept:
-            run, held = _planned(dataset, file, digest, reading, training, wanted, checkpoint=kept, **how)
+        wanted, training = suited(dataset, wanted, training)
+        classes, rows, held = dataset.classes, dataset.rows, None
+        told: Record = {}
+        if len(dataset.test[0]):
+            # What was kept of another table, command or version is of no use.
+            bound = [version("pyro-dropout"), digest, asdict(reading), asdict(training), asdict(wanted)]
+            with _choosing(into, hashlib.sha256(repr(bound).encode()).hexdigest()[:16]) as kept:
+                choice = choose_recipe(dataset.train, dataset.test, classes, wanted, training, checkpoint=kept, **how)
+                recipe, held = choice.recipe, choice.prediction
+                known = calibrate(held, dataset.test, dataset.train, classes, intervals=training.conformal)
+                told = known.as_json() | {"said": choice.said}
+        else:
+            wanted.check(bool(classes))
+            recipe = first_recipe(rows[0].shape[1], rows[1], bool(classes), wanted)
+        assert dataset.encoding is not None
+        run = Run(file, digest, reading, dataset.encoding.seen(rows[0]), recipe, training, told)
         if into is not None:
             run.write(into)
         return _trained(run, dataset, held, into, every, **how)
@@ -124,37 +139,6 @@ def resume(
         return _trained(run, data, None, folder, every, device=device, progress=progress)
 
 
-def _planned(
-    data: Dataset,
-    file: str,
-    digest: str,
-    reading: Reading,
-    training: Training,
-    wanted: Wanted,
-    *,
-    checkpoint: Path | None = None,
-    **how: Any,
-) -> tuple[Run, Prediction | None]:
-    """Return an untrained run on all rows of a table, and its prediction of the held-back rows.
-
-    ``checkpoint`` is a folder in which the trainings that choose are kept, so that the same call continues.
-    """
-    wanted, training = suited(data, wanted, training)
-    assert data.encoding is not None
-    encoding = data.encoding.seen(data.rows[0])
-    if not len(data.test[0]):
-        wanted.check(bool(data.classes))
-        first = first_recipe(data.train[0].shape[1], data.train[1], bool(data.classes), wanted)
-        return Run(file, digest, reading, encoding, first, training), None
-    if checkpoint is not None:  # what was kept of another table, command or version is of no use
-        bound = [version("pyro-dropout"), digest, asdict(reading), asdict(training), asdict(wanted)]
-        checkpoint = checkpoint / hashlib.sha256(repr(bound).encode()).hexdigest()[:16]
-    choice = choose_recipe(data.train, data.test, data.classes, wanted, training, checkpoint=checkpoint, **how)
-    held = calibrate(choice.prediction, data.test, data.train, data.classes, intervals=training.conformal)
-    told = held.as_json() | {"said": choice.said}
-    return Run(file, digest, reading, encoding, choice.recipe, training, told), choice.prediction
-
-
 def _trained(
     run: Run, data: Dataset, held: Prediction | None, folder: Path | None, every: int | None, **how: Any
 ) -> FittedTable:
@@ -180,11 +164,11 @@ def _trained(
 
 
 @contextlib.contextmanager
-def _choosing(folder: Path | None) -> Iterator[Path | None]:
+def _choosing(folder: Path | None, name: str) -> Iterator[Path | None]:
     """Yield where the trainings are kept that choose what to train; only an interruption leaves them there."""
     where, kept = folder and folder / CHOOSING, False
     try:
-        yield where
+        yield where and where / name
     except (KeyboardInterrupt, SystemExit):
         kept = where is not None and any(where.rglob("step-*.safetensors"))
         raise

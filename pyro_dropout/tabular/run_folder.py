@@ -17,10 +17,10 @@ from pathlib import Path
 
 from torch import nn
 
-from pyro_dropout.comparison.standard_models import GUIDES
 from pyro_dropout.errors import DamagedFileError, PyroDropoutError, RangeError
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.protocols import Record
+from pyro_dropout.registry import guides
 from pyro_dropout.tables.encoding import Dataset, Encoding
 from pyro_dropout.tables.reading import read
 from pyro_dropout.tables.settings import Reading, Training, built
@@ -173,7 +173,7 @@ class Run:
         if not isinstance(file, str) or not file or "\0" in file:
             raise TypeError("'file'")
         recipe = built(Recipe, record["model"])
-        if recipe.guide not in GUIDES:
+        if recipe.guide not in guides():
             raise TypeError("'guide'")
         parts = built(Reading, data), built(Encoding, record["encoding"]), recipe, built(Training, record["training"])
         return cls(file, digest, *parts, record.get(HELD_BACK, {}))

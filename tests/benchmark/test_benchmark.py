@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import pyro_dropout as pd
 from pyro_dropout.benchmark import problems, run
-from pyro_dropout.benchmark.posteriors import FromLaplace, Linearised, entry_of, from_state_dicts
+from pyro_dropout.benchmark.posteriors import FromLaplace, entry_of, from_state_dicts, linearised
 from pyro_dropout.benchmark.result import MARK, Results
 from pyro_dropout.benchmark.scores import Truth, half_of, scored
 from pyro_dropout.errors import PyroDropoutError, ShapeError
@@ -128,11 +128,11 @@ def test_a_linearised_network_is_its_tangent() -> None:
     apart = {name: torch.randn(4, *value.shape) for name, value in mean.items()}
     x, small = torch.randn(5, 1), 1e-3
     near = {name: mean[name] + small * value for name, value in apart.items()}
-    found = Linearised(model, mean).evaluate(near, x)
+    found = linearised(model, mean).evaluate(near, x)
     assert torch.allclose(found, model.evaluate(near, x), atol=1e-5)  # and the change is 1e-3
     far = {name: mean[name] + value for name, value in apart.items()}
     f = model.evaluate(mean, x)
-    assert torch.allclose(Linearised(model, mean).evaluate(far, x) - f, (found - f) / small, atol=2e-3)
+    assert torch.allclose(linearised(model, mean).evaluate(far, x) - f, (found - f) / small, atol=2e-3)
 
 
 def test_words_of_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

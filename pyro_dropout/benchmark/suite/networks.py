@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pyro_dropout.benchmark.problems import problem
+from pyro_dropout.benchmark.scores import AT_DATA, IN_GAP, OUTSIDE
 from pyro_dropout.generative.gaussian_processes import DeepGP
 from pyro_dropout.generative.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
 from pyro_dropout.generative.networks import BayesianNet
@@ -22,7 +23,6 @@ from pyro_dropout.prediction.weight_draws import WholeFunctions
 from pyro_dropout.protocols import Record, Weights
 
 CLUSTERS = ((-2.0, -1.0), (1.0, 2.0))
-AT_DATA, IN_GAP, OUTSIDE = 0, 1, 2
 
 
 def outputs(x_test: Tensor) -> Callable[[Any, Weights], Tensor]:

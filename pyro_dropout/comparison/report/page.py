@@ -183,12 +183,16 @@ def page(comparison: Findings) -> str:
     kinds = [answer.target_distribution for answer in comparison.answers.values()]
     doubt = {"table": calibration, "picture": drawing, "classes": any(map(is_class, kinds))}
     doubt["whole"] = any(map(is_whole, kinds))
+    # Only those who compare q(w) with p(w|y) need this part.
+    undefined = [row.name for row in comparison.rows if row.scores.get("elbo", Score()).note.startswith("undefined")]
+    said = [sentence("no_density", names=undefined)] if undefined else []
+    paper = table_of(comparison, {"As an approximation of p(w|y)": PAPER})
     content = {  # by section; a section without content is left out
         "found": findings(comparison),
         "scores": table_of(comparison, groups),
         "predictions": picture(partial(draw_bands, comparison)) if comparison.curves else "",
         "doubt": doubt if drawing or calibration["groups"] else {},
-        "paper": _paper(comparison),
+        "paper": {"table": paper, "undefined": said, "own_models": "recipes" in settings} if paper["groups"] else {},
         "run": {"facts": facts(comparison), **{key: str(settings.get(key, "")) for key in ("command", "model")}},
     }
     return rendered(
@@ -206,13 +210,3 @@ def rendered(template: str, guides: list[str], **values: object) -> str:
     style += environment().get_template("swatches.css.jinja").render(colours=COLOURS, grey=GREY)
     swatches = {REFERENCE: "reference"} | {name: f"c{k % len(COLOURS)}" for k, name in enumerate(guides)}
     return environment().get_template(template).render(style=Markup(style), swatches=swatches, **values)
-
-
-def _paper(comparison: Findings) -> dict[str, object]:
-    """Return what only those need who compare q(w) with p(w|y); {} if there is nothing of it."""
-    undefined = [row.name for row in comparison.rows if row.scores.get("elbo", Score()).note.startswith("undefined")]
-    table = table_of(comparison, {"As an approximation of p(w|y)": PAPER})
-    if not table["groups"]:
-        return {}
-    said = [sentence("no_density", names=undefined)] if undefined else []
-    return {"table": table, "undefined": said, "own_models": "recipes" in comparison.settings}
