@@ -24,7 +24,8 @@ from pyro_dropout.tables.reading import read_inputs
 from pyro_dropout.tables.settings import SAMPLES
 from pyro_dropout.tables.table import Table, listed, table_of
 from pyro_dropout.tabular.calibration import Calibration
-from pyro_dropout.tabular.pictures import Importance, explain, picture
+from pyro_dropout.tabular.explain import Importance, explain
+from pyro_dropout.tabular.pictures import picture
 from pyro_dropout.tabular.run_folder import Run, check_new, claimed_run
 from pyro_dropout.training.history import History
 

@@ -10,7 +10,8 @@ from torch import Tensor
 import pyro_dropout as pd
 from pyro_dropout.protocols import Figure
 from pyro_dropout.tables.encoding import Column, Encoding
-from pyro_dropout.tabular.pictures import explain, picture
+from pyro_dropout.tabular.explain import explain
+from pyro_dropout.tabular.pictures import picture
 from tests.oracles.made_predictions import made
 
 COLUMNS = {"size": [0], "kind": [1, 2, 3], "noise": [4]}
