@@ -101,7 +101,7 @@ def kept(model: Model, keep: float = 0.9) -> Callable[[str], float]:
 
     def of(name: str) -> float:
         site = model.sites[name]
-        inputs = site[0] if isinstance(site, tuple) else site.fan_in  # a deep Gaussian process knows shapes alone
+        inputs = site[-1] if isinstance(site, tuple) else site.fan_in  # a deep Gaussian process knows (out, in) alone
         return 1.0 if inputs == 1 else keep
 
     return of

@@ -25,3 +25,8 @@ def test_the_reference_of_the_series_goes_through_the_data_and_is_unsure_away_fr
     noise = near.aleatoric.sqrt().mean()
     assert (near.mean - data.train[1]).square().mean().sqrt() < noise
     assert far.epistemic.sqrt().mean() > 2 * near.epistemic.sqrt().mean()
+
+
+def test_the_rows_that_dropout_drops_are_the_inputs_of_a_layer() -> None:
+    model = pd.paper.DeepGP(1, [4, 3], 1)
+    assert {site: kept(model)(site) for site in ("W1", "W2", "W3")} == {"W1": 1.0, "W2": 0.9, "W3": 0.9}
