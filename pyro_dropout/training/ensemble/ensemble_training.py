@@ -19,24 +19,31 @@ from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.protocols import PyroModel, Record, Tree
 from pyro_dropout.training.checkpoints.fingerprint import told_loss
 from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint, last_facts
-from pyro_dropout.training.compile.functional import Buffers, Gradients, Parameters, loss_and_gradients
+from pyro_dropout.training.compile.functional import (
+    Buffers,
+    Gradients,
+    Parameters,
+    make_gradients,
+    numbered,
+)
 from pyro_dropout.training.early_stopping import EnsembleWatch
 from pyro_dropout.training.ensemble.anchoring import Anchoring, Problem, perturbation, temperature_of
 from pyro_dropout.training.fleet.replicas import over_replicas
 from pyro_dropout.training.history import History
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.loss.learned_widths import learned_sites
-from pyro_dropout.training.loss.temperature import at_step, current_step
+from pyro_dropout.training.loss.temperature import current_step
 from pyro_dropout.training.optimisers import Update
 from pyro_dropout.training.training_task import TrainingTask
 
 _APART = 10.0  # nats: e^-10 of the weight of the best
-ROWS = "rows_of_the_batch"  # the keyword under which a mini-batch says which of all data it holds
+# Keywords of a model's call that its loss takes: which of all data a mini-batch holds, and which problem is meant.
+ROWS, PROBLEM = "rows_of_the_batch", "problem_of_the_member"
 
 
 @dataclass
 class MemberLoss:
-    """The loss of a member's guide in its own problem; of one that is not anchored, ``problem`` is None."""
+    """The loss of a member's guide in its own problem, ``problem`` unless another one is given; None without anchors."""
 
     inner: Any
     problem: Problem | None
@@ -47,9 +54,9 @@ class MemberLoss:
         if isinstance(guide, Ensemble):
             guide.tell()
             guide = guide.template
-        rows = kwargs.pop(ROWS, None)
-        if self.problem is not None:
-            model = Anchoring(**self.problem, rows=rows, heat=self.heat)(model)
+        rows, problem = kwargs.pop(ROWS, None), kwargs.pop(PROBLEM, self.problem)
+        if problem:
+            model = Anchoring(**problem, rows=rows, heat=self.heat)(model)
         found: Tensor = self.inner.differentiable_loss(model, guide, *args, **kwargs)
         return found
 
@@ -115,21 +122,17 @@ class Members(TrainingTask):
         leaves, shape = tree_flatten((call.args, call.kwargs))
         places = [k for k, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
 
-        def loss_of(
-            values: list[Tensor], problem: Problem, settings: list[Tensor], tensors: list[Tensor], step: Tensor
-        ) -> list[Tensor]:
+        def of_member(problem: Problem, tensors: list[Tensor]) -> tuple[tuple[Tree, ...], dict[str, Tree]]:
             now = dict(zip(places, tensors, strict=True))
             args, kwargs = tree_unflatten([now.get(k, leaf) for k, leaf in enumerate(leaves)], shape)
-            loss = dataclasses.replace(self.loss, problem=problem if self.problem is not None else None)
-            with buffers.replaced(settings), at_step(step):
-                value, slopes = loss_and_gradients(model, template, loss, solo, values, args, kwargs)
-            return [value, *slopes]
+            return args, {**kwargs, PROBLEM: problem}
 
+        solo_gradients = numbered(make_gradients(model, template, self.loss, solo, of_member))
         values, tensors = solo.values, [leaves[k] for k in places]
-        example = (values, self.loss.problem or {}, buffers.values, tensors, _step(values))
+        example = (values, _step(values), buffers.values, self.loss.problem or {}, tensors)
         by_member = [0 if name in own.values() else None for name in owned]
         by_setting = [0 if name in settings else None for name in buffers.names]
-        together = over_replicas(loss_of, example, (by_member, 0, by_setting, None, None), (model, template))
+        together: Any = over_replicas(solo_gradients, example, (by_member, None, by_setting, 0, None), (model, template))
         parameters.unused = {names.index(owned[k]) for k in solo.unused}
 
         def of_all(
@@ -140,7 +143,7 @@ class Members(TrainingTask):
             fixed = [set_to.get(name, value) for name, value in zip(buffers.names, buffers.values, strict=True)]
             tensors = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)]
             with torch.no_grad():
-                losses, *slopes = together(inputs, self.problem or {}, fixed, tensors, _step(inputs))
+                losses, slopes = together(inputs, _step(inputs), fixed, self.problem or {}, tensors)
                 slopes = _averaged(losses, self._clipped(slopes), [dim is None for dim in by_member])
             found = dict(zip(owned, slopes, strict=True))
             return losses, [found[name] for name in names]
