@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 import pyro_dropout as pd
-from pyro_dropout.engines import choose, engine, program
-from pyro_dropout.engines.c import library
+from pyro_dropout.engines import choose, engine, in_c, program
 from pyro_dropout.engines.choose import decided, step_size
 from pyro_dropout.engines.engine import CannotError, Loop, Step
 from pyro_dropout.generative.model_call import ModelCall
@@ -94,7 +93,7 @@ def test_a_training_of_medium_length_is_plain_c(batch_size: int | None) -> None:
 @pytest.mark.usefixtures("by_c_or_recorded")
 def test_what_does_not_fit_in_plain_c_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = trained(pd.AutoDropout, "traced")
-    monkeypatch.setattr(library, "compiler", lambda: ("no-such-compiler",))
+    monkeypatch.setattr(in_c, "compiler", lambda: ("no-such-compiler",))
     found = trained(pd.AutoDropout, "auto")
     assert found.traced
     assert torch.equal(found.losses, expected.losses)

@@ -43,7 +43,7 @@ ROWS, PROBLEM = "rows_of_the_batch", "problem_of_the_member"
 
 @dataclass
 class MemberLoss:
-    """The loss of a member's guide in its own problem, ``problem`` unless another one is given; None without anchors."""
+    """The loss of a member's guide in its own problem: ``problem`` unless a call names one; None without anchors."""
 
     inner: Any
     problem: Problem | None
@@ -127,12 +127,12 @@ class Members(TrainingTask):
             args, kwargs = tree_unflatten([now.get(k, leaf) for k, leaf in enumerate(leaves)], shape)
             return args, {**kwargs, PROBLEM: problem}
 
-        solo_gradients = numbered(make_gradients(model, template, self.loss, solo, of_member))
+        of_one = numbered(make_gradients(model, template, self.loss, solo, of_member))
         values, tensors = solo.values, [leaves[k] for k in places]
         example = (values, _step(values), buffers.values, self.loss.problem or {}, tensors)
         by_member = [0 if name in own.values() else None for name in owned]
         by_setting = [0 if name in settings else None for name in buffers.names]
-        together: Any = over_replicas(solo_gradients, example, (by_member, None, by_setting, 0, None), (model, template))
+        together: Any = over_replicas(of_one, example, (by_member, None, by_setting, 0, None), (model, template))
         parameters.unused = {names.index(owned[k]) for k in solo.unused}
 
         def of_all(
