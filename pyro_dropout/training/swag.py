@@ -31,7 +31,7 @@ from pyro_dropout.training.loss.temperature import at_step
 from pyro_dropout.training.optimisers import named
 from pyro_dropout.training.preflight import check_data, check_how
 from pyro_dropout.training.svi import check_compile
-from pyro_dropout.training.training_task import TrainingTask
+from pyro_dropout.training.training_run import TrainingTask
 
 _NARROWEST = 1e-6  # a variance, beside the largest of its site: SGD does not move every weight
 

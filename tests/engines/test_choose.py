@@ -15,7 +15,7 @@ from pyro_dropout.engines.choose import decided, step_size
 from pyro_dropout.engines.engine import CannotError, Loop, Step
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.training.optimisers import named
-from pyro_dropout.training.training_task import TrainingTask
+from pyro_dropout.training.training_run import TrainingTask
 
 CPU = torch.device("cpu")
 X = torch.linspace(-1, 1, 24).unsqueeze(-1)

@@ -26,7 +26,8 @@ from pyro_dropout.training.loss.temperature import at_step
 from pyro_dropout.training.optimisers import Update
 
 Gradients = Callable[..., tuple[Tensor, list[Tensor]]]  # (values, buffers, *inputs) -> (loss, gradients)
-Call = Callable[..., tuple[Sequence[object], Mapping[str, object]]]  # a step's inputs -> the model's (args, kwargs)
+Arguments = tuple[Sequence[Any], Mapping[str, Any]]  # a model's (args, kwargs)
+Call = Callable[..., Arguments]  # of a step's inputs
 _Holder = tuple[dict[str, Any], str]  # where a module holds a tensor: its own dictionary, and the key there
 
 

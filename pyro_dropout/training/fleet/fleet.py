@@ -23,14 +23,14 @@ from pyro_dropout.generative.process_lock import RUNNING
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.guides.summary import note_training
 from pyro_dropout.mathematics.checks import check_positive, check_seed
-from pyro_dropout.protocols import Record, Tree
+from pyro_dropout.protocols import Record
 from pyro_dropout.training.batches import Batches
 from pyro_dropout.training.checkpoints.fingerprint import told_loss, told_update
 from pyro_dropout.training.checkpoints.posterior_file import settings_of, tensors_of
 from pyro_dropout.training.checkpoints.tensor_file import digest
 from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint, Keeper
 from pyro_dropout.training.collapse import warn_of_replicas
-from pyro_dropout.training.compile.functional import Buffers, Loss, Parameters, make_gradients, make_step
+from pyro_dropout.training.compile.functional import Arguments, Buffers, Loss, Parameters, make_gradients, make_step
 from pyro_dropout.training.fleet.replicas import (
     Replica,
     build_replicas,
@@ -54,7 +54,7 @@ from pyro_dropout.training.preflight import (
     check_targets,
     check_trained,
 )
-from pyro_dropout.training.runner import TrainingRun, surroundings
+from pyro_dropout.training.training_run import TrainingRun, surroundings
 
 _TRIED = 4  # points with which replicas are compared
 Rate = float | Tensor | Sequence[float]  # a learning rate, or one for each replica
@@ -308,7 +308,7 @@ class Fleet:
         check_one_function(self._replicas, self.settings, with_numbers_of, x[some], y[some])
         batches = None if batch == points else Batches(batch, rows)
 
-        def call(x: AnyInputs, y: Tensor, index: Tensor) -> tuple[tuple[Tree, ...], dict[str, Tree]]:
+        def call(x: AnyInputs, y: Tensor, index: Tensor) -> Arguments:
             return (x[index], y[index], points), {}
 
         total = steps if steps is not None else int(epochs or 0) * max(1, points // batch)
