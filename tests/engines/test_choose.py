@@ -81,16 +81,6 @@ def by_c_or_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("by_c_or_recorded")
-@pytest.mark.thinned(2)
-@pytest.mark.parametrize("batch_size", [None, 7])
-def test_a_training_of_medium_length_is_plain_c(batch_size: int | None) -> None:
-    found, recorded = (trained(pd.AutoMeanField, how, batch_size=batch_size) for how in ("auto", "traced"))
-    assert found.compiled
-    assert not found.traced
-    torch.testing.assert_close(found.losses, recorded.losses, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.usefixtures("by_c_or_recorded")
 def test_what_does_not_fit_in_plain_c_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = trained(pd.AutoDropout, "traced")
     monkeypatch.setattr(in_c, "compiler", lambda: ("no-such-compiler",))
