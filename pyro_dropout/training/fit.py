@@ -32,7 +32,7 @@ from pyro_dropout.training.collapse import note_learned
 from pyro_dropout.training.compile.functional import Loss
 from pyro_dropout.training.early_stopping import EnsembleWatch, Watch
 from pyro_dropout.training.ensemble.ensemble_training import check_members, enlisted, train_members
-from pyro_dropout.training.history import History
+from pyro_dropout.training.history import History, still_falling
 from pyro_dropout.training.laplace.laplace import as_points, finish_on
 from pyro_dropout.training.loader import loader_of
 from pyro_dropout.training.loop import loop
@@ -52,7 +52,6 @@ from pyro_dropout.training.preflight import (
 )
 from pyro_dropout.training.processes import SharedTask, join
 from pyro_dropout.training.training_run import TrainingTask
-from pyro_dropout.training.unfinished import still_falling
 
 
 @one_at_a_time

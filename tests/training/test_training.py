@@ -15,9 +15,9 @@ from tqdm.auto import tqdm
 import pyro_dropout as pd
 from pyro_dropout.engines import engine
 from pyro_dropout.errors import UnfinishedTrainingWarning
+from pyro_dropout.training.history import still_falling
 from pyro_dropout.training.loop import sharing_bar
 from pyro_dropout.training.training_run import TrainingRun
-from pyro_dropout.training.unfinished import still_falling
 
 QUIET: dict[str, Any] = {"compile": False, "progress": False}
 
