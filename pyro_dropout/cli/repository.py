@@ -99,7 +99,7 @@ def info(as_json: options.Json = False) -> None:
     """Print what a report of an error needs: versions, compiler and device."""
     import torch
 
-    from pyro_dropout.engines.c.library import compiler
+    from pyro_dropout.engines.in_c import compiler
 
     place = options.place("auto")
     device = "cpu (--device mps for the GPU)" if torch.backends.mps.is_available() else "cpu"

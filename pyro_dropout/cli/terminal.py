@@ -60,7 +60,7 @@ def plain_warnings() -> Iterator[None]:
     """Print each distinct warning once, as one line on stderr without its code location."""
 
     def show(message: Warning | str, category: type[Warning], *rest: object, **more: object) -> None:
-        from pyro_dropout.training.unfinished import ADVICE  # loads torch, which help does without
+        from pyro_dropout.training.history import ADVICE  # loads torch, which help does without
 
         text = str(message).replace(ADVICE, "Raise --steps or --lr.")
         if text not in seen:

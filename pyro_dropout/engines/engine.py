@@ -13,8 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from pyro_dropout.engines.constants import Found
-from pyro_dropout.engines.program import Function, Program, counting
+from pyro_dropout.engines.program import Found, Function, Program, counting
 from pyro_dropout.engines.torch_internals import tree_leaves
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.protocols import Tree

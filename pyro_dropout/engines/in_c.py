@@ -5,19 +5,30 @@ is run beside the operations that were recorded, at several points, and not used
 """
 
 import ctypes
+import functools
+import os
+import shlex
+import shutil
+import subprocess
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, fx
 
 from pyro_dropout.engines.agreement import agrees, written
-from pyro_dropout.engines.c import library
 from pyro_dropout.engines.c.source import Source
 from pyro_dropout.engines.engine import CannotError, Loop, Row, Step, Taken, copy_into
+from pyro_dropout.engines.kernel_folder import private_folder
 from pyro_dropout.engines.program import Program, apart_in_memory
 from pyro_dropout.errors import warn_caller
 
 Run = Callable[[], list[Tensor]]
+# No flag changes a result: sums are vectorised where the source says so, and nowhere else.
+FLAGS = (
+    *("-x", "c", "-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
+    *("-fno-strict-aliasing", "-fopenmp-simd", "-w", "-shared", "-fPIC"),
+)
+_SECONDS = 60  # a compiler that takes longer has failed
 
 
 class InC:
@@ -67,7 +78,7 @@ def in_c(program: Program, inputs: Sequence[Tensor], writes: int = 0) -> Run:
     graph = program.graph
     source = Source(graph, inputs, writes)
     try:
-        run = _right(source, library.compiled(source.text), graph, inputs, writes)
+        run = _right(source, compiled(source.text), graph, inputs, writes)
     except OSError as cause:
         raise CannotError(str(cause)) from cause
     if run is None:
@@ -75,6 +86,38 @@ def in_c(program: Program, inputs: Sequence[Tensor], writes: int = 0) -> Run:
         warn_caller(f"{why}; it is not used. Please report this with your model.")
         raise CannotError(why)
     return run
+
+
+# --- the compiler that torch would use too ----------------------------------------------------------------------------
+
+
+@functools.cache
+def compiler() -> tuple[str, ...]:
+    """Return the compiler's command; empty if there is none."""
+    given = shlex.split(os.environ.get("CXX", ""))
+    if given:
+        return tuple(given) if shutil.which(given[0]) else ()
+    return next(((name,) for name in ("g++", "gcc", "clang++", "cc") if shutil.which(name)), ())
+
+
+def compiled(text: str) -> ctypes.CDLL:
+    """Return the library of a source; raise ``CannotError`` if it cannot be compiled."""
+    if not compiler():
+        raise CannotError("there is no C compiler")
+    try:
+        return _compiled(text, compiler())
+    except (OSError, subprocess.SubprocessError) as cause:
+        raise CannotError(f"the C compiler failed ({type(cause).__name__})") from cause
+
+
+@functools.lru_cache(maxsize=64)
+def _compiled(text: str, command: tuple[str, ...]) -> ctypes.CDLL:
+    with private_folder() as folder:  # nobody else can exchange what is loaded; once loaded, it needs no file
+        source, made = folder / "source.c", folder / "library.so"
+        source.write_text(text)
+        whole = [*command, *FLAGS, str(source), "-o", str(made), "-lm"]
+        subprocess.run(whole, capture_output=True, timeout=_SECONDS, check=True)
+        return ctypes.CDLL(str(made))
 
 
 # --- comparing --------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.fx.node import map_aggregate
 
 from pyro_dropout.engines.torch_internals import (
     LazyGraphModule,
@@ -87,7 +88,7 @@ class Recorder(Mode):
             raise self._not_recorded()
         if func is _aten.lift_fresh.default:
             func = _aten.lift_fresh_copy.default  # the literal is copied at every call, in case it is written into
-        given = self._noted(args), self._noted(kwargs)
+        given = map_aggregate(args, self._noted), map_aggregate(kwargs, self._noted)
         result = func(*args, **kwargs)
         node = self.graph.create_node("call_function", func, *given, name=func.overloadpacket.__name__)
         self._note_all(result, node)
@@ -98,13 +99,9 @@ class Recorder(Mode):
         return NotRecordedError("this operation cannot be recorded as it runs")
 
     def _noted(self, value: Any) -> Any:
-        """Return arguments with nodes in place of tensors."""
+        """Return an argument, or the node of a tensor."""
         if isinstance(value, Tensor):
             return self._node(value)
-        if isinstance(value, list | tuple):
-            return [self._noted(each) for each in value] if isinstance(value, list) else tuple(map(self._noted, value))
-        if isinstance(value, dict):
-            return {name: self._noted(each) for name, each in value.items()}
         if not isinstance(value, _PLAIN):
             raise self._not_recorded()
         return value

@@ -21,7 +21,7 @@ from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.protocols import PyroModel, Record
 from pyro_dropout.training.checkpoints.tensor_file import digest
 from pyro_dropout.training.loss.elbo import ELBO
-from pyro_dropout.training.runner import TrainingRun
+from pyro_dropout.training.training_run import TrainingRun
 
 _PARTICLES = 8  # draws of a network's weights, for each check
 _AT_ONCE = 2**24  # outputs of an ensemble that are computed at once

@@ -30,8 +30,9 @@ from pyro_dropout.training.checkpoints.fingerprint import told_update
 from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint, Keeper
 from pyro_dropout.training.collapse import note_learned
 from pyro_dropout.training.compile.functional import Loss
+from pyro_dropout.training.early_stopping import EnsembleWatch, Watch
 from pyro_dropout.training.ensemble.ensemble_training import check_members, enlisted, train_members
-from pyro_dropout.training.history import History
+from pyro_dropout.training.history import History, still_falling
 from pyro_dropout.training.laplace.laplace import as_points, finish_on
 from pyro_dropout.training.loader import loader_of
 from pyro_dropout.training.loop import loop
@@ -50,8 +51,7 @@ from pyro_dropout.training.preflight import (
     held_out_share,
 )
 from pyro_dropout.training.processes import SharedTask, join
-from pyro_dropout.training.training_task import TrainingTask
-from pyro_dropout.training.unfinished import still_falling
+from pyro_dropout.training.training_run import TrainingTask
 
 
 @one_at_a_time
@@ -214,7 +214,8 @@ def fit(
             watch = keeper = None
             if held_out is not None:
                 every = check_every or max(1, total // 50)
-                watch = task.watched_by(held_out, task.guide, run, patience, every, seed)
+                kind = EnsembleWatch if isinstance(guide, Ensemble) else Watch
+                watch = kind(held_out, guide, run, patience, every, seed)
             if where is not None or processes is not None:
                 facts: Record = {"batch": batch, "seed": seed, "update": told_update(update)} | task.facts()
                 facts |= {} if precision == "float32" else {"precision": precision}

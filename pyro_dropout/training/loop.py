@@ -20,7 +20,7 @@ from pyro_dropout.generative.process_lock import bound
 from pyro_dropout.training.checkpoints.training_checkpoint import Keeper
 from pyro_dropout.training.early_stopping import Watch
 from pyro_dropout.training.history import REMEDY, History, all_finite
-from pyro_dropout.training.runner import TrainingRun
+from pyro_dropout.training.training_run import TrainingRun
 
 
 def loop(

@@ -26,6 +26,7 @@ from pyro_dropout.protocols import Record
 
 Schedule = Callable[[Tensor], Tensor]
 State = list[list[Tensor]]  # the optimiser's tensors for each parameter
+_OPTIONS = ("betas", "eps", "weight_decay", "decoupled_weight_decay", "momentum", "nesterov")  # of torch's optimisers
 
 
 @dataclass(frozen=True)
@@ -253,6 +254,23 @@ def chosen(optim: object, lr: float, schedule: Schedule | None, clip_norm: float
     if schedule is not None or clip_norm is not None:
         raise PyroDropoutError("an Update has its own schedule and clip_norm; give them to it, not to fit.")
     return optim
+
+
+def from_group(kind: type, group: Record) -> Update | None:
+    """Return the update of a torch optimiser of this class with one group; None if it is not implemented here."""
+    options = {name: plain(value) for name, value in group.items() if name != "params"}
+    if any(options.get(name) for name in ("amsgrad", "maximize", "dampening")):
+        return None
+    if kind in (torch.optim.Adam, torch.optim.AdamW):
+        decoupled = kind is torch.optim.AdamW or bool(options.get("decoupled_weight_decay"))
+        found = adam(
+            options["lr"], tuple(options["betas"]), options["eps"], options["weight_decay"], decoupled=decoupled
+        )
+    elif kind is torch.optim.SGD:
+        found = sgd(*(options[name] for name in ("lr", "momentum", "weight_decay", "nesterov")))
+    else:
+        return None
+    return replace(found, options=tuple((name, options[name]) for name in _OPTIONS if name in options))
 
 
 def clock(lr: float, parameters: list[Tensor], taken: int) -> tuple[Tensor, Tensor]:

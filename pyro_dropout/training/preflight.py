@@ -16,14 +16,7 @@ from pyro_dropout.generative.model_call import ModelCall, is_network, name_of, t
 from pyro_dropout.generative.observed_sites import check_samples
 from pyro_dropout.generative.probabilities import warn_of_probabilities
 from pyro_dropout.generative.trial_run import quietly
-from pyro_dropout.mathematics.checks import (
-    check_count,
-    check_dense,
-    check_device,
-    check_positive,
-    check_seed,
-    describe,
-)
+from pyro_dropout.mathematics.checks import check_count, check_dense, check_device, check_positive, describe
 from pyro_dropout.training.loader import Target, all_of
 from pyro_dropout.training.optimisers import Update
 
@@ -66,7 +59,6 @@ def check_how(
     clip_norm: object,
     device: object,
     *,
-    seed: object = None,
     lr: object = None,
     schedule: object = None,
     loss: object = None,
@@ -94,7 +86,6 @@ def check_how(
             )
     if loss is not None and (isinstance(loss, type) or not hasattr(loss, "differentiable_loss")):
         raise PyroDropoutError(f"loss must be pyro_dropout.ELBO() or a loss of Pyro's; got {describe(loss)}.")
-    check_seed(seed, 0, LARGEST_SEED)
     if device is not None:
         check_device("device", device)
 

@@ -22,10 +22,9 @@ from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.protocols import PyroModel, Record
 from pyro_dropout.training.checkpoints.posterior_file import identity_of, tensors_of
 from pyro_dropout.training.checkpoints.tensor_file import digest
-from pyro_dropout.training.compile.functional import Gradients, Parameters
+from pyro_dropout.training.compile.functional import Arguments, Gradients, Parameters
 from pyro_dropout.training.loss.temperature import current_step
-from pyro_dropout.training.runner import TrainingRun
-from pyro_dropout.training.training_task import TrainingTask
+from pyro_dropout.training.training_run import TrainingRun, TrainingTask
 
 _NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
@@ -78,12 +77,12 @@ class SharedTask(TrainingTask):
         run.agreed, run.shared = self.processes.agreed, True
         return run
 
-    def _arguments(self, *row: Tensor) -> tuple[tuple[object, ...], dict[str, object]]:
+    def _arguments(self, *row: Tensor) -> Arguments:
         rows = row[0] if row else torch.arange(self.call.count or 1, device=self.processes.place)
         return super()._arguments(rows.chunk(self.processes.count)[self.processes.rank])
 
-    def _gradients(self, parameters: Parameters) -> Gradients:
-        own, ours, many = super()._gradients(parameters), self.processes, range(len(parameters.names))
+    def _gradients(self, parameters: Parameters, call: ModelCall) -> Gradients:
+        own, ours, many = super()._gradients(parameters, call), self.processes, range(len(parameters.names))
 
         def gradients_of(values: list[Tensor], buffers: list[Tensor], *row: Tensor) -> tuple[Tensor, list[Tensor]]:
             failed, kept = None, [each for each in buffers if each.is_floating_point()]

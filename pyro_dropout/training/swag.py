@@ -21,7 +21,7 @@ from pyro_dropout.generative.random_state import generators_stay
 from pyro_dropout.generative.standardised import network_in
 from pyro_dropout.guides.low_rank import AutoLowRank
 from pyro_dropout.guides.points import Points
-from pyro_dropout.mathematics.checks import check_count, check_positive
+from pyro_dropout.mathematics.checks import check_count, check_positive, check_seed
 from pyro_dropout.protocols import PyroModel
 from pyro_dropout.training.fit import place_of
 from pyro_dropout.training.laplace.laplace import weights_at
@@ -29,9 +29,9 @@ from pyro_dropout.training.loop import loop, progress_bar
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.loss.temperature import at_step
 from pyro_dropout.training.optimisers import named
-from pyro_dropout.training.preflight import check_data, check_how
+from pyro_dropout.training.preflight import LARGEST_SEED, check_data, check_how
 from pyro_dropout.training.svi import check_compile
-from pyro_dropout.training.training_task import TrainingTask
+from pyro_dropout.training.training_run import TrainingTask
 
 _NARROWEST = 1e-6  # a variance, beside the largest of its site: SGD does not move every weight
 
@@ -93,7 +93,8 @@ def swag(
     check_count("steps", steps)
     check_compile(compile)
     check_positive("lr", lr)
-    check_how(None, None, lr=lr, seed=seed)
+    check_seed(seed, 0, LARGEST_SEED)
+    check_how(None, None, lr=lr)
     net: Any = model
     inner = network_in(model)
     if not isinstance(inner, BayesianNet):

@@ -10,13 +10,12 @@ import torch
 from torch import nn
 
 import pyro_dropout as pd
-from pyro_dropout.engines import choose, engine, program
-from pyro_dropout.engines.c import library
+from pyro_dropout.engines import choose, engine, in_c, program
 from pyro_dropout.engines.choose import decided, step_size
 from pyro_dropout.engines.engine import CannotError, Loop, Step
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.training.optimisers import named
-from pyro_dropout.training.training_task import TrainingTask
+from pyro_dropout.training.training_run import TrainingTask
 
 CPU = torch.device("cpu")
 X = torch.linspace(-1, 1, 24).unsqueeze(-1)
@@ -82,19 +81,9 @@ def by_c_or_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("by_c_or_recorded")
-@pytest.mark.thinned(2)
-@pytest.mark.parametrize("batch_size", [None, 7])
-def test_a_training_of_medium_length_is_plain_c(batch_size: int | None) -> None:
-    found, recorded = (trained(pd.AutoMeanField, how, batch_size=batch_size) for how in ("auto", "traced"))
-    assert found.compiled
-    assert not found.traced
-    torch.testing.assert_close(found.losses, recorded.losses, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.usefixtures("by_c_or_recorded")
 def test_what_does_not_fit_in_plain_c_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = trained(pd.AutoDropout, "traced")
-    monkeypatch.setattr(library, "compiler", lambda: ("no-such-compiler",))
+    monkeypatch.setattr(in_c, "compiler", lambda: ("no-such-compiler",))
     found = trained(pd.AutoDropout, "auto")
     assert found.traced
     assert torch.equal(found.losses, expected.losses)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pyro_dropout.engines.c.library import compiler
 from pyro_dropout.engines.engine import CannotError
+from pyro_dropout.engines.in_c import compiler
 from tests.engines.test_plain_c import in_c_of, ran
 
 aten = torch.ops.aten

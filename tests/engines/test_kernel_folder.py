@@ -11,10 +11,9 @@ from torch import Tensor
 
 import pyro_dropout as pd
 from pyro_dropout.engines import kernel_folder
-from pyro_dropout.engines.c import library
 from pyro_dropout.engines.engine import CannotError
 from pyro_dropout.engines.generated import formulas
-from pyro_dropout.engines.in_c import in_c
+from pyro_dropout.engines.in_c import compiled, in_c
 from pyro_dropout.engines.program import Program
 
 
@@ -40,10 +39,10 @@ def test_a_temporary_folder_of_all_users_needs_the_sticky_bit(
     tmp_path.chmod(0o777 | sticky)
     text = f"int segment0(void *const *p) {{ return 0; }} // {sticky}"
     if sticky:
-        assert library.compiled(text)
+        assert compiled(text)
     else:
         with pytest.raises(CannotError, match="failed"):
-            library.compiled(text)
+            compiled(text)
 
 
 def test_a_folder_that_another_user_has_made_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pyro_dropout.engines import agreement, in_c
-from pyro_dropout.engines.c.library import compiled, compiler
 from pyro_dropout.engines.c.source import Source
 from pyro_dropout.engines.engine import CannotError
+from pyro_dropout.engines.in_c import compiled, compiler
 from pyro_dropout.engines.program import Program
 from pyro_dropout.engines.recorder import record
 

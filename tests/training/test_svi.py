@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import pyro_dropout as pd
+from pyro_dropout.engines import in_c
 from pyro_dropout.engines import program as compiled
-from pyro_dropout.engines.c import library
 from pyro_dropout.training.compile import compiled_step
 
 F64 = torch.float64
@@ -145,7 +145,7 @@ def test_without_a_compiler_the_warning_says_so(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(compiled, "compiled", no_compiler)
     monkeypatch.setattr("shutil.which", lambda name: None)
-    monkeypatch.setattr(library, "compiler", lambda: ())
+    monkeypatch.setattr(in_c, "compiler", lambda: ())
     model, x, y = problem()
     svi = pd.SVI(model, pd.AutoDropout(model), pyro.optim.Adam({"lr": 0.01}))
     with pytest.warns(UserWarning, match=r"no C\+\+ compiler on this machine: install one"):

@@ -15,9 +15,9 @@ from tqdm.auto import tqdm
 import pyro_dropout as pd
 from pyro_dropout.engines import engine
 from pyro_dropout.errors import UnfinishedTrainingWarning
+from pyro_dropout.training.history import still_falling
 from pyro_dropout.training.loop import sharing_bar
-from pyro_dropout.training.runner import TrainingRun
-from pyro_dropout.training.unfinished import still_falling
+from pyro_dropout.training.training_run import TrainingRun
 
 QUIET: dict[str, Any] = {"compile": False, "progress": False}
 
@@ -171,29 +171,6 @@ def test_an_interruption_keeps_what_was_learned(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(KeyboardInterrupt):
         pd.fit(model, guide, x, y, steps=1000, lr=0.01, **QUIET)
     assert not torch.equal(guide.mean()["0.weight"], before)
-
-
-def test_what_cannot_be_compiled_is_fitted_eagerly_with_one_warning() -> None:
-    class Looks(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(1, 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            f: Tensor = self.layer(x)
-            return f if float(f.detach().sum()) > 0 else f + 0.0
-
-    model = pd.BayesianNet(Looks())
-    _, _, x, y = problem()
-    with pytest.warns(UserWarning, match="cannot be compiled|cannot be drawn for each data point") as seen:
-        history = pd.fit(model, pd.AutoDropout(model), x, y, steps=200, progress=False)
-    assert len([each for each in seen if "compiled" in str(each.message)]) == 1
-    assert not history.compiled
-    assert not history.traced
-    assert "eager" in repr(history)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        pd.fit(model, pd.AutoDropout(model), x, y, steps=3, loss=pd.ELBO(per_example=False), **QUIET)
 
 
 def normed() -> tuple[pd.BayesianNet, Any, nn.BatchNorm1d]:

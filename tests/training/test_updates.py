@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import pyro_dropout as pd
-from pyro_dropout.training.compile.optimiser_state import from_group
-from pyro_dropout.training.optimisers import adam, clock, cosine_decay
+from pyro_dropout.training.optimisers import adam, clock, cosine_decay, from_group
 
 F64 = torch.float64
 OPTIMISERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {

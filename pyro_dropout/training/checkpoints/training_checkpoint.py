@@ -16,7 +16,7 @@ from pyro_dropout.training.checkpoints.posterior_file import ROOTS, check_identi
 from pyro_dropout.training.checkpoints.safe_files import check_no_links, clear_unfinished
 from pyro_dropout.training.checkpoints.tensor_file import ADVICE, read_facts, read_tensors, write_tensors
 from pyro_dropout.training.early_stopping import Watch
-from pyro_dropout.training.runner import TrainingRun
+from pyro_dropout.training.training_run import TrainingRun
 
 _NAME = re.compile(r"step-(\d+)\.safetensors")
 

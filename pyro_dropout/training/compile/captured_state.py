@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pyro_dropout.engines.constants import Found
+from pyro_dropout.engines.program import Found
 
 _MOST = 50_000  # the most objects that are looked into
 _LARGE = 2**20  # the largest numpy array that is compared at every step

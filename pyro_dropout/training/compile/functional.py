@@ -26,7 +26,8 @@ from pyro_dropout.training.loss.temperature import at_step
 from pyro_dropout.training.optimisers import Update
 
 Gradients = Callable[..., tuple[Tensor, list[Tensor]]]  # (values, buffers, *inputs) -> (loss, gradients)
-Call = Callable[..., tuple[Sequence[object], Mapping[str, object]]]  # a step's inputs -> the model's (args, kwargs)
+Arguments = tuple[Sequence[Any], Mapping[str, Any]]  # a model's (args, kwargs)
+Call = Callable[..., Arguments]  # of a step's inputs
 _Holder = tuple[dict[str, Any], str]  # where a module holds a tensor: its own dictionary, and the key there
 
 
@@ -170,41 +171,28 @@ def unvalidated() -> Iterator[None]:
             Distribution.set_default_validate_args(before)
 
 
-def loss_and_gradients(
-    model: object,
-    guide: object,
-    loss: Loss,
-    parameters: Parameters,
-    values: list[Tensor],
-    args: Sequence[object],
-    kwargs: Mapping[str, object],
-) -> tuple[Tensor, list[Tensor]]:
-    """Return the loss and its gradient in each parameter, as a pure function of ``values``."""
-    leaves = [value.detach().requires_grad_() for value in values]
-    lstm = recordable(holders_of(model, guide), is_traced())
-    with torch.enable_grad(), unvalidated(), lstm, poutine.block(), parameters.replaced(leaves):
-        value = loss.differentiable_loss(model, guide, *args, **kwargs)
-        size = value.detach().abs().clamp_min(1) if parameters.divided else None
-        gradients = torch.autograd.grad(value if size is None else value / size, leaves, allow_unused=True)
-        if size is not None:
-            gradients = tuple(None if slope is None else slope * size for slope in gradients)
-    parameters.check_used(gradients)
-    parameters.unused = {k for k, g in enumerate(gradients) if g is None}
-    return value.detach(), [torch.zeros_like(p) if g is None else g for p, g in zip(leaves, gradients, strict=True)]
-
-
 def make_gradients(model: object, guide: object, loss: Loss, parameters: Parameters, call: Call) -> Gradients:
-    """Return gradients_of(values, buffers, *inputs) -> (loss, gradients).
+    """Return gradients_of(values, buffers, *inputs) -> (loss, gradients), a pure function of tensors.
 
-    ``call`` turns the tensor inputs into the model's (args, kwargs). Buffers are inputs too, so that a setting that is
+    ``call`` turns the other inputs into the model's (args, kwargs). Buffers are inputs too, so that a setting that is
     changed between two steps is seen by a compiled one.
     """
     places = Buffers(model, guide)
 
-    def gradients_of(values: list[Tensor], buffers: list[Tensor], *inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def gradients_of(values: list[Tensor], buffers: list[Tensor], *inputs: Any) -> tuple[Tensor, list[Tensor]]:
         args, kwargs = call(*inputs)
-        with places.replaced(buffers):
-            return loss_and_gradients(model, guide, loss, parameters, values, args, kwargs)
+        leaves = [value.detach().requires_grad_() for value in values]
+        held, lstm = parameters.replaced(leaves), recordable(holders_of(model, guide), is_traced())
+        with places.replaced(buffers), held, lstm, torch.enable_grad(), unvalidated(), poutine.block():
+            value = loss.differentiable_loss(model, guide, *args, **kwargs)
+            size = value.detach().abs().clamp_min(1) if parameters.divided else None
+            gradients = torch.autograd.grad(value if size is None else value / size, leaves, allow_unused=True)
+            if size is not None:
+                gradients = tuple(None if slope is None else slope * size for slope in gradients)
+        parameters.check_used(gradients)
+        parameters.unused = {k for k, g in enumerate(gradients) if g is None}
+        pairs = zip(leaves, gradients, strict=True)
+        return value.detach(), [torch.zeros_like(p) if g is None else g for p, g in pairs]
 
     return gradients_of
 
@@ -225,8 +213,7 @@ def make_step(gradients_of: Gradients, parameters: Parameters, update: Update) -
     def step(
         values: list[Tensor], state: list[list[Tensor]], t: Tensor, lr: Tensor, *inputs: Tree
     ) -> tuple[list[Tensor], list[list[Tensor]], Tensor]:
-        with at_step(t):
-            loss, gradients = gradients_of(values, *inputs)
+        loss, gradients = numbered(gradients_of)(values, t, *inputs)
         new_values, new_state = update.step(values, gradients, state, t, lr)
         for k in parameters.unused:  # torch's optimisers skip parameters without a gradient
             new_values[k], new_state[k] = values[k], state[k]

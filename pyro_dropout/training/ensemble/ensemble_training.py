@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,6 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
-from pyro_dropout.engines.torch_internals import tree_flatten, tree_leaves, tree_unflatten
 from pyro_dropout.errors import PyroDropoutError, UnfinishedTrainingWarning, warn_caller
 from pyro_dropout.generative.inputs import takes_all
 from pyro_dropout.generative.model_call import ModelCall, is_network
@@ -19,24 +18,31 @@ from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.protocols import PyroModel, Record, Tree
 from pyro_dropout.training.checkpoints.fingerprint import told_loss
 from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint, last_facts
-from pyro_dropout.training.compile.functional import Buffers, Gradients, Parameters, loss_and_gradients
-from pyro_dropout.training.early_stopping import EnsembleWatch
+from pyro_dropout.training.compile.functional import (
+    Arguments,
+    Buffers,
+    Gradients,
+    Parameters,
+    make_gradients,
+    numbered,
+)
 from pyro_dropout.training.ensemble.anchoring import Anchoring, Problem, perturbation, temperature_of
 from pyro_dropout.training.fleet.replicas import over_replicas
 from pyro_dropout.training.history import History
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.loss.learned_widths import learned_sites
-from pyro_dropout.training.loss.temperature import at_step, current_step
+from pyro_dropout.training.loss.temperature import current_step
 from pyro_dropout.training.optimisers import Update
-from pyro_dropout.training.training_task import TrainingTask
+from pyro_dropout.training.training_run import TrainingTask
 
 _APART = 10.0  # nats: e^-10 of the weight of the best
-ROWS = "rows_of_the_batch"  # the keyword under which a mini-batch says which of all data it holds
+# Keywords of a model's call that its loss takes: which of all data a mini-batch holds, and which problem is meant.
+ROWS, PROBLEM = "rows_of_the_batch", "problem_of_the_member"
 
 
 @dataclass
 class MemberLoss:
-    """The loss of a member's guide in its own problem; of one that is not anchored, ``problem`` is None."""
+    """The loss of a member's guide in its own problem: ``problem`` unless a call names one; None without anchors."""
 
     inner: Any
     problem: Problem | None
@@ -47,9 +53,9 @@ class MemberLoss:
         if isinstance(guide, Ensemble):
             guide.tell()
             guide = guide.template
-        rows = kwargs.pop(ROWS, None)
-        if self.problem is not None:
-            model = Anchoring(**self.problem, rows=rows, heat=self.heat)(model)
+        rows, problem = kwargs.pop(ROWS, None), kwargs.pop(PROBLEM, self.problem)
+        if problem:
+            model = Anchoring(**problem, rows=rows, heat=self.heat)(model)
         found: Tensor = self.inner.differentiable_loss(model, guide, *args, **kwargs)
         return found
 
@@ -71,7 +77,6 @@ class Members(TrainingTask):
     problem: Problem | None = None
     clip_norm: float | None = None
 
-    watched_by = EnsembleWatch
     less = "a smaller batch_size, or fewer members"
     guarded = False  # a member that diverges stops no other
 
@@ -84,21 +89,7 @@ class Members(TrainingTask):
             "anchored": self.guide.anchored,
         }
 
-    def _parameters(self, batch: int) -> Parameters:
-        found = super()._parameters(batch)
-        first = self.call if batch == (self.call.count or 1) else self.call.at(slice(0, batch))
-        self._mapped = self._over_members(found, first)
-        return found
-
-    def _gradients(self, parameters: Parameters) -> Gradients:
-        mapped = self._mapped
-
-        def gradients_of(values: list[Tensor], buffers: list[Tensor], *index: Tensor) -> tuple[Tensor, list[Tensor]]:
-            return mapped(values, buffers, self._arguments(*index))
-
-        return gradients_of
-
-    def _over_members(self, parameters: Parameters, call: ModelCall) -> Gradients:
+    def _gradients(self, parameters: Parameters, call: ModelCall) -> Gradients:
         """Return the losses and gradients of all members, traced for the first, as a function of all parameters."""
         model, ensemble, template = call.model, self.guide, self.guide.template
         template.is_member = False  # so that it registers its parameters, by which they are found
@@ -112,35 +103,24 @@ class Members(TrainingTask):
         owned = [own.get(id(value), name) for name, value in solo.by_name.items()]
         settings, buffers = {f"guide.{name}" for name in ensemble.settings()}, Buffers(model, template)
         held = [name.replace("|", ".") for name in Buffers(model, ensemble).names]
-        leaves, shape = tree_flatten((call.args, call.kwargs))
-        places = [k for k, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
 
-        def loss_of(
-            values: list[Tensor], problem: Problem, settings: list[Tensor], tensors: list[Tensor], step: Tensor
-        ) -> list[Tensor]:
-            now = dict(zip(places, tensors, strict=True))
-            args, kwargs = tree_unflatten([now.get(k, leaf) for k, leaf in enumerate(leaves)], shape)
-            loss = dataclasses.replace(self.loss, problem=problem if self.problem is not None else None)
-            with buffers.replaced(settings), at_step(step):
-                value, slopes = loss_and_gradients(model, template, loss, solo, values, args, kwargs)
-            return [value, *slopes]
+        def of_member(problem: Problem, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> Arguments:
+            return args, {**kwargs, PROBLEM: problem}
 
-        values, tensors = solo.values, [leaves[k] for k in places]
-        example = (values, self.loss.problem or {}, buffers.values, tensors, _step(values))
+        of_one, values = numbered(make_gradients(model, template, self.loss, solo, of_member)), solo.values
+        example = (values, _step(values), buffers.values, self.loss.problem or {}, call.args, call.kwargs)
         by_member = [0 if name in own.values() else None for name in owned]
         by_setting = [0 if name in settings else None for name in buffers.names]
-        together = over_replicas(loss_of, example, (by_member, 0, by_setting, None, None), (model, template))
+        dims = by_member, None, by_setting, 0, None, None
+        together: Any = over_replicas(of_one, example, dims, (model, template))
         parameters.unused = {names.index(owned[k]) for k in solo.unused}
 
-        def of_all(
-            values: list[Tensor], now: list[Tensor], arguments: tuple[Sequence[Tree], Mapping[str, Tree]]
-        ) -> tuple[Tensor, list[Tensor]]:
+        def of_all(values: list[Tensor], now: list[Tensor], *index: Tensor) -> tuple[Tensor, list[Tensor]]:
             given, set_to = dict(zip(names, values, strict=True)), dict(zip(held, now, strict=True))
             inputs = [given[name].detach() for name in owned]
             fixed = [set_to.get(name, value) for name, value in zip(buffers.names, buffers.values, strict=True)]
-            tensors = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)]
             with torch.no_grad():
-                losses, *slopes = together(inputs, self.problem or {}, fixed, tensors, _step(inputs))
+                losses, slopes = together(inputs, _step(inputs), fixed, self.problem or {}, *self._arguments(*index))
                 slopes = _averaged(losses, self._clipped(slopes), [dim is None for dim in by_member])
             found = dict(zip(owned, slopes, strict=True))
             return losses, [found[name] for name in names]

@@ -30,7 +30,7 @@ from pyro_dropout.training.checkpoints.posterior_file import settings_of, tensor
 from pyro_dropout.training.checkpoints.tensor_file import digest
 from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint, Keeper
 from pyro_dropout.training.collapse import warn_of_replicas
-from pyro_dropout.training.compile.functional import Buffers, Loss, Parameters, loss_and_gradients, make_step
+from pyro_dropout.training.compile.functional import Arguments, Buffers, Loss, Parameters, make_gradients, make_step
 from pyro_dropout.training.fleet.replicas import (
     Replica,
     build_replicas,
@@ -54,7 +54,7 @@ from pyro_dropout.training.preflight import (
     check_targets,
     check_trained,
 )
-from pyro_dropout.training.runner import TrainingRun, surroundings
+from pyro_dropout.training.training_run import TrainingRun, surroundings
 
 _TRIED = 4  # points with which replicas are compared
 Rate = float | Tensor | Sequence[float]  # a learning rate, or one for each replica
@@ -308,18 +308,15 @@ class Fleet:
         check_one_function(self._replicas, self.settings, with_numbers_of, x[some], y[some])
         batches = None if batch == points else Batches(batch, rows)
 
-        def gradients(
-            values: list[Tensor], settings: list[Tensor], x: AnyInputs, y: Tensor, index: Tensor
-        ) -> tuple[Tensor, list[Tensor]]:
-            with places.replaced(settings), widths_kept():
-                return loss_and_gradients(*self[0], loss, parameters, values, (x[index], y[index], points), {})
+        def call(x: AnyInputs, y: Tensor, index: Tensor) -> Arguments:
+            return (x[index], y[index], points), {}
 
         total = steps if steps is not None else int(epochs or 0) * max(1, points // batch)
-        solo = make_step(gradients, parameters, update)
+        solo = make_step(make_gradients(*self[0], loss, parameters, call), parameters, update)
         first, settings = [value[0] for value in values], [buffer[0] for buffer in buffers]
         how = decided(compile, total, len(self) * step_size(first, batch), rate.device)
         example = (first, update.start(first), rate.new_ones(()), rate[0], settings, x, y, rows[0, :batch])
-        with products_in(precision):
+        with products_in(precision), widths_kept():
             function = over_replicas(solo, example, (0, 0, None, 0, 0, None, None, 0), self[0])
             inputs = (buffers, x, y, *([rows] if batches is None else []))
             around = surroundings(values, update, inputs, batches) | {"lr": rate}

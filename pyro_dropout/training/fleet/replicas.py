@@ -21,6 +21,7 @@ from pyro_dropout.generative.standardised import network_in
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.protocols import Tree
+from pyro_dropout.training.compile.functional import unvalidated
 
 Replica = tuple[Any, Any]  # a model and its guide, both modules
 
@@ -89,7 +90,7 @@ def check_one_function(
         weights = {name: torch.randn_like(net._parameter(name).detach()) for name in net.sites}
 
     def densities(model: Any) -> Tensor:
-        with torch.no_grad(), quietly(model):  # the same random numbers every time
+        with torch.no_grad(), unvalidated(), quietly(model):  # the same random numbers every time
             f = model.evaluate(weights, x)
             found: Tensor = model.likelihood.distribution(f).log_prob(model.likelihood.checked(f, y))
             return found
@@ -111,30 +112,39 @@ def over_replicas(
     in_dims: tuple[int | Sequence[int | None] | None, ...],
     pair: Replica,
 ) -> Callable[..., Tree]:
-    """Return a computation of one replica as one of all: traced for the first, and mapped over what differs."""
+    """Return a computation of one replica as one of all: traced for the first, and mapped over what differs.
+
+    What is no tensor in the ``example`` of its inputs stays as it is.
+    """
     leaves, shape = tree_flatten(example)
     outputs: list[TreeSpec] = []
 
     def flat(*inputs: Tensor) -> list[Tensor]:
-        result, spec = tree_flatten(solo(*tree_unflatten(inputs, shape)))
+        own = iter(inputs)
+        given = [next(own) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        result, spec = tree_flatten(solo(*tree_unflatten(given, shape)))
         outputs.append(spec)
         return result
 
     with quietly(*pair):
-        graph = traced(flat, leaves)
+        graph = traced(flat, _tensors(example))
     dims: list[int | None] = []
     for each, dim in zip(example, in_dims, strict=True):
-        dims += dim if isinstance(dim, Sequence) else [dim] * len(tree_leaves(each))
+        dims += dim if isinstance(dim, Sequence) else [dim] * len(_tensors(each))
     _check_in_place(graph, dims, pair[1])
     mapped = vmap(graph, in_dims=tuple(dims), randomness="different")
 
     def together(*inputs: Tree) -> Tree:
         try:
-            return tree_unflatten(mapped(*tree_flatten(inputs)[0]), outputs[0])
+            return tree_unflatten(mapped(*_tensors(inputs)), outputs[0])
         except RuntimeError as cause:
             raise drawn_in_place(noise_of(pair[0]), cause) or cause from None
 
     return together
+
+
+def _tensors(tree: Tree) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def _check_in_place(graph: torch.fx.GraphModule, dims: Sequence[int | None], guide: Any) -> None:

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError, warn_caller
 from pyro_dropout.generative.inputs import AnyInputs, takes_all
-from pyro_dropout.generative.jacobians import last_layer
+from pyro_dropout.generative.jacobians import check_single_points, last_layer
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.model_call import ModelCall, name_of
 from pyro_dropout.generative.networks import BayesianNet
@@ -248,7 +248,15 @@ def _sums(structure: Structure, net: Any, weights: Weights, x: AnyInputs) -> Sum
     """Return what adds up the curvature of a structure; ``x`` are some data."""
     net.look_at(x)
     check_no_noise(net, ASKER)
-    outputs = _checked_outputs(net, weights, x)
+    trial = x if takes_all(net) else x[:32]
+    with torch.no_grad():
+        f, again = (net.evaluate(weights, trial) for _ in range(2))
+    if not torch.equal(f, again):
+        raise PyroDropoutError(
+            f"{ASKER} needs a network that gives the same output for the same weights, but two runs of this one differ:"
+            " it draws random numbers, in evaluation mode too. Use a network without them."
+        )
+    check_single_points(net, x)
     sites, linear = list(weights), False
     if structure == "last":
         with torch.no_grad():
@@ -265,27 +273,8 @@ def _sums(structure: Structure, net: Any, weights: Weights, x: AnyInputs) -> Sum
     # Sites that stay points may be most of a large network; nothing is made of their priors.
     precisions = {name: base_distribution(net.prior_of(name)).scale.detach().to(F64).pow(-2) for name in sites}
     if kind is Kronecker:
-        return KroneckerSums(net, weights, outputs, groups, precisions)
-    return JacobianSums(net, weights, outputs, [kind(group, precisions) for group in groups], x, linear)
-
-
-def _checked_outputs(net: Any, weights: Weights, x: AnyInputs) -> int:
-    """Return how many outputs there are; raise if they are random, or if one point's depend on others unsaid."""
-    trial = x if takes_all(net) else x[:32]
-    with torch.no_grad():
-        many, again = (net.evaluate(weights, trial) for _ in range(2))
-        one, two = (many if takes_all(net) else net.evaluate(weights, x[:k])[:1] for k in (1, 2))
-    if not torch.equal(many, again):
-        raise PyroDropoutError(
-            f"{ASKER} needs a network that gives the same output for the same weights, but two runs of this one differ:"
-            " it draws random numbers, in evaluation mode too. Use a network without them."
-        )
-    if not torch.allclose(one, two, rtol=1e-3, atol=1e-3 * float(one.abs().max())):
-        raise PyroDropoutError(
-            "a Laplace approximation needs a network whose output at one point does not depend on the others, and this"
-            " one's does, in evaluation mode too. Write BayesianNet(net, whole_batch=True)."
-        )
-    return int(many.shape[-1])
+        return KroneckerSums(net, weights, f.shape[-1], groups, precisions)
+    return JacobianSums(net, weights, f.shape[-1], [kind(group, precisions) for group in groups], x, linear)
 
 
 def _warn_unless_trained(guide: AutoLaplace, gradient: Mapping[str, Tensor]) -> None:

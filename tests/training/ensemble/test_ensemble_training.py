@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import pyro_dropout as pd
 from pyro_dropout.generative.model_call import ModelCall
-from pyro_dropout.training.compile.functional import Buffers
+from pyro_dropout.training.compile.functional import Buffers, Parameters
 from pyro_dropout.training.ensemble.ensemble_training import Members, enlisted
 
 QUIET: dict[str, Any] = {"compile": False, "progress": False}
@@ -37,10 +37,10 @@ def data(points: int = 24) -> tuple[Tensor, Tensor]:
 
 def asked(made: Members, *args: Any, **kwargs: Any) -> tuple[Tensor, list[Tensor]]:
     """The members' mean loss with these arguments, and their gradients."""
-    made = dataclasses.replace(made, call=dataclasses.replace(made.call, args=args, kwargs=kwargs))
-    parameters = made._parameters(made.call.count or 1)
-    buffers = Buffers(made.call.model, made.guide).values
-    losses, slopes = made._gradients(parameters)(parameters.values, buffers)
+    call = dataclasses.replace(made.call, args=args, kwargs=kwargs)
+    made = dataclasses.replace(made, call=call)
+    parameters, buffers = Parameters(*made.parts, args, kwargs), Buffers(call.model, made.guide).values
+    losses, slopes = made._gradients(parameters, call)(parameters.values, buffers)
     return losses.mean(), slopes
 
 

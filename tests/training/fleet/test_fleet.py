@@ -81,6 +81,10 @@ def test_a_replica_that_diverges_leaves_the_others_alone() -> None:
     alone, guide = build(0, 1.0)
     pd.fit(alone, guide, x, y, steps=60, optim="sgd", lr=1e-4, **QUIET)
     torch.testing.assert_close(fleet[0][1].mean(), guide.mean(), rtol=1e-3, atol=1e-5)
+
+
+def test_targets_that_are_no_numbers_are_a_divergence() -> None:
+    x, y = data()
     with pytest.raises(pd.errors.DivergedError, match="the loss is nan at step"):
         pd.Fleet(build, {"seed": [0, 1]}).fit(x, y * float("nan"), steps=20, **QUIET)
 

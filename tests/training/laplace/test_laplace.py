@@ -282,7 +282,7 @@ def shaken() -> Layers:
 
 
 @pytest.mark.parametrize(
-    ("net", "match"), [(together, "does not depend on the others"), (shaken, "draws random numbers")]
+    ("net", "match"), [(together, "changes with the point beside it"), (shaken, "draws random numbers")]
 )
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_a_network_whose_outputs_are_not_its_own_is_refused(structure: Any, net: Any, match: str) -> None:
