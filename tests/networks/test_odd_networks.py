@@ -1,5 +1,6 @@
 """Networks of unusual kinds train and predict, or are refused with advice that works when it is followed."""
 
+import copy
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -91,3 +92,15 @@ def test_complex_weights_are_called_complex() -> None:
         pd.BayesianNet(net)
     model = pd.BayesianNet(net, pd.Prior(hide=lambda name, module: name == "net.w"))
     assert pd.fit(model, pd.AutoDropout(model), X, Y, steps=2, **QUIET).steps == 2
+
+
+def test_the_means_of_tied_weights_go_back_into_the_plain_network() -> None:
+    """As docs/networks.md writes it: a ``state_dict`` has tied weights under each of their names."""
+    net = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1))
+    net[2].weight = net[0].weight
+    model = pd.BayesianNet(copy.deepcopy(net))
+    guide = pd.AutoMeanField(model)
+    pd.fit(model, guide, X, Y, steps=5, lr=0.1, **QUIET)
+    net.load_state_dict(model.net.state_dict())
+    net.load_state_dict(guide.mean(), strict=False)
+    torch.testing.assert_close(net(X), pd.predict(model, guide, X, method="standard").mean)
