@@ -53,10 +53,11 @@ def calls_noted(*roots: object, before: Callable[[nn.Module], object] | None = N
 @contextlib.contextmanager
 def quietly(*roots: object) -> Iterator[None]:
     """Restore random states and buffers on leaving the context: those of ``roots``, and of modules that they call."""
-    kept: list[tuple[Tensor, Tensor]] = []
+    kept: list[tuple[dict[str, Tensor | None], str, Tensor, Tensor]] = []
 
     def keep(module: nn.Module) -> None:
-        kept.extend((each, each.detach().clone()) for each in module._buffers.values() if each is not None)
+        own = module._buffers
+        kept.extend((own, key, each, each.detach().clone()) for key, each in own.items() if each is not None)
 
     with forked():
         for module in holders_of(*roots):
@@ -66,8 +67,8 @@ def quietly(*roots: object) -> Iterator[None]:
                 yield
         finally:
             with torch.no_grad():
-                for buffer, value in kept:
-                    buffer.copy_(value)
+                for holder, key, buffer, value in kept:
+                    holder[key] = buffer.copy_(value)  # a run may have changed it, or assigned another
 
 
 @contextlib.contextmanager

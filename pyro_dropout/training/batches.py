@@ -218,6 +218,7 @@ def open_loader(
         x, y = divided(batch, target)
         x = inputs_of(x)
         check_pairs("x and y of a batch", x, y)
+        number_of_data(loader, num_data, len(y))
         f[:] = f or [outputs_at(model, x[:2])]
         if f[0] is not None:  # a compiled step cannot look at values, and may read outside a table of classes
             rows, likelihood = f[0].cpu(), likelihood_of(model)

@@ -72,17 +72,26 @@ def without(batch: object, target: Target) -> object:
     return tuple(left[0]) if isinstance(left[0], list) else left[0]
 
 
-def number_of_data(loader: DataLoader[Any], given: int | None) -> int:
-    """Return N, to which the likelihood of a batch is scaled up; raise if it is unknown."""
+def number_of_data(loader: DataLoader[Any], given: int | None, rows: int = 0) -> int:
+    """Return N, to which the likelihood of a batch is scaled up; raise if it is unknown.
+
+    ``rows`` are those of a batch: more than the loader has put there, if each of its data holds several.
+    """
     if given is not None:
         return given
-    sampler, size = loader.sampler, length_of(loader.dataset)
-    if isinstance(sampler, SubsetRandomSampler):
+    # With batch_sampler=..., the sampler of the loader is not the one that is used.
+    sampler, size = getattr(loader.batch_sampler, "sampler", None), length_of(loader.dataset)
+    several = rows > (loader.batch_size or rows)
+    if isinstance(sampler, SubsetRandomSampler) and not several:
         return len(sampler)
     whole = isinstance(loader.dataset, IterableDataset) or isinstance(sampler, _WHOLE)
-    if size is None or not (whole or length_of(sampler) == size):
+    if size is None or sampler is None or several or not (whole or length_of(sampler) == size):
         why = f"{type(sampler).__name__} may choose among {length_of(sampler)} of {size} data"
-        if size is None:
+        if several:
+            why = f"the DataLoader takes {loader.batch_size} of its data for a batch, and one has {rows} rows"
+        elif sampler is None:
+            why = "the DataLoader does not make its batches itself, but its dataset or its batch_sampler does"
+        elif size is None:
             why = "the DataLoader's dataset has no length"
         raise PyroDropoutError(f"the number of data is unknown: {why}. Give it, as in fit(num_data=...).")
     return size

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pyro_dropout.engines.torch_internals import (
     fused_adam,
@@ -283,11 +283,18 @@ def clock(lr: float, parameters: list[Tensor], taken: int) -> tuple[Tensor, Tens
 class TorchOptimiser:
     """Lets a torch optimiser take the steps, for the parameters ``trained`` that a step has gradients of."""
 
-    def __init__(self, update: Update, trained: list[Tensor]) -> None:
+    def __init__(self, update: Update, trained: list[Tensor], guide: object = None) -> None:
         assert update.optimiser is not None
         self._update, self._optimiser, self._trained = update, update.optimiser, trained
         held = {id(each) for group in self._optimiser.param_groups for each in group["params"]}
         self._held = {k: each for k, each in enumerate(trained) if id(each) in held}
+        moved = {id(each) for each in trained}
+        own = moved & {id(each) for each in (guide.parameters() if isinstance(guide, nn.Module) else ())}
+        if self._held and own and not own & held and held - moved:
+            raise PyroDropoutError(
+                f"optim must hold parameters of the guide; this {update.name} holds weights of the network in their"
+                " place, which are drawn from the guide here. Make it with guide.parameters()."
+            )
         if trained and not self._held:
             raise PyroDropoutError(
                 f"optim must hold parameters of the guide or the model; this {update.name} holds none of them. Make it"

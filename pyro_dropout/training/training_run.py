@@ -218,7 +218,9 @@ class TrainingTask:
         gradients_of, places = self._gradients(parameters, first), Buffers(self.call.model, self.guide)
         buffers = places.values
         values, write = parameters.values, None
-        beside = None if update.optimiser is None else TorchOptimiser(update, list(parameters.by_name.values()))
+        beside = None
+        if update.optimiser is not None:
+            beside = TorchOptimiser(update, list(parameters.by_name.values()), self.guide)
         # Weights of a recurrent layer on a GPU are parts of one tensor.
         if beside is None and not apart_in_memory([*values, *buffers], len(values)):
             values, write = [value.clone() for value in values], parameters.copy

@@ -37,6 +37,12 @@ def laplace_at() -> tuple[pd.BayesianNet, pd.BayesianNet]:
     return made, made
 
 
+def fit_of_network() -> object:
+    """Train a network that has ordinary parameters, with an optimiser of all parameters of the model."""
+    made = pd.BayesianNet(nn.Sequential(nn.Linear(1, 3), nn.LayerNorm(3), nn.Linear(3, 1)))
+    return pd.fit(made, pd.AutoDropout(made), X, Y, optim=torch.optim.SGD(made.parameters(), lr=0.1), **QUIET)
+
+
 ROWS = [
     Row(OTHER, "structure", "'last' has points in all layers but one",
         lambda: pd.training.maximise_evidence(model(), X, Y, "last")),
@@ -56,6 +62,7 @@ ROWS = [
     Row(OTHER, "optim", "got 'lbfgs'", lambda: fit(optim="lbfgs")),
     Row(OTHER, "optim", "this RMSprop holds none of them",
         lambda: fit(optim=torch.optim.RMSprop([nn.Parameter(torch.ones(1))]))),
+    Row(OTHER, "optim", "this SGD holds weights of the network in their place", fit_of_network),
     Row(SHAPE, "validation", "got 12 points and 3 points", lambda: fit(validation=(X, Y[:3]))),
     Row(SHAPE, "x", "got ndarray", lambda: fit(X.numpy(), Y.numpy())),
     Row(RANGE, "x must be finite", "(12, 1) with no finite value and 12", lambda: fit(X * NAN, Y)),

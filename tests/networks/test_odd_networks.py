@@ -1,9 +1,11 @@
 """Networks of unusual kinds train and predict, or are refused with advice that works when it is followed."""
 
+import copy
 import warnings
 from collections.abc import Callable
 from typing import Any
 
+import pyro
 import pytest
 import torch
 from torch import nn
@@ -91,3 +93,47 @@ def test_complex_weights_are_called_complex() -> None:
         pd.BayesianNet(net)
     model = pd.BayesianNet(net, pd.Prior(hide=lambda name, module: name == "net.w"))
     assert pd.fit(model, pd.AutoDropout(model), X, Y, steps=2, **QUIET).steps == 2
+
+
+def test_the_means_of_tied_weights_go_back_into_the_plain_network() -> None:
+    """As docs/networks.md writes it: a ``state_dict`` has tied weights under each of their names."""
+    net = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1))
+    net[2].weight = net[0].weight
+    model = pd.BayesianNet(copy.deepcopy(net))
+    guide = pd.AutoMeanField(model)
+    pd.fit(model, guide, X, Y, steps=5, lr=0.1, **QUIET)
+    net.load_state_dict(model.net.state_dict())
+    net.load_state_dict(guide.mean(), strict=False)
+    torch.testing.assert_close(net(X), pd.predict(model, guide, X, method="standard").mean)
+
+
+class Centred(nn.Module):
+    """Subtracts a running mean of its inputs, which it assigns in place of changing it."""
+
+    mean: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 1)
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        return self.linear(x - self.mean)
+
+
+@pytest.mark.parametrize("compile", [False, "traced", pytest.param(True, marks=pytest.mark.deep), None])
+def test_a_buffer_that_a_network_assigns_moves_as_in_plain_torch(compile: Any) -> None:
+    model = pd.BayesianNet(Centred())
+    guide = pd.AutoDropout(model, keep=1.0)
+    if compile is None:
+        svi = pd.SVI(model, guide, pyro.optim.Adam({"lr": 0.01}))
+        for _ in range(3):
+            svi.step(X, Y)
+    else:
+        pd.fit(model, guide, X, Y, steps=3, **{**QUIET, "compile": compile})
+    torch.testing.assert_close(model.net.mean, (1 - 0.9**3) * X.mean(0))
+    pd.predict(model, guide, X, samples=3)
+    pd.ELBO().parts(model, guide, X, Y)
+    torch.testing.assert_close(model.net.mean, (1 - 0.9**4) * X.mean(0))

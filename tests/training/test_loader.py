@@ -194,6 +194,31 @@ def test_the_number_of_data_is_that_which_the_sampler_chooses_from(data: tuple[T
     assert number_of_data(odd, 11) == 11
 
 
+def test_the_number_of_data_is_unknown_where_the_loader_does_not_make_the_batches(data: tuple[Tensor, Tensor]) -> None:
+    dataset = TensorDataset(*data)
+    assert number_of_data(DataLoader(dataset, batch_sampler=BatchSampler(RandomSampler(dataset), 5, False)), None) == N
+    six = BatchSampler(SubsetRandomSampler(range(6)), 5, False)
+    assert number_of_data(DataLoader(dataset, batch_sampler=six), None) == 6
+    batches = TensorDataset(*(each.reshape(2, 11, -1) for each in data))
+    unknown: dict[str, DataLoader[Any]] = {
+        "does not make its batches": DataLoader(batches, batch_size=None),
+        "its batch_sampler does": DataLoader(dataset, batch_sampler=[[0, 1, 2], [3, 4]]),
+        "Odd may choose among 11 of 22": DataLoader(dataset, batch_sampler=BatchSampler(Odd(), 5, False)),
+    }
+    for says, loader in unknown.items():
+        for call in (pd.fit, pd.laplace):
+            with pytest.raises(pd.errors.PyroDropoutError, match=f"unknown: .*{says}.* Give it, as in fit"):
+                call(*made(), loader, **({"steps": 2, **QUIET} if call is pd.fit else {}))
+
+
+def test_several_rows_of_each_of_its_data_leave_their_number_unknown(data: tuple[Tensor, Tensor]) -> None:
+    series = TensorDataset(*(each.reshape(11, 2, -1) for each in data))
+    loader = DataLoader(series, 4, collate_fn=lambda found: tuple(map(torch.cat, zip(*found, strict=True))))
+    with pytest.raises(pd.errors.PyroDropoutError, match="takes 4 of its data for a batch, and one has 8 rows"):
+        pd.fit(*made(), loader, steps=2, **QUIET)
+    assert pd.fit(*made(), loader, steps=2, num_data=N, **QUIET).steps == 2
+
+
 BAD: dict[str, Any] = {
     "no data": (lambda x, y: DataLoader(TensorDataset(x[:0], y[:0])), {}, "its length is 0"),
     "three parts": (lambda x, y: DataLoader(TensorDataset(x, x, y)), {}, "got a list of 3"),

@@ -6,11 +6,14 @@ import hashlib
 import torch
 from torch import nn
 
+from pyro_dropout.guides.base import SiteGuide
+from pyro_dropout.guides.sites import row_layout
 from pyro_dropout.protocols import Record
 from pyro_dropout.training.optimisers import Schedule, Update, plain
 
 _EVERY, _LAST = 1000, 10**7  # a schedule is sampled at each step up to the first, then ever more rarely
 _NO_SETTINGS = ("training", "inplace")  # do not change what a layer computes
+_NOT_Q = ("init", "init_scale", "start", "bias", "other")  # of a guide: where it starts, and what each site tells
 
 
 def told_update(update: Update) -> Record:
@@ -79,6 +82,23 @@ def told_layers(model: object) -> dict[str, dict[str, object]]:
         if type(module).__module__.split(".")[0] in ("torch", "pyro_dropout"):
             told = {key: _setting(value) for key, value in vars(module).items() if key not in _NO_SETTINGS}
             own |= {key: value for key, value in told.items() if value is not None and key[0] != "_"}
+    return found
+
+
+def told_guides(guide: object) -> dict[str, object]:
+    """Return what makes q(w) and is in no tensor: settings that are words, and of each site its rows or its family."""
+    found: dict[str, object] = {}
+    for path, module in guide.named_modules() if isinstance(guide, nn.Module) else ():
+        part = getattr(module, "template", module)  # what makes the members of an ensemble
+        if not isinstance(part, SiteGuide):
+            continue
+        words = {name: value for name, value in vars(part).items() if isinstance(value, str) or name == "temperature"}
+        own = {name: value for name, value in words.items() if name not in _NOT_Q and name[0] != "_"}
+        for site in part._sites.values():
+            q = {"weight": ("row_dim", row_layout(site).row_dim), "bias": ("bias", part.bias)}
+            name, value = q.get(site.kind, ("other", part.other))
+            own[f"{site.name}.{name}"] = value
+        found |= {".".join(filter(None, ("guide", path, name))): value for name, value in own.items()}
     return found
 
 

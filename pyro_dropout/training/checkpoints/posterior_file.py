@@ -17,7 +17,7 @@ from pyro_dropout.generative.trial_run import holders_of, owner_of
 from pyro_dropout.guides.laplace import AutoLaplace
 from pyro_dropout.guides.summary import ignored_inputs, note_training
 from pyro_dropout.protocols import Record
-from pyro_dropout.training.checkpoints.fingerprint import told_layers
+from pyro_dropout.training.checkpoints.fingerprint import told_guides, told_layers
 from pyro_dropout.training.checkpoints.safe_files import FULL, MAKE_ROOM
 from pyro_dropout.training.checkpoints.tensor_file import read_tensors, write_tensors
 
@@ -146,10 +146,11 @@ def tensors_of(model: object, guide: object, names: Sequence[str] = ()) -> dict[
 
 
 def identity_of(model: object, guide: object) -> Record:
-    """Return the classes of a model and a guide, the layers, and which tensors are settings."""
+    """Return the classes of a model and a guide, the layers, the guide's settings, and which tensors are settings."""
     parts = {"model": model, "guide": guide, "likelihood": getattr(model, "likelihood", None)}
     kinds = {name: type(part).__name__ for name, part in parts.items()}
-    return {"kinds": kinds, "layers": told_layers(model), "told": sorted(settings_of(model, guide))}
+    told = {"guide": told_guides(guide), "told": sorted(settings_of(model, guide))}
+    return {"kinds": kinds, "layers": told_layers(model), **told}
 
 
 def settings_of(model: object, guide: object) -> set[str]:
@@ -196,6 +197,7 @@ def check_identity(
             wrong.append(f"{name}: {theirs.dtype} in the file, {mine.dtype} here")
         elif name in told and not torch.equal(mine.cpu(), theirs):
             wrong.append(f"{name}: {_short(theirs)} in the file, {_short(mine)} here")
+    wrong += _other_values(facts.get("guide", {}), own["guide"])
     there: dict[str, Record] = facts.get("layers", {})
     wrong += _only_on_one_side(there, own["layers"])
     for name, layer in ((name, layer) for name, layer in own["layers"].items() if name in there):

@@ -138,9 +138,20 @@ class Buffers:
         """The tensors, in the order of ``names``."""
         return [holder[key] for holder, key in self._places]
 
-    def replaced(self, values: list[Tensor]) -> contextlib.AbstractContextManager[None]:
-        """Within the context, modules hold ``values`` in the buffers' places."""
-        return _swapped(list(zip(self._places, values, strict=True)))
+    @contextlib.contextmanager
+    def replaced(self, values: list[Tensor]) -> Iterator[None]:
+        """Within the context, modules hold ``values`` in the places of buffers; what is assigned there goes into them.
+
+        What has another shape, such as a cache for longer sequences, is dropped.
+        """
+        pairs = list(zip(self._places, values, strict=True))
+        with _swapped(pairs):
+            yield
+            for (holder, key), value in pairs:
+                now = holder.get(key)
+                if now is not None and now is not value and now.shape == value.shape:
+                    with torch.no_grad():
+                        value.copy_(now)
 
 
 @contextlib.contextmanager

@@ -69,6 +69,13 @@ def told(
     return model, pd.AutoDropout(model)
 
 
+def asked(kind: Any = pd.AutoDropout, members: int = 0, **options: Any) -> tuple[Any, Any]:
+    model = pd.BayesianNet(net())
+    if members:
+        return model, pd.Ensemble(model, lambda model: kind(model, **options), members, seed=0)
+    return model, kind(model, **options)
+
+
 # How a pair is made, its options in the file, those that differ here, and what is said.
 DIFFERENT: dict[str, tuple[Any, Any, Any, str]] = {
     "another width": (pair, {}, {"width": 5}, r"guide.states.0/weight.loc: \(4, 2\) in the file, \(5, 2\) here"),
@@ -89,6 +96,31 @@ DIFFERENT: dict[str, tuple[Any, Any, Any, str]] = {
         {"activation": nn.LeakyReLU()},
         {"activation": nn.LeakyReLU(0.3)},
         r"model.net.2.negative_slope: 0\.01 in the file, 0\.3 here",
+    ),
+    "rows elsewhere": (asked, {}, {"row_dim": 0}, r"guide.0.weight.row_dim: 1 in the file, 0 here"),
+    "rows of members elsewhere": (
+        asked,
+        {"members": 2},
+        {"row_dim": 0},
+        r"guide.0.weight.row_dim: 1 in the file, 0 here",
+    ),
+    "biases dropped each by itself": (
+        asked,
+        {"bias": "dropout"},
+        {"bias": "dropout_each"},
+        "guide.0.bias.bias: dropout in the file, dropout_each here",
+    ),
+    "noise of each weight": (
+        asked,
+        {"kind": pd.AutoMultiplicative},
+        {"per": "weight"},
+        "guide.per: row in the file, weight here",
+    ),
+    "another relaxation": (
+        asked,
+        {"kind": pd.AutoConcreteDropout},
+        {"temperature": 0.5},
+        "guide.temperature: 0.1 in the file, 0.5 here",
     ),
     "more layers": (told, {}, {"activation": nn.Sequential(nn.ReLU())}, "model.net.2.0: not in the file"),
 }
