@@ -43,6 +43,7 @@ from pyro_dropout.training.optimisers import Schedule, Update, chosen
 from pyro_dropout.training.out_of_memory import explained
 from pyro_dropout.training.preflight import (
     LARGEST_SEED,
+    PATIENCE,
     check_data,
     check_duration,
     check_gradients,
@@ -74,7 +75,7 @@ def fit(
     seed: int | None = None,
     device: torch.device | str | None = None,
     validation: object = None,
-    patience: int = 10,
+    patience: int = PATIENCE,
     check_every: int | None = None,
     checkpoint: str | Path | Checkpoint | None = None,
     target: str | int | None = None,
@@ -172,7 +173,7 @@ def fit(
             raise PyroDropoutError(f"target is for the batches of a DataLoader; got {target!r} with x and y.")
         named = kwargs if num_data is None else {**kwargs, "num_data": num_data}
         call = check_data(call_of(fit, model, args, named), batch_size)
-    held_out = None if validation is None else check_validation(model, validation, patience, check_every, target)
+    held_out = check_validation(model, validation, patience, check_every, target)
     if lr is not None and not isinstance(optim, str):
         raise PyroDropoutError(
             f"lr={lr!r} is for optim='adam', 'adamw' or 'sgd'; the {type(optim).__name__} that was given has its own"

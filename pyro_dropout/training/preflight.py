@@ -21,6 +21,7 @@ from pyro_dropout.training.loader import Target, all_of
 from pyro_dropout.training.optimisers import Update
 
 LARGEST_SEED = 2**32 - 1  # numpy's, which Pyro seeds as well
+PATIENCE = 10  # checks without improvement, by default
 
 
 def check_gradients(model: object = None, guide: object = None, doing: str = "training") -> None:
@@ -162,8 +163,16 @@ def held_out_share(
 
 def check_validation(
     model: Callable[..., object], validation: object, patience: object, every: object, target: Target = None
-) -> ModelCall:
-    """Return the call of a model with held-out data; raise an error unless it is possible."""
+) -> ModelCall | None:
+    """Return the call of a model with held-out data, if there are any; raise an error unless it is possible."""
+    if validation is None:
+        if every is not None or patience != PATIENCE:
+            given = f"patience={patience!r}" if every is None else f"check_every={every!r}"
+            raise PyroDropoutError(
+                f"{given} is for a training that held-out data can stop. Give validation=0.2 or validation=(x, y) as"
+                " well, or leave it out."
+            )
+        return None
     check_count("patience", patience)
     if every is not None:
         check_count("check_every", every)

@@ -63,6 +63,8 @@ ROWS = [
     Row(OTHER, "optim", "this RMSprop holds none of them",
         lambda: fit(optim=torch.optim.RMSprop([nn.Parameter(torch.ones(1))]))),
     Row(OTHER, "optim", "this SGD holds weights of the network in their place", fit_of_network),
+    Row(OTHER, "patience", "patience=3 is for", lambda: fit(patience=3)),
+    Row(OTHER, "check_every", "check_every=5 is for", lambda: fit(check_every=5)),
     Row(SHAPE, "validation", "got 12 points and 3 points", lambda: fit(validation=(X, Y[:3]))),
     Row(SHAPE, "x", "got ndarray", lambda: fit(X.numpy(), Y.numpy())),
     Row(RANGE, "x must be finite", "(12, 1) with no finite value and 12", lambda: fit(X * NAN, Y)),
