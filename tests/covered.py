@@ -18,16 +18,17 @@ SEEN: dict[str, bytearray] = {}  # by file: whether each line was run
 NOTE = "__lines_run__"
 
 
-class _Noted(ast.NodeTransformer):
-    """Put a note before every statement that has one line to be counted by."""
-
-    def visit(self, node: ast.AST) -> Any:
-        self.generic_visit(node)
+def _noted(body: list[ast.stmt]) -> list[ast.stmt]:
+    """The statements with a note before each that counts, inside of them too. Only statements hold statements."""
+    found: list[ast.stmt] = []
+    for node in body:
         for name in ("body", "orelse", "finalbody"):
-            body = getattr(node, name, None)
-            if isinstance(body, list) and body and isinstance(body[0], ast.stmt):
-                setattr(node, name, [each for inner in body for each in (*_note(inner), inner)])
-        return node
+            if inner := getattr(node, name, None):
+                setattr(node, name, _noted(inner))
+        for part in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
+            part.body = _noted(part.body)
+        found += [_note(node), node] if _counts(node) else [node]
+    return found
 
 
 def _counts(node: ast.stmt) -> bool:
@@ -36,20 +37,20 @@ def _counts(node: ast.stmt) -> bool:
     return not text and not (isinstance(node, ast.ImportFrom) and node.module == "__future__")
 
 
-def _note(node: ast.stmt) -> list[ast.stmt]:
-    if not _counts(node):
-        return []
-    (made,) = ast.parse(f"{NOTE}[{node.lineno}] = 1").body
-    for each in ast.walk(made):
-        ast.copy_location(each, node)
-    return [made]
+def _note(node: ast.stmt) -> ast.stmt:
+    """The statement ``__lines_run__[line] = 1``. Parsing its text would take most of the time of the whole."""
+    at = {"lineno": node.lineno, "col_offset": 0, "end_lineno": node.lineno, "end_col_offset": 0}
+    lines, line = ast.Name(NOTE, ast.Load(), **at), ast.Constant(node.lineno, **at)
+    return ast.Assign([ast.Subscript(lines, line, ast.Store(), **at)], ast.Constant(1, **at), **at)
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType:  # type: ignore[override]
         """Compile the source anew: bytecode on disk has no notes."""
         text = self.get_data(self.path)
-        return compile(ast.fix_missing_locations(_Noted().visit(ast.parse(text))), self.path, "exec", dont_inherit=True)
+        tree = ast.parse(text)
+        tree.body = _noted(tree.body)
+        return compile(tree, self.path, "exec", dont_inherit=True)
 
     def exec_module(self, module: ModuleType) -> None:
         lines = self.get_data(self.path).count(b"\n") + 2
