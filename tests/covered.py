@@ -1,7 +1,8 @@
 """Which statements of the package the tests run: ``COVERED=folder make test``, then ``python -m tests.covered folder``.
 
-Every statement is given a note that it was run when a module of the package is imported, which costs a few hundredths
-of the time of the tests; tracing costs half of it. What runs in processes of its own is not counted.
+When a module of the package is imported, its statements are given notes that they were run: one for those that follow
+each other without a branch, before the last of them, so that those before an error do not count. That costs a few
+hundredths of the time of the tests; tracing costs half of it. What runs in processes of its own is not counted.
 """
 
 import ast
@@ -9,6 +10,7 @@ import importlib.abc
 import importlib.machinery
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -18,17 +20,27 @@ SEEN: dict[str, bytearray] = {}  # by file: whether each line was run
 NOTE = "__lines_run__"
 
 
-def _noted(body: list[ast.stmt]) -> list[ast.stmt]:
-    """The statements with a note before each that counts, inside of them too. Only statements hold statements."""
-    found: list[ast.stmt] = []
-    for node in body:
-        for name in ("body", "orelse", "finalbody"):
-            if inner := getattr(node, name, None):
-                setattr(node, name, _noted(inner))
-        for part in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
-            part.body = _noted(part.body)
-        found += [_note(node), node] if _counts(node) else [node]
-    return found
+def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
+    """Every list of statements in a module or a statement. Expressions hold none, and are not looked at."""
+    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+        if inner := getattr(node, name, None):
+            if name not in ("handlers", "cases"):
+                yield inner
+            for each in inner:
+                yield from _blocks(each)
+
+
+def _runs(block: list[ast.stmt]) -> Iterator[list[ast.stmt]]:
+    """The statements of a block that count, in runs after which it branches: who reaches the last has run them all."""
+    run = []
+    for node in block:
+        if _counts(node):
+            run.append(node)
+            if next(_blocks(node), None):
+                yield run
+                run = []
+    if run:
+        yield run
 
 
 def _counts(node: ast.stmt) -> bool:
@@ -49,7 +61,9 @@ class _Loader(importlib.machinery.SourceFileLoader):
         """Compile the source anew: bytecode on disk has no notes."""
         text = self.get_data(self.path)
         tree = ast.parse(text)
-        tree.body = _noted(tree.body)
+        for block in _blocks(tree):
+            last = {id(run[-1]) for run in _runs(block)}
+            block[:] = [each for node in block for each in ([_note(node), node] if id(node) in last else [node])]
         return compile(tree, self.path, "exec", dont_inherit=True)
 
     def exec_module(self, module: ModuleType) -> None:
@@ -93,10 +107,10 @@ def shares(folder: Path) -> dict[str, tuple[int, int]]:
             run.setdefault(name, set()).update(int(k) for k in lines if k)
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
-        nodes = ast.walk(ast.parse(path.read_text("utf-8")))
-        lines = {each.lineno for each in nodes if isinstance(each, ast.stmt) and _counts(each)}
         name = str(path.relative_to(PACKAGE))
-        found[name] = (len(lines & run.get(name, set())), len(lines))
+        noted = run.get(name, set())
+        runs = [each for block in _blocks(ast.parse(path.read_text("utf-8"))) for each in _runs(block)]
+        found[name] = (sum(len(each) for each in runs if each[-1].lineno in noted), sum(map(len, runs)))
     return found
 
 
