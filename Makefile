@@ -101,6 +101,8 @@ $(VENV)/.made:
 # Python keeps the bytecode of what it imports. That of all packages takes minutes; the first import of what the
 # commands need takes seconds, and would otherwise be waited for by the first fit.
 PREPARE := $(RUN:-m=-c) "import matplotlib.figure, pyro_dropout.cli.main, pyro_dropout.tabular.fit_table"
+# What every process of the tests imports besides; two that start together would each make all of it.
+PREPARE_DEV := $(PREPARE:"=, arviz, beartype, hypothesis, sklearn.ensemble, torch._inductor")
 
 # What another torch is tested with: this version of it, and everything else as it is.
 $(VENV)/constraints.txt: $(VENV)/.made constraints.txt
@@ -114,4 +116,5 @@ $(VENV)/.installed: $(VENV)/.made pyproject.toml $(PINS)
 
 $(VENV)/.installed-%: $(VENV)/.made pyproject.toml $(PINS)
 	$(PIP) -c $(PINS) -e ".[$*]"
+	$(if $(filter dev,$*),$(PREPARE_DEV))
 	@touch $(VENV)/.installed $@

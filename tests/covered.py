@@ -1,7 +1,8 @@
 """Which statements of the package the tests run: ``COVERED=folder make test``, then ``python -m tests.covered folder``.
 
-Every statement is given a note that it was run when a module of the package is imported, which costs a few hundredths
-of the time of the tests; tracing costs half of it. What runs in processes of its own is not counted.
+When a module of the package is imported, its statements are given notes that they were run: one for those that follow
+each other without a branch, before the last of them, so that those before an error do not count. That costs a few
+hundredths of the time of the tests; tracing costs half of it. What runs in processes of its own is not counted.
 """
 
 import ast
@@ -9,6 +10,7 @@ import importlib.abc
 import importlib.machinery
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -18,16 +20,27 @@ SEEN: dict[str, bytearray] = {}  # by file: whether each line was run
 NOTE = "__lines_run__"
 
 
-class _Noted(ast.NodeTransformer):
-    """Put a note before every statement that has one line to be counted by."""
+def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
+    """Every list of statements in a module or a statement. Expressions hold none, and are not looked at."""
+    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+        if inner := getattr(node, name, None):
+            if name not in ("handlers", "cases"):
+                yield inner
+            for each in inner:
+                yield from _blocks(each)
 
-    def visit(self, node: ast.AST) -> Any:
-        self.generic_visit(node)
-        for name in ("body", "orelse", "finalbody"):
-            body = getattr(node, name, None)
-            if isinstance(body, list) and body and isinstance(body[0], ast.stmt):
-                setattr(node, name, [each for inner in body for each in (*_note(inner), inner)])
-        return node
+
+def _runs(block: list[ast.stmt]) -> Iterator[list[ast.stmt]]:
+    """The statements of a block that count, in runs after which it branches: who reaches the last has run them all."""
+    run = []
+    for node in block:
+        if _counts(node):
+            run.append(node)
+            if next(_blocks(node), None):
+                yield run
+                run = []
+    if run:
+        yield run
 
 
 def _counts(node: ast.stmt) -> bool:
@@ -36,20 +49,22 @@ def _counts(node: ast.stmt) -> bool:
     return not text and not (isinstance(node, ast.ImportFrom) and node.module == "__future__")
 
 
-def _note(node: ast.stmt) -> list[ast.stmt]:
-    if not _counts(node):
-        return []
-    (made,) = ast.parse(f"{NOTE}[{node.lineno}] = 1").body
-    for each in ast.walk(made):
-        ast.copy_location(each, node)
-    return [made]
+def _note(node: ast.stmt) -> ast.stmt:
+    """The statement ``__lines_run__[line] = 1``. Parsing its text would take most of the time of the whole."""
+    at = {"lineno": node.lineno, "col_offset": 0, "end_lineno": node.lineno, "end_col_offset": 0}
+    lines, line = ast.Name(NOTE, ast.Load(), **at), ast.Constant(node.lineno, **at)
+    return ast.Assign([ast.Subscript(lines, line, ast.Store(), **at)], ast.Constant(1, **at), **at)
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType:  # type: ignore[override]
         """Compile the source anew: bytecode on disk has no notes."""
         text = self.get_data(self.path)
-        return compile(ast.fix_missing_locations(_Noted().visit(ast.parse(text))), self.path, "exec", dont_inherit=True)
+        tree = ast.parse(text)
+        for block in _blocks(tree):
+            last = {id(run[-1]) for run in _runs(block)}
+            block[:] = [each for node in block for each in ([_note(node), node] if id(node) in last else [node])]
+        return compile(tree, self.path, "exec", dont_inherit=True)
 
     def exec_module(self, module: ModuleType) -> None:
         lines = self.get_data(self.path).count(b"\n") + 2
@@ -92,10 +107,10 @@ def shares(folder: Path) -> dict[str, tuple[int, int]]:
             run.setdefault(name, set()).update(int(k) for k in lines if k)
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
-        nodes = ast.walk(ast.parse(path.read_text("utf-8")))
-        lines = {each.lineno for each in nodes if isinstance(each, ast.stmt) and _counts(each)}
         name = str(path.relative_to(PACKAGE))
-        found[name] = (len(lines & run.get(name, set())), len(lines))
+        noted = run.get(name, set())
+        runs = [each for block in _blocks(ast.parse(path.read_text("utf-8"))) for each in _runs(block)]
+        found[name] = (sum(len(each) for each in runs if each[-1].lineno in noted), sum(map(len, runs)))
     return found
 
 

@@ -69,16 +69,19 @@ def main() -> None:
     parser.add_argument("--newest", action="store_true", help="not the versions of constraints.txt, but the newest")
     parser.add_argument("--torch", help="this version of torch, as in 2.10.0")
     parser.add_argument("--tests", default=NEEDED, help="which tests, as for pytest -k")
+    parser.add_argument("--junitxml", type=Path, help="where pytest writes what it found, for the table of CI")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         wheel = built(folder)
-        run(args.python, "-m", "venv", folder / "env", folder=folder)
+        run(args.python, "-m", "venv", "--without-pip", folder / "env", folder=folder)
         python = folder / "env" / "bin" / "python"
         pins = [] if args.newest else (ROOT / "constraints.txt").read_text("utf-8").splitlines()
         pins = [line for line in pins if not (args.torch and line.startswith("torch=="))]
         (folder / "pins.txt").write_text("\n".join([*pins, f"torch=={args.torch}" if args.torch else ""]), "utf-8")
-        run(python, "-m", "pip", "install", "-q", "-c", "pins.txt", wheel, *TOOLS, folder=folder)
+        # Not all bytecode, which takes a minute: the first command makes what the tests need.
+        pip = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-compile"]
+        run(*pip, "-c", "pins.txt", wheel, *TOOLS, folder=folder)
         print(run(python, "-m", "pyro_dropout", "info", folder=folder).strip())
         away = folder / "away"
         away.mkdir()
@@ -96,6 +99,8 @@ def main() -> None:
             (shown > HELP, f"--help takes longer than {HELP} s"),
         ]
         asked = ["-q", "-n", "2", "-p", "no:cacheprovider", "-k", args.tests, *ASKED]
+        if args.junitxml:
+            asked.append(f"--junitxml={args.junitxml.absolute()}")
         print(run(python, "-m", "pytest", *asked, folder=away, OMP_NUM_THREADS="1").strip().splitlines()[-1])
         if said := [text for failed, text in wrong if failed]:
             sys.exit("; ".join(said))

@@ -25,6 +25,7 @@ from pyro_dropout.registry import Column
 from pyro_dropout.training.checkpoints.safe_files import whole_file
 
 MARK, CELLS, PAGE = "benchmark.json", "runs", "report.html"
+FORMAT = 1  # of the records
 Band = Mapping[str, Tensor]  # mean, low and high of every quantity
 _ACROSS = 4  # panels beside each other
 _GROUPS: dict[str, tuple[str, ...]] = {
@@ -65,12 +66,15 @@ class Results:
         folder = Path(folder)
         if not (folder / MARK).is_file():
             raise PyroDropoutError(f"{str(folder)!r} holds no benchmark: it has no {MARK}.")
-        settings = json.loads((folder / MARK).read_text("utf-8"))["settings"]
+        told = json.loads((folder / MARK).read_text("utf-8"))
+        if told.get("format") != FORMAT:
+            raise PyroDropoutError(
+                f"{str(folder / MARK)!r} has format {told.get('format')!r}; this version reads {FORMAT}. Run it again."
+            )
         records = [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob(f"{CELLS}/*/*.json"))]
         run = {record["problem"] for record in records}
-        return cls(
-            folder, settings, records, {name: each for name, each in all_problems("full").items() if name in run}
-        )
+        known = {name: each for name, each in all_problems("full").items() if name in run}
+        return cls(folder, told["settings"], records, known)
 
     @property
     def entries(self) -> dict[str, str]:

@@ -26,7 +26,7 @@ from tqdm.auto import tqdm
 from pyro_dropout.benchmark.posteriors import Entry, as_posterior, entry_of, linearised, weights_of
 from pyro_dropout.benchmark.problems import Problem, problems
 from pyro_dropout.benchmark.reference import versions
-from pyro_dropout.benchmark.result import CELLS, MARK, Results
+from pyro_dropout.benchmark.result import CELLS, FORMAT, MARK, Results
 from pyro_dropout.benchmark.scores import Drawn, Truth, rows_of, scored
 from pyro_dropout.comparison.findings import REFERENCE, distinct
 from pyro_dropout.comparison.folder import write_record
@@ -237,7 +237,7 @@ def _check_settings(folder: Path, settings: Settings) -> None:
             raise PyroDropoutError(
                 f"{str(folder)!r} is not empty and holds no benchmark; give a new or an empty folder."
             )
-        write_record(folder / MARK, {"settings": asked})
+        write_record(folder / MARK, {"format": FORMAT, "settings": asked})
     found = json.loads((folder / MARK).read_text("utf-8"))["settings"]
     wrong = [f"{name} {found.get(name)} and not {value}" for name, value in asked.items() if found.get(name) != value]
     if wrong:

@@ -1,7 +1,8 @@
 """Small files of a released version: ``python -m tests.compatibility.files 1.0.0``, once, when it is released.
 
 Each version has a folder with what it writes and what it answered: a posterior for each guide, the checkpoints of a
-training that stopped half-way, and a run folder of the command line. Later versions read them, or refuse them by name.
+training that stopped half-way, a run folder of the command line, and a benchmark. Later versions read them, or refuse
+them by name.
 """
 
 import contextlib
@@ -65,6 +66,18 @@ def table() -> pandas.DataFrame:
     return frame
 
 
+def benchmark(folder: Path) -> Any:
+    """Measure one guide on one problem, in a folder of its own."""
+    how: dict[str, Any] = {"problems": ["line"], "seeds": 1, "steps": 5, "samples": 50, "progress": False}
+    return pd.benchmark.benchmark(["mean-field"], out=folder / "benchmark", **how)
+
+
+def scores(found: Any) -> dict[str, float]:
+    """The scores of the guide on the problem, but for seconds."""
+    (row,) = [row for row in found.on("line").rows if row.name == "mean-field"]
+    return {name: score.mean for name, score in row.scores.items() if name not in ("seconds", "memory")}
+
+
 def write(folder: Path) -> None:
     """Write everything that this version can read again."""
     folder.mkdir(parents=True)
@@ -83,6 +96,7 @@ def write(folder: Path) -> None:
         trained("dropout", folder / "checkpoints")
     found = pd.fit_table(table(), target="price", folder=folder / "run", **TABLE)
     told["run"] = found.predict(table(), samples=50)[["mean", "std", "lower"]].to_numpy().tolist()
+    told["benchmark"] = scores(benchmark(folder))
     (folder / "answers.json").write_text(json.dumps(told), "utf-8")
 
 

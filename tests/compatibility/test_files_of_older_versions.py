@@ -50,6 +50,22 @@ def test_a_run_folder_predicts_as_it_did(version: str) -> None:
     close(found[["mean", "std", "lower"]], expected(version, "run"))
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_benchmark_says_what_it_said_and_is_not_continued_by_another_version(version: str, tmp_path: Path) -> None:
+    shutil.copytree(files.HERE / version / "benchmark", tmp_path / "benchmark")
+    found = files.scores(pd.benchmark.Results.read(tmp_path / "benchmark"))
+    assert found == pytest.approx(expected(version, "benchmark"))
+    path = tmp_path / "benchmark" / "benchmark.json"
+    told = json.loads(path.read_text("utf-8"))
+    told["settings"]["pyro-dropout"] = "0.9"
+    path.write_text(json.dumps(told), "utf-8")
+    with pytest.raises(PyroDropoutError, match=r"has results with pyro-dropout 0\.9 and not"):
+        files.benchmark(tmp_path)
+    path.write_text(json.dumps({**told, "format": 2}), "utf-8")
+    with pytest.raises(PyroDropoutError, match="has format 2; this version reads 1"):
+        pd.benchmark.Results.read(tmp_path / "benchmark")
+
+
 def test_another_format_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, guide = files.pair("dropout")
     with monkeypatch.context() as later:

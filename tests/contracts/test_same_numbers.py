@@ -6,6 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
+
+import pyro_dropout as pd
 
 ROOT = Path(__file__).parents[2]
 TRAINED = """
@@ -45,3 +49,22 @@ def test_recorded_steps_find_the_bits_of_eager_ones() -> None:
     eager, recorded = numbers("False", "0"), numbers("'traced'", "0")
     assert [line[1:] for line in eager] == [line[1:] for line in recorded]
     assert {line[0] for line in recorded} == {"recorded"}
+
+
+def test_another_number_of_threads_makes_the_same_draws() -> None:
+    """Other draws change the prediction by hundredths: see the last line."""
+    x, found = torch.linspace(-1, 1, 256).unsqueeze(-1), []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        try:
+            torch.manual_seed(0)
+            net = nn.Sequential(nn.Linear(1, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 1))
+            model = pd.BayesianNet(net)
+            guide = pd.AutoDropout(model)
+            losses = pd.fit(model, guide, x, x.sin(), steps=3, seed=3, compile=False, progress=False).losses
+            found.append((losses, pd.predict(model, guide, x, samples=5, seed=4).mean))
+        finally:
+            torch.set_num_threads(1)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
+    other = pd.predict(model, guide, x, samples=5, seed=5).mean
+    assert (other - found[0][1]).abs().max() > 1e-2

@@ -140,6 +140,7 @@ OWN: dict[str, Use] = {
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("use", OWN)
 @pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.thinned(2)
 def test_points_on_their_own_are_followed(use: str, door: str) -> None:
     for count in (D, 9):
         assert loss(DOORS[door](OWN[use]), count) > 0

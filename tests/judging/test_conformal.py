@@ -48,6 +48,7 @@ def held(prediction: pd.prediction.Prediction, y: Tensor, level: float) -> list[
 
 @pytest.mark.parametrize("kind", ["calibrated", "too narrow", "another place", "positive", "learned noise"])
 @pytest.mark.parametrize("level", ["0.5", "0.55", "0.8", "0.95"])
+@pytest.mark.thinned(2)
 def test_of_all_rows_left_out_in_turn_exactly_k_are_inside(kind: str, level: str) -> None:
     # Scores that differ have k of n + 1 at most at the k-th of the others: no chance is left in this.
     prediction = regression(20, draws=8)

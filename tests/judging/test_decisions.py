@@ -99,9 +99,9 @@ def linear(loc: list[float], scale: float, likelihood: Any = None, dtype: torch.
 
 @pytest.mark.thinned(2)
 def test_an_arm_is_chosen_as_often_as_it_is_the_best(dtype: torch.dtype) -> None:
-    """w₁ - w₀ ~ N(0.4, 2·0.5²), so arm 1 is best with probability Φ(0.4/√0.5) = 0.714; 250 calls, 5.5 errors."""
+    """w₁ - w₀ ~ N(0.4, 2·0.5²), so arm 1 is best with probability Φ(0.4/√0.5) = 0.714; 100 calls, 5.5 errors."""
     model, guide = linear([0.1, 0.5], 0.5, dtype=dtype)
-    arms, calls = torch.eye(2, dtype=dtype), 250
+    arms, calls = torch.eye(2, dtype=dtype), 100
     chosen = torch.stack([pd.judging.thompson(model, guide, arms) for _ in range(calls)])
     assert chosen.shape == (calls,)
     exact = float(stats.norm.cdf(0.4 / 0.5**0.5))

@@ -81,8 +81,8 @@ def test_a_likelihood_that_rises_without_end_has_a_temperature_that_loses_nothin
 def test_draws_that_are_votes_are_told_of_earlier() -> None:
     # Nine draws in ten vote for the right class, but at nine points, where all are wrong by a little.
     y = torch.arange(900) % 3
-    right = torch.nn.functional.one_hot(y, 3).float().expand(400, -1, -1).clone()
-    right[:40] = right[:40].roll(1, -1)
+    right = torch.nn.functional.one_hot(y, 3).float().expand(100, -1, -1).clone()
+    right[:10] = right[:10].roll(1, -1)
     right[:, :9] = torch.tensor([1.0, 0.99, 0.0]).repeat(9, 1).gather(1, (y[:9, None] - torch.arange(3) + 1) % 3)
     with pytest.warns(UserWarning, match="no temperature calibrates this prediction"):
         pd.judging.refit_temperature(made(8 * right, pd.Categorical()), y)

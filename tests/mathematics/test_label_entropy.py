@@ -33,7 +33,7 @@ def mixture_entropy_oracle(keep: float, d: float) -> float:
 
 @pytest.mark.parametrize("keep", [1e-6, 0.05, 0.5, 0.9, 0.999])
 @pytest.mark.parametrize("d", [0.01, 0.5, 1, 3, 7, 15, 30])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(4)
 def test_against_mpmath(keep: float, d: float) -> None:
     assert entropy(keep, d) == pytest.approx(mixture_entropy_oracle(keep, d), abs=1e-13)
 

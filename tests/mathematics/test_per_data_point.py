@@ -39,6 +39,7 @@ def told(call: Any) -> str:
 
 @pytest.mark.parametrize("guide", [pd.AutoDropout, pd.AutoMeanField, pd.AutoLowRank])
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.thinned(2)
 def test_an_input_of_another_width_is_refused(guide: Any, case: str) -> None:
     net, shape = CASES[case]
     model = pd.BayesianNet(net())

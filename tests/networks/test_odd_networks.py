@@ -72,6 +72,7 @@ SHARED = {
 
 @pytest.mark.parametrize("name", list(SHARED))
 @pytest.mark.parametrize("make", [pd.AutoMeanField, pd.AutoDropout])
+@pytest.mark.thinned(2)
 def test_what_cannot_be_drawn_for_each_point_shares_draws(name: str, make: Callable[[Any], Any]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -39,6 +39,7 @@ HOW: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("name", LIKELIHOODS)
+@pytest.mark.thinned(2)
 def test_a_parameter_that_is_not_a_number_is_named(name: str, how: str) -> None:
     make, outputs = LIKELIHOODS[name]
     model, guide = pair(make(), outputs)

@@ -114,8 +114,8 @@ def test_noise_of_the_network_makes_no_function_and_says_so() -> None:
 def test_noise_whose_signs_are_flipped_is_drawn_in_many_passes() -> None:
     model = pd.BayesianNet(nn.Sequential(nn.Conv1d(1, 1, 2, bias=False), nn.Flatten()))
     guide = pd.AutoMeanField(model, init=lambda name, shape: torch.zeros(shape))
-    f = pd.predict(model, guide, torch.ones(1, 1, 2), samples=200).samples
-    assert len(f.abs().unique()) >= 190  # some of float32's numbers meet
+    f = pd.predict(model, guide, torch.ones(1, 1, 2), samples=80).samples
+    assert len(f.abs().unique()) >= 76  # some of float32's numbers meet
 
 
 class Plain(nn.Module):

@@ -62,14 +62,14 @@ def level(y: Tensor | None = None) -> None:
 
 def test_the_exact_posterior_is_calibrated_and_a_narrow_one_is_not() -> None:
     """A 99 % band: with another seed this fails with a probability of 1 %; the seed is set."""
-    right = pd.sbc(level, conjugate, torch.zeros(12), replications=200, progress=False)
+    right = pd.sbc(level, conjugate, torch.zeros(12), replications=100, progress=False)
     assert right.inside_band(0.99) == {"mu": True}
 
     def narrow(model: Any, y: Tensor) -> pd.prediction.SampledPosterior:
         exact = conjugate(model, y).weights["mu"]
         return pd.prediction.SampledPosterior({"mu": exact.mean() + 0.3 * (exact - exact.mean())})
 
-    assert pd.sbc(level, narrow, torch.zeros(12), replications=200, progress=False).inside_band(0.99) == {"mu": False}
+    assert pd.sbc(level, narrow, torch.zeros(12), replications=100, progress=False).inside_band(0.99) == {"mu": False}
 
 
 def test_data_that_the_model_takes_apart_are_simulated_too() -> None:

@@ -51,10 +51,10 @@ def test_predictions_from_threads_are_those_of_one(make: Callable[[], tuple[Any,
 
     modules = [module for part in (model, posterior) if isinstance(part, nn.Module) for module in part.modules()]
     modes = [module.training for module in modules]
-    serial = [answer(seed) for seed in range(8)]
+    serial = [answer(seed) for seed in range(4)]
     with ThreadPoolExecutor(4) as pool:
-        for k, found in enumerate(pool.map(answer, [k % 8 for k in range(24)])):
-            assert torch.equal(found, serial[k % 8])
+        for k, found in enumerate(pool.map(answer, [k % 4 for k in range(12)])):
+            assert torch.equal(found, serial[k % 4])
     assert modes == [module.training for module in modules]
 
 
@@ -73,7 +73,7 @@ def test_a_prediction_waits_for_a_training_in_another_thread_and_leaves_it_alone
     pair = fresh()
     with ThreadPoolExecutor(1) as pool:
         training = pool.submit(trained, *pair)
-        answers = [pd.predict(model, posterior, X, seed=0, **options) for _ in range(10)]
+        answers = [pd.predict(model, posterior, X, seed=0, **options) for _ in range(3)]
         unseeded = pd.predict(model, posterior, X, **options)
         losses = training.result()
     assert torch.equal(losses, serial)

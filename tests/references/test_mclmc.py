@@ -15,7 +15,7 @@ import pyro_dropout as pd
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.references.mclmc import _turned
 
-SHORT: Any = {"chains": 16, "warmup": 600, "samples": 60, "thin": 15, "progress": False}
+SHORT: Any = {"chains": 32, "warmup": 400, "samples": 30, "thin": 10, "progress": False}
 BIAS = 0.03  # of a standard deviation, and of a variance: what the errors of the steps may cost
 
 
@@ -45,7 +45,7 @@ def check_exact(found: Any, model: pd.BayesianNet, x: Tensor, y: Tensor) -> None
 def test_a_linear_model_has_its_conjugate_posterior() -> None:
     model, x, y = line()
     found = pd.mclmc(model, x, y, **SHORT)
-    assert found.weights["weight"].shape == (16, 60, 1, 2)
+    assert found.weights["weight"].shape == (32, 30, 1, 2)
     assert (found.weights["weight"].dtype, found.divergences) == (torch.float32, 0)
     check_exact(found, model, x, y)
 
@@ -104,7 +104,7 @@ def test_chains_that_start_in_two_modes_are_told() -> None:
         with pyro.plate("data", len(y)):
             pyro.sample("y", dist.Normal(w[0] ** 2, 0.1), obs=y)
 
-    with pytest.warns(UserWarning, match=r"chains disagree about site 'w': .* Use warmup=1200, thin=30, or nuts"):
+    with pytest.warns(UserWarning, match=r"chains disagree about site 'w': .* Use warmup=800, thin=20, or nuts"):
         pd.mclmc(two, torch.full((20,), 1.0), **SHORT)
 
 

@@ -47,7 +47,7 @@ ODD = [
     "true",
 ]
 CELLS = st.one_of(
-    st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=12),
+    st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12),
     st.sampled_from(ODD),
     st.integers(0, 10**40).map(str),
 )

@@ -56,7 +56,7 @@ def test_a_prior_that_wins_is_named(name: str, tmp_path: Path) -> None:
     with pytest.warns(
         pd.errors.IgnoredInputsWarning, match=r"ignores its inputs.*2\.weight.*Prior\(\.\.\., tempered=True\)"
     ):
-        history = pd.fit(model, guide, x, y, steps=300, lr=1e-2, **QUIET)
+        history = pd.fit(model, guide, x, y, steps=200, lr=1e-2, **QUIET)
     assert history.learned is not None
     assert history.learned.ignores_inputs
     with pytest.warns(pd.errors.IgnoredInputsWarning, match="best constant"):
@@ -82,12 +82,12 @@ def deep_gp(count: int) -> tuple[Any, Any, Tensor, Tensor]:
 def test_a_deep_gaussian_process_is_looked_at_too(count: int) -> None:
     model, guide, x, y = deep_gp(count)
     if count == 1000:
-        history = pd.fit(model, guide, x, y, steps=800, lr=1e-2, **QUIET)  # a warning would be an error here
+        history = pd.fit(model, guide, x, y, steps=400, lr=1e-2, **QUIET)  # a warning would be an error here
         assert history.learned is not None
         assert min(history.learned.gains.values()) > 0.1
         return
     with pytest.warns(pd.errors.IgnoredInputsWarning, match="Nothing passes W1, W2, because .* AutoMeanField"):
-        pd.fit(model, guide, x, y, steps=800, lr=1e-2, **QUIET)
+        pd.fit(model, guide, x, y, steps=400, lr=1e-2, **QUIET)
     with pytest.warns(pd.errors.IgnoredInputsWarning, match="best constant"):
         answer = pd.predict(model, guide, x, samples=5)
     assert answer.mean.std() < 0.01

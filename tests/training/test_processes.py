@@ -150,11 +150,27 @@ def test_the_script_for_slurm_runs_the_example_of_the_page(tmp_path: Path) -> No
     page = (ROOT / "docs" / "scaling.md").read_text("utf-8")
     (tmp_path / "train.py").write_text(page.split("```python\n")[1].split("```")[0], "utf-8")
     programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    how = {**os.environ, "PROCESSES_PER_NODE": "2", "PATH": programs, "PYTHONPATH": str(ROOT)}
+    own = {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""}  # both ranks write to one pipe: whole lines, not words
+    how = {**os.environ, "PROCESSES_PER_NODE": "2", "PATH": programs, **own}
     command = ["bash", str(ROOT / "docs" / "scripts" / "slurm.sh"), "train.py"]
     done = subprocess.run(command, cwd=tmp_path, env=how, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.splitlines() == ["50 (256, 1)"] * 2
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_the_script_for_slurm_starts_a_step_that_is_signalled_and_has_all_cores(tmp_path: Path, nodes: int) -> None:
+    for name, text in (("srun", 'echo "$SRUN_CPUS_PER_TASK" "$@"'), ("scontrol", "printf 'first\\nsecond\\n'")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    slurm = {"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": str(nodes), "SLURM_CPUS_PER_TASK": "16"}
+    how = {**os.environ, **slurm, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = ["bash", str(ROOT / "docs" / "scripts" / "slurm.sh"), "train.py"]
+    cores, program, *words = subprocess.run(command, env=how, capture_output=True, text=True, check=True).stdout.split()
+    assert (cores, program) == ("16", "torchrun")
+    asked = get_args_parser().parse_args(words)
+    assert (asked.nnodes, asked.nproc_per_node, asked.rdzv_id) == (str(nodes), "4", "17")
+    assert (asked.rdzv_endpoint, asked.training_script) == ("first:29400", "train.py")
 
 
 def test_the_words_for_kubernetes_are_those_of_torchrun() -> None:

@@ -266,7 +266,7 @@ def test_a_training_that_ends_too_soon_is_told_and_one_that_has_settled_is_not()
     with pytest.warns(UnfinishedTrainingWarning, match="still falling after 200 steps.*more steps.*validation=0.2"):
         short = pd.fit(model, guide, x, y, steps=200, lr=3e-4, **how)
     assert short.unfinished is not None
-    assert pd.fit(model, guide, x, y, steps=600, lr=0.02, **how).unfinished is None
+    assert pd.fit(model, guide, x, y, steps=400, lr=0.02, **how).unfinished is None
 
 
 @pytest.mark.parametrize("steps", [200, 1000])

@@ -20,7 +20,7 @@ from torch import Tensor
 import pyro_dropout as pd
 
 pytestmark = pytest.mark.usefixtures("in_float64", "unchecked_shapes")
-REPEATS = 400
+REPEATS = 200
 DATA = torch.tensor([0.3, -1.1, 0.8, 2.0], dtype=torch.float64)
 Program = Callable[..., Any]
 
