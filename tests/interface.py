@@ -14,6 +14,7 @@ from functools import cached_property
 import typer
 
 import pyro_dropout as pd
+from pyro_dropout.benchmark import result
 from pyro_dropout.cli.main import app
 from pyro_dropout.mathematics.argument_names import GONE_IN
 from pyro_dropout.registry import FLOORS, guide_names
@@ -28,6 +29,7 @@ def lines() -> list[str]:
     files = [
         f"files of posteriors and checkpoints(format={tensor_file.FORMAT})",
         f"run folders(format={run_folder.FORMAT})",
+        f"results of benchmarks(format={result.FORMAT})",
     ]
     return [*_names(), *moved, *guides, *_commands(), *files]
 
