@@ -20,8 +20,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx.ext.mathjax",
 ]
-exclude_patterns = ["_build", "benchmarks/*.md", "conf.py", "make_figures.py"]  # parts of pages
-exclude_patterns += ["make_notebooks.py", "readme_figure.py", "look.py"]  # scripts, and no pages
+exclude_patterns = ["_build", "benchmarks/*.md", "*.py"]  # parts of pages, and scripts
 html_theme = "furo"
 html_title = f"pyro_dropout {version}"
 SMALL_CODE = {"code-font-size": "0.72rem"}  # lines of 120 characters are long for a column of text
