@@ -153,15 +153,20 @@ def first_value(init_loc_fn: InitLoc | None) -> InitLoc:
             return init_loc_fn(site)
         infer, fn = site["infer"], site["fn"]
         found: Tensor = infer["init"] if "init" in infer else fn() if fn.support.is_discrete else init_to_median(site)
-        if "init" in infer or not is_real(fn.support):
-            return found
-        try:
-            mean = fn.mean.expand(found.shape)
-        except NotImplementedError:  # as of a distribution that is a flow
-            return found
-        return near(mean, found).where(mean.isfinite(), found)
+        return found if "init" in infer else near_mean(fn, found)
 
     return first
+
+
+def near_mean(fn: Distribution, drawn: Tensor) -> Tensor:
+    """Return a draw of a wide prior on real numbers at a point near the prior's mean, and any other as it is."""
+    if not is_real(fn.support):
+        return drawn
+    try:
+        mean = fn.mean.expand(drawn.shape)
+    except NotImplementedError:  # as of a distribution that is a flow
+        return drawn
+    return near(mean, drawn).where(mean.isfinite(), drawn)
 
 
 def is_real(support: object) -> bool:

@@ -38,6 +38,7 @@ _MEMORY = 0.98  # how much of what is known of the error a step keeps: about fif
 _TRUST = 9.0  # errors that are off by far more than e to this power are not trusted
 _LOST = 1e6  # a step is not taken if the square of its error is larger than it may be by this
 _FAR = 0.3  # the error that a step may have at first, beside the change of the energy
+_SPREAD, _NATS = 5.0, 5.0  # a chain is astray whose energy is above others' by so many deviations of it, and nats
 _AGREE = 1.1  # R-hat of chains that have met; more than NUTS asks of a reference
 
 
@@ -86,7 +87,8 @@ def mclmc(
         samples: draws kept per chain.
         thin: steps between them.
         warmup: steps before them, which are discarded.
-        start: a posterior whose draws chains start at, such as a trained ``Ensemble``; by default the prior.
+        start: a posterior whose draws chains start at, such as a trained ``Ensemble``; by default the prior or, of a
+            wide one of a Pyro program, points near its mean.
         error: the variance of the energy's error in a step, for each dimension: half of it takes steps that are a
             ninth shorter, with less bias.
         seed: the same seed gives the same draws; torch's own random state is neither used nor changed.
@@ -119,14 +121,20 @@ def mclmc(
     with bar, seeded(int(seed), torch.device("cpu")), evaluating(model):
         energy = Energy(call)
         z = _starts(energy, start, call, chains)
-        draws, lost = _run(energy, z, (warmup, samples, thin), error, bar)
+        draws, energies, lost = _run(energy, z, (warmup, samples, thin), error, bar)
+    if astray := _astray(energies):
+        warn_caller(
+            f"{astray} of {chains} chains are where the posterior has next to no mass, and their draws count as much as"
+            f" any other: give start= a trained guide, or use warmup={2 * warmup}, or nuts."
+        )
     posterior = SampledPosterior(in_types_of(call, energy.weights(draws)), lost, time.perf_counter() - began)
     if chains > 1 and samples >= 4:
         worst, what = disagreement(call, posterior, draws, energy)
         if worst > _AGREE:
             warn_caller(
                 f"chains disagree about {what}: the largest R-hat is {worst:.2f} and should be below {_AGREE}. Use"
-                f" warmup={2 * warmup}, thin={2 * thin}, or nuts for a model with few parameters."
+                f" warmup={2 * warmup}, thin={2 * thin}, start= a trained guide, or nuts for a model with few"
+                " parameters."
             )
     return posterior
 
@@ -134,7 +142,7 @@ def mclmc(
 def _starts(energy: Energy, start: object, call: ModelCall, chains: int) -> Tensor:
     """Return positions (chains, d) at draws of a posterior, or of the prior."""
     if start is None:
-        return torch.stack([energy.start() for _ in range(chains)])
+        return torch.stack([energy.start(central=True) for _ in range(chains)])
     if not isinstance(start, Posterior) and not callable(start):
         raise PyroDropoutError(f"start must be a posterior, such as a trained Ensemble; got {describe(start)}.")
     drawn, sites = latent_draws(start, chains, call), energy.weights(energy.prior_widths())
@@ -148,8 +156,16 @@ def _starts(energy: Energy, start: object, call: ModelCall, chains: int) -> Tens
     return torch.stack([energy.position({name: drawn[name][c] for name in sites}) for c in range(chains)])
 
 
-def _run(energy: Energy, z: Tensor, plan: tuple[int, int, int], error: float, bar: Any) -> tuple[Tensor, int]:
-    """Return draws (chains, draws, d) from positions (chains, d), and how many steps were lost after the warmup."""
+def _astray(energies: Tensor) -> int:
+    """Return how many chains, (chains, draws), have energies far above those of most."""
+    if min(energies.shape) < 4:
+        return 0  # too few to tell which are most
+    means = energies.mean(1)
+    return int((means > means.median() + _SPREAD * energies.std(1, correction=0).median() + _NATS).sum())
+
+
+def _run(energy: Energy, z: Tensor, plan: tuple[int, int, int], error: float, bar: Any) -> tuple[Tensor, Tensor, int]:
+    """Return draws (chains, draws, d) from positions (chains, d), their energies, and the steps lost after warmup."""
     warmup, samples, thin = plan
     d = z.shape[1]
     if d < 2:
@@ -171,13 +187,14 @@ def _run(energy: Energy, z: Tensor, plan: tuple[int, int, int], error: float, ba
             chains = chains._replace(step=chains.step / by, weighted=0 * one, weight=0 * one)
             scale = found
     chains = chains._replace(lost=0 * one)
-    draws = []
+    draws, energies = [], []
     for _ in range(samples):
         for _ in range(thin):
             chains = _moved(energy, chains, scale, error)
             bar.update()
         draws.append(chains.z)
-    return torch.stack(draws, 1), int(chains.lost.sum())
+        energies.append(chains.energy)
+    return torch.stack(draws, 1), torch.cat(energies, 1), int(chains.lost.sum())
 
 
 def _moved(

@@ -104,8 +104,36 @@ def test_chains_that_start_in_two_modes_are_told() -> None:
         with pyro.plate("data", len(y)):
             pyro.sample("y", dist.Normal(w[0] ** 2, 0.1), obs=y)
 
-    with pytest.warns(UserWarning, match=r"chains disagree about site 'w': .* Use warmup=800, thin=20, or nuts"):
+    with pytest.warns(UserWarning, match=r"chains disagree about site 'w': .* Use warmup=800, thin=20, start="):
         pd.mclmc(two, torch.full((20,), 1.0), **SHORT)
+
+
+def wide(x: Tensor, y: Tensor) -> None:
+    beta = pyro.sample("beta", dist.Normal(0.0, 1000.0).expand([3]).to_event(1))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(x @ beta, 2.0), obs=y)
+
+
+class OneAstray:
+    """Draws of which every other one is a thousand standard deviations of the posterior away."""
+
+    def sample_weights(self, n: int) -> dict[str, Tensor]:
+        return {"beta": torch.where(torch.arange(n)[:, None] % 4 == 3, 500.0, 1.0).expand(n, 3)}
+
+
+def test_chains_arrive_under_a_wide_prior() -> None:
+    """Within a fifth of the exact deviations; without a warning, which would be an error here."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.stack([torch.ones(60), torch.randn(60, generator=generator) * 3 + 5], 1)
+    x = torch.cat([x, torch.randn(60, 1, generator=generator)], 1)
+    y = x @ torch.tensor([20.0, -3.0, 1.5]) + 2 * torch.randn(60, generator=generator)
+    exact = (x.T @ x / 4).inverse()
+    found = pd.mclmc(wide, x, y, warmup=1000, progress=False).weights["beta"].flatten(0, 1)
+    torch.testing.assert_close(found.std(0), exact.diag().sqrt(), rtol=0.2, atol=0.0)
+    assert bool(((found.mean(0) - exact @ (x.T @ y / 4)).abs() < 0.3 * exact.diag().sqrt()).all())
+    astray = "8 of 32 chains are where the posterior has next to no mass"
+    with pytest.warns(UserWarning, match=astray), pytest.warns(UserWarning, match="chains disagree"):
+        pd.mclmc(wide, x, y, start=OneAstray(), **SHORT | {"warmup": 100})
 
 
 def test_a_seed_repeats() -> None:

@@ -21,6 +21,7 @@ from pyro_dropout.generative.observed_sites import check_evidence, check_support
 from pyro_dropout.generative.own_noise import check_no_noise
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.standardised import Standardised
+from pyro_dropout.guides.sites import near_mean
 from pyro_dropout.prediction.predict_network import frozen
 from pyro_dropout.protocols import Message, Weights
 from pyro_dropout.training.compile.functional import unvalidated
@@ -72,9 +73,12 @@ class Energy:
 
     # --- weights and positions ----------------------------------------------------------------------------------------
 
-    def start(self) -> Tensor:
-        """Return a position (d,) drawn from the prior."""
-        return self.position(_values(self._sites()))
+    def start(self, central: bool = False) -> Tensor:
+        """Return a position (d,) drawn from the prior; if ``central``, near the mean of a wide one of a program."""
+        sites = self._sites()
+        if not central or self._prior is not None:
+            return self.position(_values(sites))
+        return self.position({name: near_mean(site["fn"], site["value"]) for name, site in sites.items()})
 
     def prior_widths(self) -> Tensor:
         """Return the standard deviations (d,) of a network's weights under their prior; 1 for any other model."""
