@@ -45,7 +45,7 @@ def silent(on: bool = True) -> contextlib.AbstractContextManager[None]:
 def noise_of(model: object) -> list[str]:
     """Return the modules of a model that draw noise of their own, as far as they are known; all, once it has run."""
     found: list[str] = getattr(getattr(model, "model", model), "noise", [])  # inside Standardised
-    return found
+    return [path or "forward" for path in found]  # of the network itself
 
 
 def check_no_noise(model: object, asker: str) -> None:

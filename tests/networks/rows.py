@@ -42,7 +42,9 @@ def distance(made: Network) -> float:
     """How far the pair's predictions are from passes in training mode, in standard errors."""
     whole = isinstance(made.net, Graph)  # one pass for each draw
     x = made.x if whole else made.x[:2]
-    found = predicted(*made.pair(), x, SAMPLES, shared=whole)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "the network's own noise .* is drawn for each point although shared=True")
+        found = predicted(*made.pair(), x, SAMPLES, shared=whole)
     assert float(found.std(0).min()) > 0
     passes = [stochastic_passes(made.net, x, 1) for _ in range(SAMPLES)] if whole else None
     return largest_z(stochastic_passes(made.net, x, SAMPLES) if passes is None else torch.cat(passes), found)
