@@ -49,7 +49,12 @@ def predict(
         "predictions.csv"
     ),
     plot: Annotated[
-        Path | None, output_option(metavar="FILE", help="Where to save a plot of them (PNG, PDF, SVG).")
+        Path | None,
+        output_option(
+            metavar="FILE",
+            help="Where to save a plot (PNG, PDF, SVG): predictions beside targets or, without targets, which columns"
+            " matter.",
+        ),
     ] = None,
     with_inputs: Annotated[
         bool, output_option("--with-inputs", help="Also write the columns of the input table.")

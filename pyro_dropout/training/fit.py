@@ -32,7 +32,7 @@ from pyro_dropout.training.collapse import note_learned
 from pyro_dropout.training.compile.functional import Loss
 from pyro_dropout.training.early_stopping import EnsembleWatch, Watch
 from pyro_dropout.training.ensemble.ensemble_training import check_members, enlisted, train_members
-from pyro_dropout.training.history import History, still_falling
+from pyro_dropout.training.history import History, rise, still_falling
 from pyro_dropout.training.laplace.laplace import as_points, finish_on
 from pyro_dropout.training.loader import loader_of
 from pyro_dropout.training.loop import loop
@@ -85,7 +85,8 @@ def fit(
 ) -> History:
     """Train a guide (and a model's ordinary parameters) on data, and return the history of the loss.
 
-    Warns if the loss was still falling when the steps were over, with how many more it would take.
+    Warns if the loss ended above where it began, or was still falling when the steps were over, with how many more it
+    would take.
 
     Mini-batches are shuffled and without replacement within an epoch. The step is compiled, optimiser and mini-batch
     gather included; on a GPU many steps run in one CUDA graph, with the data resident there. Other threads
@@ -254,7 +255,11 @@ def fit(
                 finish_on(guide, call, loader, target, batch_size, held_out)
         if not callable(getattr(loss, "temperature", None)) and history.best_step in (None, history.steps):
             number = call.args[2] if len(call.args) > 2 else call.kwargs.get("num_data")
-            history.unfinished = still_falling(history.losses, number if isinstance(number, int) else count)
+            points = number if isinstance(number, int) else count
+            if rose := rise(history.losses, points):
+                warn_caller(rose)
+            else:
+                history.unfinished = still_falling(history.losses, points)
         return _noted(model, guide, call, history)
 
 

@@ -21,6 +21,7 @@ ADVICE = (
     "Raise steps or the learning rate; or give many steps and validation=0.2, which stops when a fifth of the data,"
     " held out, gets no better."
 )
+_FEWEST_FOR_A_RISE = 20  # steps
 _FEWEST = 200  # steps; fewer are a trial, and too few for a trend
 _BLOCKS = 10  # in each of three parts
 _SURE = 5.0  # standard errors by which the last part must lie below the one before
@@ -179,6 +180,21 @@ class History:
 # The last half of the losses is cut into blocks, whose means are nearly independent, and these into three parts with
 # the medians a, b and c. The fall b - c is r times the fall a - b; if it goes on like this, it brings (b - c) r/(1 - r)
 # more.
+
+
+def rise(losses: Tensor, num_data: int) -> str:
+    """Say that a loss ended above where it began, by more than its noise and a nat for each data point; "" if not."""
+    values = losses.double()
+    if losses.dim() != 1 or len(values) < _FEWEST_FOR_A_RISE or not bool(torch.isfinite(values).all()):
+        return ""
+    last = values[-(len(values) // 10) :]
+    end = last.median()
+    if end <= values[0] + max(num_data, 10 * float((last - end).abs().median())):
+        return ""
+    return (
+        f"the loss ended at {end:.6g}, above the {values[0]:.6g} at which it began: the steps were too large. Lower the"
+        " learning rate, or clip gradients (clip_norm=...)."
+    )
 
 
 def still_falling(losses: Tensor, num_data: int) -> StillFalling | None:

@@ -287,6 +287,12 @@ def test_noise_is_no_fall_and_a_fall_is_seen_through_noise(steps: int, correlati
     assert sum(0.4 * right < each < 2.5 * right for each in seen) > 0.8 * len(seen)
 
 
+def test_steps_that_are_too_large_are_told() -> None:
+    model, guide, x, y = problem()
+    with pytest.warns(UserWarning, match=r"ended at .*, above the .* at which it began"):
+        pd.fit(model, guide, x, y, steps=40, lr=100.0, **QUIET)
+
+
 @pytest.mark.deep
 def test_a_share_of_the_data_stops_the_training() -> None:
     model, guide, x, y = problem()
