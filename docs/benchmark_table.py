@@ -7,6 +7,7 @@ python docs/benchmark_table.py out/contestants/runs
 import argparse
 from collections import Counter
 from pathlib import Path
+from statistics import median
 
 from make_figures import FIGURES, write_into_pages
 
@@ -49,7 +50,7 @@ def table_of(results: Results) -> str:
             cells.append(f"{score.mean:.3f}{error}" if key == "w2" else f"{score.mean:.2f}")
             if (name, key) in judged:
                 far.append(score.mean / rows[name]["reference"].scores["w2"].mean)
-        lines[entry] = sorted(far)[len(far) // 2] if far else float("inf"), cells
+        lines[entry] = median(far) if far else float("inf"), cells
     heads = [name if key == "w2" else f"{name}, width {HEADINGS[key]}" for name, key in columns]
     ranked = sorted(lines, key=lambda entry: (entry != "reference", lines[entry][0]))
     body = [f"| {entry} | {' | '.join(lines[entry][1])} |" for entry in ranked]
