@@ -182,7 +182,7 @@ def _separator(path: Path, text: str) -> str:
 def _simple(text: str, width: int, separator: str) -> list[Any] | None:
     """Return columns that pyarrow reads; None unless each line is a row without quotes."""
     raw = text.rstrip("\r\n").replace("\r\n", "\n").encode("utf-8", "surrogatepass")
-    if not raw or b'"' in raw or b"\r" in raw:
+    if not raw or b'"' in raw or b"\r" in raw or text.startswith("\ufeff"):  # pyarrow would take that mark away
         return None
     try:
         from pyarrow import BufferReader

@@ -97,7 +97,7 @@ def is_number(text: str) -> bool:
 
 
 class UnclearError(Exception):
-    """A file that may be read or refused: its header has several separators or holds digits."""
+    """A file that may be read or refused: its header is blank or a comment, has several separators or holds digits."""
 
 
 def expected(content: bytes) -> list[list[str | None]] | None:
@@ -121,8 +121,10 @@ def expected(content: bytes) -> list[list[str | None]] | None:
     if b"\0" in content or content.startswith(b"PAR1") or not rows or any(len(row) != len(header) for row in rows):
         return None
     named = [name or f"unnamed {place}" for place, name in enumerate(header, 1)]
-    if len(header) < 2 or len(set(named)) < len(header) or all(map(is_number, header)):
+    if len(set(named)) < len(header) or all(map(is_number, header)):
         return None
+    if header == [""] or header[0].startswith("#"):
+        raise UnclearError
     if any(map(str.isdigit, "".join(header))) or any(map(is_number, header)):
         raise UnclearError
     header = named
