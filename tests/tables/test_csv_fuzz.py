@@ -97,7 +97,7 @@ def is_number(text: str) -> bool:
 
 
 class UnclearError(Exception):
-    """A file that may be read or refused: its header is blank or a comment, has several separators or holds digits."""
+    """A file that may be read or refused: its header has several separators or holds digits."""
 
 
 def expected(content: bytes) -> list[list[str | None]] | None:
@@ -115,7 +115,10 @@ def expected(content: bytes) -> list[list[str | None]] | None:
     if lines and set(lines[0]) & set(";|\t"):
         raise UnclearError
     try:
-        header, *rows = [[cell.strip() for cell in row] for row in csv.reader(lines, strict=True) if row]
+        whole = [row for row in csv.reader(lines, strict=True) if row]
+        if whole[:1] == [[""]] or (whole and whole[0][0].startswith("#")):
+            return None
+        header, *rows = [[cell.strip() for cell in row] for row in whole]
     except (csv.Error, ValueError):
         return None
     if b"\0" in content or content.startswith(b"PAR1") or not rows or any(len(row) != len(header) for row in rows):
@@ -123,8 +126,6 @@ def expected(content: bytes) -> list[list[str | None]] | None:
     named = [name or f"unnamed {place}" for place, name in enumerate(header, 1)]
     if len(set(named)) < len(header) or all(map(is_number, header)):
         return None
-    if header == [""] or header[0].startswith("#"):
-        raise UnclearError
     if any(map(str.isdigit, "".join(header))) or any(map(is_number, header)):
         raise UnclearError
     header = named
