@@ -5,15 +5,13 @@ With T below the diagonal, L = σ(I + T): T is in units of σ, and both are trai
 
 from typing import Literal, Unpack
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.guides.base import SiteGuide, State, trained
 from pyro_dropout.guides.sites import GuideSite, Options
 from pyro_dropout.mathematics.checks import check_choice
-from pyro_dropout.mathematics.full_rank_normal import FullRankNormal, SharedNoise
+from pyro_dropout.mathematics.full_rank_normal import SharedNoise, TriangularNormal
 from pyro_dropout.protocols import PyroModel, SiteDistribution
 from pyro_dropout.registry import guide
 
@@ -72,15 +70,7 @@ class AutoFullRank(SiteGuide):
 
     def weight_distribution(self, site: GuideSite, state: State, noise: SharedNoise | None = None) -> SiteDistribution:
         """One Gaussian over the whole tensor: with the sites of the block, or whatever the other sites are."""
-        return FullRankNormal(state.loc, self._root(state), noise)
-
-    @staticmethod
-    def _root(state: State) -> Tensor:
-        """Return the rows of L that belong to a site, up to the diagonal of its last row."""
-        scale = state.log_scale.exp().flatten()
-        before = state.lower.shape[-1] + 1 - len(scale)
-        below = F.pad(state.lower * scale.unsqueeze(-1), (0, 1)).tril(before - 1)
-        return torch.diagonal_scatter(below, scale, before)
+        return TriangularNormal(state.loc, state.log_scale.exp(), state.lower, noise)
 
     def block_of(self, site: GuideSite) -> str | None:
         """Return the name of the block of a site; None for points, and for sites in subsampled plates."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+import torch.nn.functional as F
 from pyro.distributions.util import sum_rightmost
 from torch import Size, Tensor
 from torch.distributions import Distribution, Independent, Normal, register_kl
@@ -91,7 +92,7 @@ class FullRankNormal(WeightDistribution):
 
     def covariance_root(self, rows: Float[Tensor, "B *shape"]) -> Float[Tensor, "B columns"]:
         """Return root with root rootᵀ = rows Cov[w] rowsᵀ; of tensors drawn together, their roots add up to that."""
-        return rows.flatten(1) @ self.root
+        return rows.flatten(1) @ self._whole_root()
 
     def icdf(self, value: Tensor) -> Tensor:
         """Return quantiles of each number by itself."""
@@ -129,6 +130,46 @@ class FullRankNormal(WeightDistribution):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(event_shape={tuple(self.event_shape)}, columns={self.root.shape[-1]})"
+
+
+class TriangularNormal(FullRankNormal):
+    """One Gaussian over all numbers of a tensor, w = m + s(ε + Tε) with T below the diagonal: the root is s(I + T).
+
+    The root itself is made only where it is asked for: a draw and the KL walk over T, which is as large, once each.
+
+    Args:
+        loc: the mean, (*shape).
+        scale: s, (*shape).
+        lower: T, (K, columns - 1); what lies on the diagonal of the root or above it does not count.
+        shared: the noise of the block, if it is in one.
+    """
+
+    def __init__(self, loc: Tensor, scale: Tensor, lower: Float[Tensor, "K less"], shared: SharedNoise | None) -> None:
+        self.scale, self.before = scale.flatten(), lower.shape[-1] + 1 - loc.numel()
+        self.lower = lower.tril(self.before - 1)
+        super().__init__(loc, loc.new_empty(loc.numel(), 0), shared)
+
+    def _whole_root(self) -> Tensor:
+        below = F.pad(self.lower * self.scale.unsqueeze(-1), (0, 1))
+        return torch.diagonal_scatter(below, self.scale, self.before)
+
+    def half_log_det(self) -> Tensor:
+        """Return half the log-determinant of the covariance, or this tensor's share of it."""
+        return self.scale.log().sum() if self.joint or not self.before else super().half_log_det()
+
+    @property
+    def variance(self) -> Tensor:
+        """Var[w] of each number, (*batch_shape, *shape)."""
+        found = self.scale.square() * (1 + self.lower.square().sum(-1))
+        return found.reshape(self.loc.shape).expand(self._extended_shape())
+
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Draw with gradients, (*sample_shape, *batch_shape, *shape)."""
+        lead = (*sample_shape, *self.batch_shape)
+        noise = self._noise(lead, self.before + len(self.scale))
+        own = noise[..., self.before :]
+        apart = self.scale * (own + noise[..., :-1] @ self.lower.mT)
+        return self._noted(self.loc + apart.reshape((*lead, *self.loc.shape)), own)
 
 
 def _to_gaussian(q: FullRankNormal, p: Distribution) -> Tensor:
