@@ -30,7 +30,8 @@ MOST = 1000  # weights of a network for which a matrix of all of them is trained
 
 
 def up_to(guide, model):
-    count = sum(model.prior_of(site).event_shape.numel() for site in getattr(model, "sites", ()))
+    sites = model.sites if isinstance(model, pdrop.BayesianNet) else ()
+    count = sum(model.prior_of(site).event_shape.numel() for site in sites)
     if count > MOST:
         raise pdrop.errors.PyroDropoutError(f"left out: the network has {count:,} weights, more than {MOST:,}.")
     return guide(model)
@@ -55,11 +56,15 @@ def swag(model, data, steps=5000):
     return best
 
 
+def networks_only(model):
+    if not isinstance(model, pdrop.BayesianNet):
+        raise pdrop.errors.PyroDropoutError("left out: it is for networks.")
+
+
 def laplace_torch(model, data, steps=5000):
     from laplace import Laplace
 
-    if not hasattr(model, "net"):
-        raise pdrop.errors.PyroDropoutError("left out: laplace-torch is for networks.")
+    networks_only(model)
     point = pdrop.Ensemble(model, members=1, anchored=False)
     pdrop.fit(model, point, *data, steps=steps, lr=0.02, progress=False)
     net = copy.deepcopy(model.net)
@@ -77,6 +82,7 @@ def laplace_torch(model, data, steps=5000):
 
 
 def sgld(model, data, rate=1e-4, steps=5000, every=50, chains=20):
+    networks_only(model)
     x, y = data
     sites = poutine.trace(model).get_trace(x, y).nodes
     priors = {name: sites[name]["fn"] for name in model.sites}

@@ -30,10 +30,18 @@ class Drawn:
     quantities: Tensor
     weights: Weights
 
-    def without(self, group: int, groups: int) -> "Drawn":
-        """Return all draws but those of one of the groups."""
-        kept = torch.arange(len(self.quantities)) % groups != group
-        return Drawn(self.quantities[kept], {site: value[kept] for site, value in self.weights.items()})
+    def parts(self) -> list["Drawn"]:
+        """Return all draws but those of a group, for each of some groups; equal draws are in the same group.
+
+        The draws of an ensemble are a few members, each many times: its error is that of so many members.
+        """
+        same = torch.unique(self.quantities.flatten(1), dim=0, return_inverse=True)[1]
+        order = torch.arange(len(same))
+        first = order.new_full((len(same),), len(same)).scatter_reduce(0, same, order, "amin")  # of the equal ones
+        number = (first.argsort().argsort())[same]
+        groups = min(_GROUPS, int(number.max()) + 1)
+        left = [number % groups != group for group in range(groups)] if groups > 1 else []
+        return [Drawn(self.quantities[kept], {k: v[kept] for k, v in self.weights.items()}) for kept in left]
 
 
 @dataclass(frozen=True)
@@ -133,14 +141,12 @@ def columns() -> dict[str, Column]:
 
 def scored(drawn: Drawn, truth: Truth, kind: str) -> dict[str, tuple[float, float]]:
     """Return every score that a kind of problem has, with its Monte Carlo error: a jackknife over groups of draws."""
-    groups = min(_GROUPS, len(drawn.quantities))
-    parts = [drawn.without(k, groups) for k in range(groups)] if groups > 1 else []
-    found = {}
+    found, parts = {}, drawn.parts()
     for entry in (each for each in _SCORES.values() if kind in each.of):
         value = float(entry.compute(drawn, truth))
         if not math.isnan(value):
             each = torch.tensor([entry.compute(part, truth) for part in parts], dtype=torch.float64)
-            error = (groups - 1) ** 0.5 * float(each.std(correction=0)) if parts else math.nan
+            error = (len(parts) - 1) ** 0.5 * float(each.std(correction=0)) if parts else math.nan
             found[entry.name] = (value, error)
     return found
 

@@ -89,9 +89,11 @@ def test_moments_are_those_of_normals() -> None:
     assert math.isnan(scores.moments(Drawn(normal(2, 1), {}), known))
 
 
-def test_the_monte_carlo_error_is_how_far_the_score_scatters() -> None:
+@pytest.mark.parametrize(("different", "copies"), [(200, 1), (32, 10)])  # draws of a guide, and of an ensemble
+def test_the_monte_carlo_error_is_how_far_the_score_scatters(different: int, copies: int) -> None:
     known = truth(normal(300, 4))
-    found = [scored(Drawn(normal(200, 4, mean=0.5), {}), known, "numbers")["w2"] for _ in range(40)]
+    drawn = [Drawn(normal(different, 4, mean=0.5).repeat(copies, 1), {}) for _ in range(40)]
+    found = [scored(each, known, "numbers")["w2"] for each in drawn]
     values, errors = torch.tensor(found, dtype=F64).unbind(1)
     assert float(errors.mean() / values.std()) == pytest.approx(1.0, abs=0.45)  # by 4 errors of the standard deviation
     assert math.isnan(scored(Drawn(normal(1, 4), {}), known, "numbers")["w2"][1])  # one draw says nothing of it
