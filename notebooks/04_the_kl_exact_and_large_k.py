@@ -2,7 +2,7 @@
 # # The KL, exact and for large K
 #
 # Dropout's q(w) is a mixture of two Gaussians in every row of a weight matrix. The paper says that the KL of a
-# mixture against the prior cannot be evaluated, and approximates it for rows with many weights K. This notebook shows
+# mixture against the prior has no closed form, and approximates it for rows with many weights K. This notebook shows
 # what the approximation leaves out, that it can be computed after all, and when you may forget about it.
 
 # %%
