@@ -129,7 +129,7 @@ def main(argv=None):
     args = experiment.start(argv)
     entries = {name: name for name in pdrop.registry.guides()} | {each.__name__: each for each in (*PYRO, *OTHERS)}
     if find_spec("laplace"):
-        entries["laplace-torch"] = laplace_torch
+        entries[laplace_torch.__name__] = laplace_torch
     else:
         print("laplace-torch is left out; to have it: pip install laplace-torch")
     entries |= {name: partial(up_to, guide) for name, guide in LARGE.items()}
