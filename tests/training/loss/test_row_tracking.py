@@ -1,6 +1,5 @@
 """Which uses of a weight ``per_example`` follows; of all others it says so, and nothing of the user's is written on."""
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch.func import vmap
 
 from pyro_dropout import ELBO, AutoDropout, AutoMeanField, BayesianNet, per_example
 from pyro_dropout.errors import NotFollowedError, PyroDropoutError, ShapeError
+from tests.networks.agreement import masked, per_point
 
 N = 5
 
@@ -40,11 +40,8 @@ def program(use: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def outputs(model: Any, guide: Any, x: Tensor) -> Tensor:
-    """The outputs with a draw for each data point."""
     guide(x, x)
-    with per_example():
-        found: Tensor = poutine.replay(model, trace=poutine.trace(guide).get_trace(x, x))(x, x)
-    return found
+    return per_point(model, guide, x, x)
 
 
 # --- what is followed -------------------------------------------------------------------------------------------------
@@ -68,12 +65,11 @@ def test_each_point_has_masked_weights(use: str, row_dim: int) -> None:
     guide = AutoDropout(model, keep=0.5, row_dim=row_dim)
     f = outputs(model, guide, x)
     q = guide.posterior("w")
-    hits = []
-    for kept in itertools.product((0.0, 1.0), repeat=2):
-        weight = q.loc * q.per_row(torch.tensor(kept))
-        hits.append(torch.isclose(f, MASKED[use](x, weight, None, None), atol=1e-6).all(-1))
-    assert torch.stack(hits).any(0).all()
-    assert torch.stack(hits).any(1).all()
+    each = [MASKED[use](x, weight, None, None) for weight in masked(q)]
+    hits = torch.stack([torch.isclose(f, one, atol=1e-6).all(-1) for one in each])
+    assert len(hits) == 4
+    assert hits.any(0).all()
+    assert hits.any(1).all()
 
 
 @pytest.mark.parametrize(
