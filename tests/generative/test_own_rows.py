@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pyro_dropout import ELBO, AutoDropout, BayesianNet, fit
+from pyro_dropout import ELBO, AutoDropout, BayesianNet
 from pyro_dropout.errors import NotFollowedError
 
 D = 4
@@ -207,9 +207,3 @@ def test_a_model_with_its_data_elsewhere_is_seen_too() -> None:
 
     with pytest.raises(NotFollowedError, match=r"'w' .* are mixed or moved in the density of 'y'"):
         ELBO().loss(model, AutoDropout(model))
-
-
-def test_training_shares_the_draw_then() -> None:
-    model = BayesianNet(Net(MIXING["renorm"]))
-    with pytest.warns(UserWarning, match="are mixed or moved in the network; all points share each draw"):
-        fit(model, AutoDropout(model), torch.randn(8, 2), torch.zeros(8, D), steps=2, progress=False, compile=False)
