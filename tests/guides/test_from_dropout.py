@@ -12,6 +12,7 @@ from torch.func import functional_call
 
 import pyro_dropout as pd
 from tests.networks.agreement import largest_z, per_point, predicted, stochastic_passes
+from tests.networks.layers import Parts
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -118,20 +119,16 @@ def test_the_network_is_left_as_it_was() -> None:
     assert not any(m._forward_pre_hooks for m in net.modules())
 
 
-class Tied(nn.Module):
+def tied() -> nn.Module:
     """One matrix in two layers; dropout stands before another one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.drop, self.c = nn.Linear(4, 4), nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 1)
-        self.b.weight = self.a.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.c(self.drop(self.b(self.a(x).relu()).relu()))
+    a, b = nn.Linear(4, 4), nn.Linear(4, 4)
+    b.weight = a.weight
+    read = lambda net, x: net.c(net.drop(net.b(net.a(x).relu()).relu()))  # noqa: E731
+    return Parts(read, a=a, b=b, drop=nn.Dropout(0.5), c=nn.Linear(4, 1))
 
 
 def test_shared_weights_stay_shared() -> None:
-    net, x = Tied(), torch.randn(6, 4)
+    net, x = tied(), torch.randn(6, 4)
     model, guide = pd.from_dropout(net)
     assert list(model.sites) == ["a.weight", "a.bias", "b.bias", "c.weight", "c.bias"]
     assert type(guide.posterior("a.weight")).__name__ == "Delta"
@@ -141,21 +138,8 @@ def test_shared_weights_stay_shared() -> None:
 # --- what is not on rows of a weight stays in the model ---------------------------------------------------------------
 
 
-class WithForward(nn.Module):
-    """A module with the given parts and the given forward pass."""
-
-    def __init__(self, forward: Callable[..., Tensor], **parts: nn.Module) -> None:
-        super().__init__()
-        self._forward = forward
-        for name, part in parts.items():
-            self.add_module(name, part)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self._forward(self, x)
-
-
 def tied_behind_dropout() -> nn.Module:
-    net = Tied()
+    net = tied()
     net.c = net.a
     return net
 
@@ -183,19 +167,19 @@ ELSEWHERE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[str], 
         lambda: nn.Sequential(nn.Dropout2d(0.5), nn.Conv2d(4, 4, 3, groups=2), nn.Flatten()), (4, 3, 3), ["0"], [],
     ),
     "functional": (
-        lambda: WithForward(lambda net, x: net.a(F.dropout(x, 0.5, net.training)), a=nn.Linear(3, 1)), (3,), [""], [],
+        lambda: Parts(lambda net, x: net.a(F.dropout(x, 0.5, net.training)), a=nn.Linear(3, 1)), (3,), [""], [],
     ),
     "what torch.fx cannot follow": (
-        lambda: WithForward(control_flow, a=nn.Linear(3, 1), drop=nn.Dropout(0.5)), (3,), ["drop"], [],
+        lambda: Parts(control_flow, a=nn.Linear(3, 1), drop=nn.Dropout(0.5)), (3,), ["drop"], [],
     ),
     "a shortcut": (
-        lambda: WithForward(lambda net, x: net.d(x) + net.a(x), a=nn.Linear(3, 3), d=nn.Dropout(0.5)), (3,), ["d"], [],
+        lambda: Parts(lambda net, x: net.d(x) + net.a(x), a=nn.Linear(3, 3), d=nn.Dropout(0.5)), (3,), ["d"], [],
     ),
     "two dropouts in a row": (
         lambda: nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.5), nn.Linear(3, 1)), (3,), ["0"], ["1"],
     ),
     "one mask for two layers": (
-        lambda: WithForward(lambda net, x: (lambda h: net.a(h) + net.b(h))(net.d(x)), a=nn.Linear(3, 1),
+        lambda: Parts(lambda net, x: (lambda h: net.a(h) + net.b(h))(net.d(x)), a=nn.Linear(3, 1),
                             b=nn.Linear(3, 1), d=nn.Dropout(0.5)),
         (3,), ["d"], [],
     ),
@@ -204,7 +188,7 @@ ELSEWHERE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[str], 
         lambda: nn.Sequential(nn.Dropout(0.5), nn.utils.parametrizations.weight_norm(nn.Linear(3, 1))), (3,), ["0"], [],
     ),
     "rows that are dropped in training mode only": (
-        lambda: WithForward(only_in_training, a=nn.Linear(3, 1), drop=nn.Dropout(0.5)), (3,), [], ["drop"],
+        lambda: Parts(only_in_training, a=nn.Linear(3, 1), drop=nn.Dropout(0.5)), (3,), [], ["drop"],
     ),
     "a mask for each position": (
         lambda: nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 1), nn.Flatten()), (4, 3), ["0"], [],
@@ -291,8 +275,8 @@ def test_other_dropout_stays_in_the_model(name: str, with_example: bool) -> None
 
 
 def test_dropping_everything_is_told() -> None:
-    net = WithForward(lambda net, x: net.a(F.dropout(x, 1.0, net.training)), a=nn.Linear(3, 1))
-    with pytest.raises(pd.errors.PyroDropoutError, match="WithForward computes something else in training mode"):
+    net = Parts(lambda net, x: net.a(F.dropout(x, 1.0, net.training)), a=nn.Linear(3, 1))
+    with pytest.raises(pd.errors.PyroDropoutError, match="Parts computes something else in training mode"):
         pd.from_dropout(net, example=torch.ones(1, 3))
 
 

@@ -21,6 +21,19 @@ class Output(nn.Module):
         return self.read(self.net, x)
 
 
+class Parts(nn.Module):
+    """A module of the given layers and parameters, and what is made of them: any function of it and of its input."""
+
+    def __init__(self, read: Callable[[Any, Tensor], Any], **parts: nn.Module | nn.Parameter) -> None:
+        super().__init__()
+        self.read = read
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.read(self, x)
+
+
 class Noisy(nn.Module):
     """A layer with a probability, or a size, of its own."""
 

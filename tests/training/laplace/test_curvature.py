@@ -10,6 +10,7 @@ from torch.func import functional_call, jacrev
 
 import pyro_dropout as pd
 from pyro_dropout.mathematics.curvature_blocks import Dense
+from tests.networks.layers import Output
 from tests.training.laplace.test_laplace import untrained
 
 F64 = torch.float64
@@ -20,15 +21,9 @@ def mlp(outputs: int) -> nn.Module:
     return nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, outputs)).to(F64)
 
 
-class Maps(nn.Module):
+def maps(classes: int) -> nn.Module:
     """Outputs (N, C, 2, 1): classes first, at two positions."""
-
-    def __init__(self, classes: int) -> None:
-        super().__init__()
-        self.first, self.out = nn.Linear(2, 3), nn.Linear(3, 2 * classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(torch.tanh(self.first(x))).reshape(len(x), 2, -1).mT.unsqueeze(-1)
+    return Output(mlp(2 * classes), lambda net, x: net(x).reshape(len(x), 2, -1).mT.unsqueeze(-1))
 
 
 def ignored() -> Tensor:
@@ -60,7 +55,7 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[], nn.Module], Callable[[], 
     ),
     "heteroscedastic map": (
         lambda: pd.HeteroscedasticGaussian(dims=(2, 2, 1), dim=0),
-        lambda: Maps(2).to(F64),
+        lambda: maps(2),
         lambda: torch.randn(N, 2, 1, dtype=F64),
         lambda f, y, f0: 0.5 * (f[2:].exp() * ((f[:2] - f0[:2]).square() + (-f0[2:]).exp()) - f[2:]).sum(),
     ),
@@ -72,7 +67,7 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[], nn.Module], Callable[[], 
     ),
     "map of classes": (
         lambda: pd.Categorical(dims=(3, 2, 1), dim=0, ignore_index=-100),
-        lambda: Maps(3).to(F64),
+        lambda: maps(3),
         ignored,
         lambda f, y, f0: nn.functional.cross_entropy(
             f.reshape(1, 3, 2, 1), y[None], ignore_index=-100, reduction="sum"
