@@ -34,16 +34,11 @@ class LeNet(nn.Module):
         return self.fc2(F.relu(self.drop(x)))  # before or after the ReLU is the same
 
 
-class Block(nn.Module):
+def block(width: int) -> nn.Module:
     """A residual block whose two layers are dropped, and whose shortcut is not."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.inner = nn.Sequential(nn.Sequential(nn.Dropout(0.3), nn.Linear(width, width)), nn.Tanh())
-        self.drop, self.out = nn.Dropout(0.6), nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.out(self.drop(self.inner(x)))
+    inner = nn.Sequential(nn.Sequential(nn.Dropout(0.3), nn.Linear(width, width)), nn.Tanh())
+    parts = {"inner": inner, "drop": nn.Dropout(0.6), "out": nn.Linear(width, width)}
+    return Parts(lambda net, x: x + net.out(net.drop(net.inner(x))), **parts)
 
 
 def mlp() -> nn.Module:
@@ -54,7 +49,7 @@ def mlp() -> nn.Module:
 
 
 def nested() -> nn.Module:
-    return nn.Sequential(nn.Sequential(nn.Linear(4, 6), nn.ReLU()), Block(6), nn.Sequential(Block(6), nn.Linear(6, 2)))
+    return nn.Sequential(nn.Sequential(nn.Linear(4, 6), nn.ReLU()), block(6), nn.Sequential(block(6), nn.Linear(6, 2)))
 
 
 def one_object_twice() -> nn.Module:

@@ -24,7 +24,7 @@ class Output(nn.Module):
 class Parts(nn.Module):
     """A module of the given layers and parameters, and what is made of them: any function of it and of its input."""
 
-    def __init__(self, read: Callable[[Any, Tensor], Any], **parts: nn.Module | nn.Parameter) -> None:
+    def __init__(self, read: Callable[[Any, Tensor], Any], **parts: Any) -> None:
         super().__init__()
         self.read = read
         for name, part in parts.items():
