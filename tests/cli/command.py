@@ -25,6 +25,13 @@ def run(*arguments: object) -> Any:
     return CliRunner().invoke(app, [str(part) for part in arguments], catch_exceptions=False)
 
 
+def succeeded(*arguments: object) -> Any:
+    """Run a command, and fail with what it says where it fails."""
+    done = run(*arguments)
+    assert done.exit_code == 0, done.stderr
+    return done
+
+
 def read_table(path: str | Path | Table, **options: Any) -> Dataset:
     """Return a file as data, with options of the command line."""
     return read(path, settings_of(options)[0])

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from tests.cli.command import houses, run, trees, without_fsync, written
+from tests.cli.command import houses, run, succeeded, trees, without_fsync, written
 from tests.training.kills import survived
 
 _FIT = ["--guide", "dropout", "--width", 5, "--steps", 20, "--checkpoint-every", 5, "--no-compile", "--quiet"]
@@ -50,8 +50,7 @@ def fits(root: Path, kills: int, dice: random.Random) -> int:
 def predicted(folder: Path, data: Path) -> bytes:
     """Return the predictions of a run."""
     out = folder.parent / "predictions.csv"
-    found = run("predict", folder, data, "--out", out, "--samples", 5, "-q")
-    assert found.exit_code == 0, found.stderr
+    succeeded("predict", folder, data, "--out", out, "--samples", 5, "-q")
     return out.read_bytes()
 
 
