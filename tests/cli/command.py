@@ -53,6 +53,12 @@ def written(folder: Path, text: str | bytes, name: str = "table.csv") -> Path:
     return path
 
 
+def as_csv(folder: Path, columns: dict[str, Any], name: str = "table.csv") -> Path:
+    lines = zip(*columns.values(), strict=True)
+    rows = [columns.keys(), *([f'"{cell}"' for cell in line] for line in lines)]
+    return written(folder, "\n".join(",".join(row) for row in rows), name)
+
+
 def contents(folder: Path) -> dict[str, bytes | None]:
     return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 

@@ -3,7 +3,6 @@
 import json
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,14 +11,9 @@ from hypothesis import strategies as st
 
 import pyro_dropout as pd
 from pyro_dropout.tables.learning import centre_of
-from tests.cli.command import read_table, run, succeeded, table_of, written
+from tests.cli.command import as_csv, read_table, run, succeeded, table_of
 
 NOW = 1_700_000_000
-
-
-def as_csv(folder: Path, columns: dict[str, Any], name: str = "table.csv") -> Path:
-    rows = zip(*columns.values(), strict=True)
-    return written(folder, "\n".join([",".join(columns), *(",".join(map(str, row)) for row in rows)]), name)
 
 
 @pytest.mark.parametrize(("start", "step"), [(NOW, 100), (NOW, 1), (-(2**52), 7), (NOW * 10**6, 1000)])
