@@ -102,25 +102,6 @@ def test_a_member_minimises_its_own_objective() -> None:
     torch.testing.assert_close(found, torch.stack(losses).mean().to(found))
 
 
-@pytest.mark.parametrize("heat", [pytest.param(1.0, marks=pytest.mark.deep), 0.2])
-def test_members_are_draws_of_the_posterior_at_a_temperature(heat: float) -> None:
-    """In a linear model in closed form: the covariance of a posterior at T is (τXᵀX/T + I)⁻¹."""
-    x = torch.randn(12, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    y = x.sum(-1, keepdim=True)
-    model = pd.BayesianNet(nn.Linear(2, 1, bias=False).double(), pd.Prior(), pd.Gaussian(0.5))
-    ensemble = pd.Ensemble(model, members=600, seed=0)
-    loss = pd.ELBO(per_example=False, temperature=heat)
-    how: Any = {"compile": "traced", "progress": False, "seed": 0, "schedule": lambda done: 1.01 - done / 300}
-    pd.fit(model, ensemble, x, y, steps=300, lr=0.1, loss=loss, **how)
-    drawn = ensemble.draws_at(torch.arange(600))["weight"].squeeze(1)
-    exact = torch.linalg.inv(0.5 * x.T @ x / heat + torch.eye(2, dtype=x.dtype))
-    centre = exact @ (0.5 / heat * x.T @ y).squeeze(-1)
-    root = torch.linalg.cholesky(exact)
-    standard = torch.linalg.solve_triangular(root, (drawn - centre).T, upper=False)
-    assert standard.mean(1).abs().max() < 4 / 600**0.5
-    assert (standard @ standard.T / 600 - torch.eye(2)).abs().max() < 4 * 2**0.5 / 600**0.5
-
-
 @pytest.mark.deep
 def test_a_learned_precision_is_that_of_the_data() -> None:
     """A width that was trained on the perturbed targets would find twice the variance, and grow without end."""
