@@ -163,6 +163,19 @@ def in_float64() -> None:
 
 
 @pytest.fixture
+def as_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run programs as the graphs that they were traced into; a C++ compiler takes seconds to build each."""
+    monkeypatch.setattr("pyro_dropout.engines.program.compiled", lambda graph, inputs: graph)
+
+
+@pytest.fixture
+def quickly(request: pytest.FixtureRequest) -> None:
+    """Run programs as they were traced, but in the deep tests, which build them."""
+    if os.environ.get("HYPOTHESIS_PROFILE") != "deep":
+        request.getfixturevalue("as_traced")
+
+
+@pytest.fixture
 def unchecked_shapes() -> Iterator[None]:
     """Let bad input through to the package's own checks, which are what a user without jaxtyping meets."""
     jaxtyping.config.update("jaxtyping_disable", True)

@@ -3,7 +3,6 @@
 import ast
 import doctest
 import inspect
-import os
 import pkgutil
 import re
 import warnings
@@ -13,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from pyro_dropout.engines import program
 from pyro_dropout.errors import UnfinishedTrainingWarning
 from tests.test_public_names import API, found_at
 
@@ -123,13 +121,6 @@ def test_every_equation_names_tests_that_exist() -> None:
         for path, test in named:
             there = re.search(rf"^def {test}\(", (ROOT / path).read_text("utf-8"), re.MULTILINE)
             assert there, f"{name} names {test}, which is not in {path}"
-
-
-@pytest.fixture
-def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the short tests programs run as they were traced: a C++ compiler takes ten seconds for each."""
-    if os.environ.get("HYPOTHESIS_PROFILE") != "deep":
-        monkeypatch.setattr(program, "compiled", lambda graph, inputs: graph)
 
 
 @pytest.mark.usefixtures("quickly")

@@ -1,9 +1,6 @@
 """Every notebook runs from its first cell to its last, in short form, and what it asserts is true."""
 
-import os
 import runpy
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -12,7 +9,8 @@ import jupytext
 import pytest
 import torch
 
-ROOT = Path(__file__).parents[1]
+from tests.own_process import ROOT, python
+
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.py"))
 
 
@@ -81,9 +79,7 @@ def test_a_notebook_is_written_with_its_outputs(monkeypatch: pytest.MonkeyPatch,
 
 @pytest.mark.deep
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_holds_in_its_long_form(path: Path) -> None:
-    setting = {
-        key: value for key, value in os.environ.items() if key not in {"PYRO_DROPOUT_SHORT", "PYRO_DROPOUT_DATA"}
-    }
-    done = subprocess.run([sys.executable, str(path)], env=setting, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_a_notebook_holds_in_its_long_form(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PYRO_DROPOUT_SHORT", "PYRO_DROPOUT_DATA"):
+        monkeypatch.delenv(name, raising=False)
+    python(path)

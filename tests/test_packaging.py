@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 import pyro_dropout
+from tests.own_process import ROOT, python
 from tests.wheel import LARGEST
-
-ROOT = Path(__file__).parents[1]
 
 
 def make(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -40,9 +39,7 @@ def test_there_is_one_version() -> None:
 
 
 def test_the_wheel_holds_the_package_alone(tmp_path: Path) -> None:
-    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
-    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    python("-m", "hatchling", "build", "--target", "wheel", "--directory", tmp_path)
     (wheel,) = tmp_path.glob("*.whl")
     assert wheel.stat().st_size <= LARGEST
     names = zipfile.ZipFile(wheel).namelist()
@@ -61,9 +58,8 @@ def test_the_wheel_holds_the_package_alone(tmp_path: Path) -> None:
     # As installed, with nothing else in sight: the scripts beside the package cannot be imported.
     look = "import importlib.util, sys; print(*(bool(importlib.util.find_spec(name)) for name in sys.argv[1:]))"
     alone = f"import sys; sys.path.insert(0, {str(wheel)!r}); "
-    command = [sys.executable, "-I", "-S", "-c", alone + look, "pyro_dropout", "models", "tests"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.stdout.split() == ["True", "False", "False"], done.stderr
+    done = python("-I", "-S", "-c", alone + look, "pyro_dropout", "models", "tests", folder=tmp_path)
+    assert done.stdout.split() == ["True", "False", "False"]
 
 
 def test_make_installs_and_then_tests(bare: Path) -> None:

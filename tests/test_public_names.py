@@ -3,9 +3,6 @@
 import importlib
 import inspect
 import re
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +10,8 @@ import pytest
 import pyro_dropout as pd
 from pyro_dropout.registry import FLOORS
 from tests import interface
+from tests.own_process import ROOT, python
 
-ROOT = Path(__file__).parents[1]
 COMMANDS = ("benchmark", "compare", "fit", "predict", "resume", "reproduce", "datasets", "info", "benchmark")
 
 
@@ -40,9 +37,7 @@ def found_at(dotted: str) -> Any:
 
 def fresh(source: str) -> str:
     """What a program prints in a process of its own."""
-    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, cwd=ROOT, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return python("-c", source, seconds=120).stdout
 
 
 # --- every name has one place -----------------------------------------------------------------------------------------

@@ -15,13 +15,9 @@ from torch import nn
 
 import pyro_dropout as pd
 from tests.benchmarks.figures import Asked, Figure, benchmark
+from tests.benchmarks.memory import status
 
 WARM_UP = 0.1  # of the time: compiling, first checkpoints, the allocator's pools
-
-
-def resident() -> float:
-    """Return the MB of memory that the process has now."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def open_files() -> int:
@@ -86,7 +82,7 @@ def soak(asked: Asked) -> Iterator[Figure]:
 
     def watch() -> None:
         while not over.wait(max(0.2, seconds / 240)):
-            seen.append((resident(), open_files()))
+            seen.append((status("VmRSS") / 1e6, open_files()))
 
     watcher = threading.Thread(target=watch)
     watcher.start()

@@ -1,11 +1,11 @@
 """A step of one training that several processes share, beside one process: what ``docs/scaling.md`` says."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 
-from tests.benchmarks.figures import ROOT, Asked, Figure, benchmark
+from tests.benchmarks.figures import Asked, Figure, benchmark
+from tests.own_process import python
 
 SIZES = {"13-50-1": ((13, 50, 1), 128), "13-512x2-1": ((13, 512, 512, 1), 1024)}
 STEPS = 30
@@ -34,8 +34,7 @@ def step(sizes: tuple[int, ...], batch: int, processes: int, steps: int) -> floa
     """The microseconds of a step that so many processes share."""
     asked = json.dumps([sizes, batch, steps])
     torchrun = ["-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--no-python", sys.executable]
-    command = [sys.executable, *(torchrun if processes > 1 else []), "-c", RUN, asked]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    done = python(*(torchrun if processes > 1 else []), "-c", RUN, asked)
     return float(json.loads(done.stdout.splitlines()[-1]))
 
 

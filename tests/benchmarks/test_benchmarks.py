@@ -1,11 +1,7 @@
 """The benchmark of steps runs; and what one step holds in memory, beside the same step of plain dropout in torch."""
 
 import gc
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch.nn.functional as F
@@ -17,12 +13,12 @@ from tests.benchmarks.contestants import BASELINE
 from tests.benchmarks.figures import Asked
 from tests.benchmarks.settings import DEEP, SMALL, Setting
 from tests.oracles.memory import allocations, peak_allocated
+from tests.own_process import python
 
 
-def test_the_data_of_experiments_are_found() -> None:
-    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    asked = [sys.executable, "-c", "import tests.benchmarks, experiments"]
-    subprocess.run(asked, cwd=Path(__file__).parents[2], env=own, check=True)
+def test_the_data_of_experiments_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    python("-c", "import tests.benchmarks, experiments")
 
 
 @pytest.mark.deep

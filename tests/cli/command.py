@@ -25,6 +25,13 @@ def run(*arguments: object) -> Any:
     return CliRunner().invoke(app, [str(part) for part in arguments], catch_exceptions=False)
 
 
+def succeeded(*arguments: object) -> Any:
+    """Run a command, and fail with what it says where it fails."""
+    done = run(*arguments)
+    assert done.exit_code == 0, done.stderr
+    return done
+
+
 def read_table(path: str | Path | Table, **options: Any) -> Dataset:
     """Return a file as data, with options of the command line."""
     return read(path, settings_of(options)[0])
@@ -44,6 +51,12 @@ def written(folder: Path, text: str | bytes, name: str = "table.csv") -> Path:
     path = folder / name
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     return path
+
+
+def as_csv(folder: Path, columns: dict[str, Any], name: str = "table.csv") -> Path:
+    lines = zip(*columns.values(), strict=True)
+    rows = [columns.keys(), *([f'"{cell}"' for cell in line] for line in lines)]
+    return written(folder, "\n".join(",".join(row) for row in rows), name)
 
 
 def contents(folder: Path) -> dict[str, bytes | None]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import FEW, houses, run, trees, without_fsync, written
+from tests.cli.command import FEW, houses, succeeded, trees, without_fsync, written
 
 
 @pytest.fixture(autouse=True, scope="package")
@@ -19,6 +19,5 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with runs on houses and trees, and both tables; not to be written to."""
     folder = tmp_path_factory.mktemp("fitted")
     for name, text, guide in (("houses", houses(), "dropout-ensemble"), ("trees", trees(), "mean-field")):
-        done = run("fit", written(folder, text, f"{name}.csv"), "--out", folder / name, "--guide", guide, *FEW)
-        assert done.exit_code == 0, done.stderr
+        succeeded("fit", written(folder, text, f"{name}.csv"), "--out", folder / name, "--guide", guide, *FEW)
     return folder

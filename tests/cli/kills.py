@@ -10,15 +10,16 @@ import csv
 import json
 import os
 import random
-import signal
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from tests.cli.command import houses, run, trees, without_fsync, written
+from tests.cli.command import houses, run, succeeded, trees, without_fsync, written
+from tests.training.kills import survived
 
 _FIT = ["--guide", "dropout", "--width", 5, "--steps", 20, "--checkpoint-every", 5, "--no-compile", "--quiet"]
 _COMPARE = ["--guides", "dropout", "--seeds", 1, "--samples", 20, "--steps", 9, "--width", 5, "--no-compile", "-q"]
@@ -32,12 +33,12 @@ def fits(root: Path, kills: int, dice: random.Random) -> int:
         assert run("fit", data, "--out", root / name, *_FIT).exit_code == 0
     leash, wanted = time.monotonic() - start, predicted(root / "whole", data)
     while kills > 0:
-        out, done = root / f"run-{ends}", False
-        while not done:
+        out, whole = root / f"run-{ends}", False
+        while not whole:
             started = (out / "run.json").exists()
             words = ["resume", out, "--checkpoint-every", 5, "-q"] if started else ["fit", data, "--out", out, *_FIT]
-            done = survived(words, dice.uniform(0, leash) if kills > 0 else None)
-            kills -= not done
+            whole = survived(partial(done, *words), dice.uniform(0, leash) if kills > 0 else None)
+            kills -= not whole
             if (out / "posterior.safetensors").exists():
                 assert predicted(out, data) == wanted
         left = [path for path in (*out.iterdir(), *(out / "checkpoints").iterdir()) if path.name.startswith(".")]
@@ -49,8 +50,7 @@ def fits(root: Path, kills: int, dice: random.Random) -> int:
 def predicted(folder: Path, data: Path) -> bytes:
     """Return the predictions of a run."""
     out = folder.parent / "predictions.csv"
-    done = run("predict", folder, data, "--out", out, "--samples", 5, "-q")
-    assert done.exit_code == 0, done.stderr
+    succeeded("predict", folder, data, "--out", out, "--samples", 5, "-q")
     return out.read_bytes()
 
 
@@ -63,13 +63,13 @@ def comparisons(root: Path, kills: int, dice: random.Random) -> int:
         assert run(*words).exit_code == 0
     wanted, leash = scores(out), time.monotonic() - start
     while kills > 0:
-        done = survived(words, dice.uniform(0, 1.4) * leash)
-        kills -= not done
-        ends += done
+        whole = survived(partial(done, *words), dice.uniform(0, 1.4) * leash)
+        kills -= not whole
+        ends += whole
         if (out / "comparison.json").exists():
             record = json.loads((out / "comparison.json").read_text("utf-8"))
             assert record.get("unfinished") or scores(out) == wanted
-    assert survived(words, None)
+    assert survived(partial(done, *words), None)
     assert scores(out) == wanted
     assert sorted(os.listdir(out)) == ["comparison.json", "figures", "posteriors", "report.html", "table.csv"]
     assert sorted(os.listdir(root)) == ["out", "table.csv"]
@@ -85,28 +85,12 @@ def scores(folder: Path) -> list[dict[str, str]]:
     return [{key: value for key, value in row.items() if not key.startswith(("us", "seconds"))} for row in rows]
 
 
-def survived(words: list[object], leash: float | None) -> bool:
-    """Run a command in a forked child and return whether it ended before it was killed; without a leash it is not."""
-    number = os.fork()
-    if not number:
-        code = 1
-        try:
-            done = run(*words)
-            code = done.exit_code
-            if code:
-                os.write(2, done.stderr.encode())
-        finally:
-            os._exit(code)
-    end = time.monotonic() + (1e9 if leash is None else leash)
-    found, status = 0, 0
-    while not found and time.monotonic() < end:
-        time.sleep(0.005)
-        found, status = os.waitpid(number, os.WNOHANG)
-    if not found:
-        os.kill(number, signal.SIGKILL)
-        status = os.waitpid(number, 0)[1]
-    assert os.WIFSIGNALED(status) or status == 0
-    return status == 0
+def done(*words: object) -> None:
+    """Run a command in a child; the parent is told that it failed."""
+    found = run(*words)
+    if found.exit_code:
+        os.write(2, found.stderr.encode())
+        os._exit(found.exit_code)
 
 
 KILLED: dict[str, Callable[[Path, int, random.Random], int]] = {"fit": fits, "compare": comparisons}

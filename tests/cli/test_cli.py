@@ -13,7 +13,7 @@ from pyro_dropout.tabular import recipe
 from pyro_dropout.tabular import run_folder as runs_on_disk
 from pyro_dropout.tabular.fitted import FittedTable
 from pyro_dropout.training.checkpoints.training_checkpoint import Keeper
-from tests.cli.command import houses, run, table_of, written
+from tests.cli.command import houses, run, succeeded, table_of, written
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,8 +25,7 @@ def test_numbers_are_predicted(fitted: Path, tmp_path: Path) -> None:
     out = tmp_path / "predictions.csv"
     new = written(tmp_path, "town,area\nb,35\na,61.5\n")  # in another order, and without the target
     how = ("--samples", 40, "--level", 0.8, "--quiet", "--device", "cpu")
-    done = run("predict", fitted / "houses", new, "--out", out, *how)
-    assert done.exit_code == 0, done.stderr
+    succeeded("predict", fitted / "houses", new, "--out", out, *how)
     rows = table_of(out)
     assert [row["row"] for row in rows] == ["2", "3"]
     found = FittedTable.load(fitted / "houses")
@@ -76,8 +75,7 @@ def test_pieces_of_a_long_table_come_from_the_same_draws(
     outs = [tmp_path / "whole.csv", tmp_path / "pieces.csv"]
     for out, size in zip(outs, (2**22, 70), strict=True):  # 70 outputs at once: seven rows of ten draws
         monkeypatch.setattr(recipe, "_PIECE", size)
-        done = run("predict", fitted / "houses", fitted / "houses.csv", "--out", out, "--samples", 10, "--quiet")
-        assert done.exit_code == 0, done.stderr
+        succeeded("predict", fitted / "houses", fitted / "houses.csv", "--out", out, "--samples", 10, "--quiet")
     whole, pieces = (table_of(out) for out in outs)
     assert [row["row"] for row in whole] == [row["row"] for row in pieces]
     for one, other in zip(whole, pieces, strict=True):
@@ -90,8 +88,7 @@ def test_a_run_that_is_taken_up_again_ends_as_one_that_never_stopped(
 ) -> None:
     data = written(tmp_path, houses())
     options = ["--width", 5, "--steps", 45, "--batch-size", 7, "--held-back", 0.2, "--no-compile", "--quiet", "--json"]
-    whole = run("fit", data, "--out", tmp_path / "whole", *options)
-    assert whole.exit_code == 0, whole.stderr
+    whole = succeeded("fit", data, "--out", tmp_path / "whole", *options)
     scores = set(json.loads(whole.stdout)["scores"])
     assert scores == {"log_lik", "rmse", "rmse_of_mean", "coverage_95", "interval_score_95"}  # six rows: not calibrated
     write = Keeper.write
@@ -108,8 +105,7 @@ def test_a_run_that_is_taken_up_again_ends_as_one_that_never_stopped(
     monkeypatch.setattr(Keeper, "write", write)
     assert 0 < int(next((tmp_path / "part" / "checkpoints").iterdir()).stem.removeprefix("step-")) < 45
     assert "unfinished run" in run("predict", tmp_path / "part", data, "--out", tmp_path / "no.csv").stderr
-    done = run("resume", tmp_path / "part", "--quiet", "--json")
-    assert done.exit_code == 0, done.stderr
+    done = succeeded("resume", tmp_path / "part", "--quiet", "--json")
     alike = ("steps", "last_loss", "scores", "chosen")
     assert json.loads(whole.stdout)["chosen"] != ""
     assert {key: json.loads(done.stdout)[key] for key in alike} == {key: json.loads(whole.stdout)[key] for key in alike}
@@ -137,8 +133,7 @@ def test_help_has_examples_and_needs_no_torch() -> None:
 def test_rows_beyond_the_training_table_are_named(fitted: Path, tmp_path: Path) -> None:
     new = written(tmp_path, "town,area\nb,35\na,900\nb,-2\n")
     out = tmp_path / "p.csv"
-    done = run("predict", fitted / "houses", new, "--out", out, "--samples", 5)
-    assert done.exit_code == 0, done.stderr
+    done = succeeded("predict", fitted / "houses", new, "--out", out, "--samples", 5)
     assert [row["beyond"] for row in table_of(out)] == ["", "area", "area"]
     assert (
         "rows outside the training range, or with a new category or gap: 2; inputs concerned: area (2)" in done.stdout
@@ -174,8 +169,7 @@ def test_a_mean_that_is_absurd_is_pointed_out(tmp_path: Path, fitted: Path) -> N
     table = "area,town,price\n" + "".join(f"{30 + 5 * k},{'ab'[k % 2]},{20 * 1.1**k}\n" for k in range(60))
     how = ["--guide", "mean-field", "--scale", "log", "--steps", 30, "--width", 5, "--quiet"]
     assert run("fit", written(tmp_path, table, "prices.csv"), "--out", tmp_path / "run", *how).exit_code == 0
-    done = run("predict", tmp_path / "run", data, "--out", tmp_path / "p.csv", "--plot", tmp_path / "p.png")
-    assert done.exit_code == 0, done.stderr
+    done = succeeded("predict", tmp_path / "run", data, "--out", tmp_path / "p.csv", "--plot", tmp_path / "p.png")
     assert "the mean is not finite, or outside its own interval, in row 4" in " ".join(done.stderr.split())
 
 

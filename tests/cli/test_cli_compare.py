@@ -12,7 +12,7 @@ import xarray
 
 import pyro_dropout as pd
 from pyro_dropout.tabular import recipe
-from tests.cli.command import FEW, contents, houses, run, table_of, trees, written
+from tests.cli.command import FEW, contents, houses, run, succeeded, table_of, trees, written
 
 
 @pytest.mark.deep
@@ -20,8 +20,7 @@ def test_a_table_of_ones_own_is_compared(tmp_path: Path) -> None:
     out = tmp_path / "deep" / "down"
     data = written(tmp_path, houses())
     options = ["--guides", "dropout,mean-field", "--seeds", 2, "--samples", 30, "--out", out, *FEW]
-    done = run("compare", data, "--target", "price", *options)
-    assert done.exit_code == 0, done.stderr
+    done = succeeded("compare", data, "--target", "price", *options)
     (errors,) = [line.split()[1:] for line in done.stdout.splitlines() if line.strip().startswith("RMSE")]
     assert len(errors) == 9  # a mean, ± and an error for each of the three
     assert "table.csv: 24 training rows and 6 test rows, chosen at random; one-hot encoded: town (2)" in done.stdout
@@ -73,8 +72,7 @@ def test_classes_are_compared_for_machines_and_an_older_comparison_makes_room(tm
     (out / "comparison.json").write_text(json.dumps({"files": OLD}))
     (out / ".lock").touch()  # of a comparison that was killed
     options = ["--guides", "dropout", "--seeds", 1, "--seed", 4, "--samples", 20, "--out", out, *FEW]
-    done = run("compare", data, "--target", "kind", "--json", *options)
-    assert done.exit_code == 0, done.stderr
+    done = succeeded("compare", data, "--target", "kind", "--json", *options)
     found = json.loads(done.stdout)
     assert 0 <= found["scores"]["dropout"]["accuracy"]["mean"] <= 1
     assert found["scores"]["dropout"]["elbo"] == {
@@ -131,12 +129,10 @@ def test_a_row_has_the_score_that_fit_prints_with_the_same_options(
     rows = ["area,price,kind", *(f"{k},{math.exp(k / 10) + k % 3},{'ab'[k % 7 > 2]}" for k in range(1, 41))]
     data = written(tmp_path, "\n".join(rows))
     few = ["--target", target, "--steps", 12, "--width", 5, "--seed", 3, "--no-compile", "--quiet", "--json"]
-    done = run("compare", data, "--guides", ",".join(names), "--seeds", 2, *few, "--out", tmp_path / "out")
-    assert done.exit_code == 0, done.stderr
+    done = succeeded("compare", data, "--guides", ",".join(names), "--seeds", 2, *few, "--out", tmp_path / "out")
     scores = json.loads(done.stdout)["scores"]
     for row, own in {"what fit would do": [], **{name: ["--guide", name] for name in names}}.items():
-        fitted = run("fit", data, *own, *few, "--out", tmp_path / row)
-        assert fitted.exit_code == 0, fitted.stderr
+        fitted = succeeded("fit", data, *own, *few, "--out", tmp_path / row)
         alone = json.loads(fitted.stdout)["scores"]["log_lik"]
         assert scores[row]["log_lik"]["values"][0] == pytest.approx(alone, rel=1e-5), row
         assert len(scores[row]["log_lik"]["values"]) == 2

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pyro_dropout.cli import predict
-from tests.cli.command import run, written
+from tests.cli.command import run, succeeded, written
 
 
 @pytest.mark.parametrize("name", [pytest.param("houses", marks=pytest.mark.deep), "trees"])
@@ -22,8 +22,7 @@ def test_the_picture_is_of_the_rows_in_the_file(
     for which, text in (("with", lines), ("without", without)):
         new = written(tmp_path, "\n".join(text), f"{which}.csv")
         asked = ["predict", fitted / name, new, "--out", tmp_path / "p.csv", "--quiet"]
-        done = run(*asked, "--plot", tmp_path / "p.png", "--explain", tmp_path / "e.png")
-        assert done.exit_code == 0, done.stderr
+        done = succeeded(*asked, "--plot", tmp_path / "p.png", "--explain", tmp_path / "e.png")
         assert "predictions depend most on " in done.stdout
     compared, chart, importance, _ = figures
     assert "1 more left out: a number outside its training range" in compared._suptitle.get_text()

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import pyro_dropout as pd
 from pyro_dropout.comparison import compare as module
 from pyro_dropout.comparison.exams import between, outside
+from tests.contracts.student_t import HeavyTails
 
 QUICK: Any = {"steps": 150, "lr": 0.02, "samples": 100, "compile": False, "progress": False}
 
@@ -98,15 +99,8 @@ def test_what_dropout_cannot_say_is_said() -> None:
     assert row.scores["rmse"].error is None
 
 
-class Heavy(pd.generative.Likelihood):
-    """Numbers with noise that is not normal."""
-
-    def distribution(self, f: Tensor) -> Any:
-        return dist.StudentT(5.0, f, 0.5).to_event(1)
-
-
 @pytest.mark.deep
-@pytest.mark.parametrize("likelihood", [Heavy(), pd.Poisson()])
+@pytest.mark.parametrize("likelihood", [HeavyTails(), pd.Poisson()])
 def test_numbers_that_are_not_normal_have_no_distance_to_a_reference(likelihood: pd.generative.Likelihood) -> None:
     x = torch.randn(20, 2)
     model = pd.BayesianNet(nn.Linear(2, 1), likelihood=likelihood)

@@ -51,9 +51,10 @@ class Residual(nn.Module):
         return self.out(h.mean((-2, -1)))
 
 
-def recurrent(layer: nn.Module) -> nn.Module:
-    """A sequence read by a recurrent layer; its last output is classified."""
-    return Output(nn.ModuleList([layer, nn.Linear(3, CLASSES)]), lambda net, x: net[1](net[0](x)[0][:, -1]))
+def recurrent(layer: nn.RNNBase, outputs: int = CLASSES) -> nn.Module:
+    """A sequence read by a recurrent layer, and what is made of its last output."""
+    layers = nn.ModuleList([layer, nn.Linear(layer.hidden_size, outputs)])
+    return Output(layers, lambda net, x: net[1](net[0](x)[0][:, -1]))
 
 
 def words() -> nn.Module:

@@ -2,8 +2,6 @@
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,8 +13,8 @@ from pyro_dropout import protocols, registry
 from pyro_dropout.comparison.findings import columns
 from pyro_dropout.guides import GUIDES
 from pyro_dropout.protocols import FunctionPosterior, HasDraws, HasMean, Posterior
+from tests.own_process import ROOT, python
 
-ROOT = Path(__file__).parents[2]
 TOY = '''"""Toy: q(w) = Laplace(m, b), independent double exponentials."""
 
 import pyro.distributions as dist
@@ -127,11 +125,7 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def ran(elsewhere: Path, *words: str, at: Path | None = None) -> str:
     path = os.pathsep.join(map(str, [ROOT, elsewhere, ROOT / "models"]))
-    done = subprocess.run(
-        [sys.executable, *words],
-        cwd=at or elsewhere, capture_output=True, text=True, timeout=600, env={**os.environ, "PYTHONPATH": path},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    done = python(*words, folder=at or elsewhere, seconds=600, PYTHONPATH=path)
     return done.stdout + done.stderr
 
 

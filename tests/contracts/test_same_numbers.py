@@ -1,17 +1,12 @@
 """What a seed fixes, from process to process: the page "The same numbers again" promises it."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
 
 import pyro_dropout as pd
+from tests.own_process import python
 
-ROOT = Path(__file__).parents[2]
 TRAINED = """
 import hashlib, sys, warnings, torch, pyro_dropout as pd
 warnings.simplefilter("ignore")
@@ -29,10 +24,7 @@ for guide in (pd.AutoDropout, pd.AutoMeanField, pd.AutoLowRank):
 
 def numbers(compile: str, hashing: str) -> list[list[str]]:
     """The engine and hashes of losses and predictions of three guides, in a process of its own."""
-    environment = {**os.environ, "PYTHONHASHSEED": hashing, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", TRAINED, compile]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-    return [line.split() for line in done.stdout.splitlines()]
+    return [line.split() for line in python("-c", TRAINED, compile, PYTHONHASHSEED=hashing).stdout.splitlines()]
 
 
 @pytest.mark.deep

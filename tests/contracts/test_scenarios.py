@@ -2,9 +2,8 @@
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-import jaxtyping
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -14,6 +13,8 @@ from pyro.infer.autoguide import init_to_median
 from pyro_dropout.errors import PyroDropoutError
 from tests.contracts.guides import GUIDES
 from tests.contracts.scenarios import SCENARIOS
+
+pytestmark = pytest.mark.usefixtures("unchecked_shapes")  # torch.jit traces through functions whose shapes are tensors
 
 
 def refused(error: BaseException | None) -> bool:
@@ -44,14 +45,6 @@ NEED_A_DENSITY = {f"regression_by_modules-{loss}" for loss in ("trace", "graph",
 DROPS_VECTORS = ("dropout-dropped-bias", "dropout-each-bias")
 WHOLE = ("mean-field",)  # the guides that run through all scenarios in the short tests, but for the slow ones
 SLOW = ("conjugate", "jit", "local_numbers")
-
-
-@pytest.fixture(autouse=True)
-def unchecked() -> Iterator[None]:
-    """Let torch.jit trace through annotated functions: shapes are tensors to it."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def cases() -> list[object]:

@@ -1,26 +1,17 @@
 """Layers with a draw for each data point: masks by enumeration, and layers for which there are none."""
 
-import itertools
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-from pyro import poutine
-from torch import Tensor, nn
+from torch import nn
 
-from pyro_dropout import AutoDropout, BayesianNet, per_example, predict
+from pyro_dropout import AutoDropout, BayesianNet, predict
 from pyro_dropout.errors import PyroDropoutError
+from tests.networks.agreement import masked, per_point
 from tests.networks.layers import Output
 
 F64 = torch.float64
-
-
-def per_point(model: BayesianNet, guide: Any, x: Tensor) -> Tensor:
-    """The model's output with a draw of the guide for each data point."""
-    with per_example():
-        trace = poutine.trace(guide).get_trace(x)
-        return poutine.replay(model, trace=trace)(x)
 
 
 WITH_ROWS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
@@ -45,11 +36,8 @@ def test_each_point_has_a_mask_over_rows(case: str) -> None:
     x = torch.randn(40, *shape, dtype=F64)
     f = per_point(model, guide, x)
     bias = model.net.net.bias.detach()
-    each = []
-    for kept in itertools.product((0.0, 1.0), repeat=rows):
-        weight = q.loc * q.per_row(torch.tensor(kept, dtype=F64))
-        each.append(model.evaluate({"net.weight": weight, "net.bias": bias}, x))
-    hits = torch.stack([torch.isclose(f, masked, atol=1e-10).all(-1) for masked in each])
+    each = [model.evaluate({"net.weight": weight, "net.bias": bias}, x) for weight in masked(q)]
+    hits = torch.stack([torch.isclose(f, one, atol=1e-10).all(-1) for one in each])
     assert hits.any(0).all()
     assert (hits.sum(1) > 0).sum() > 1
 

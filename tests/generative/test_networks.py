@@ -10,21 +10,19 @@ from torch import Tensor, nn
 
 from pyro_dropout import BayesianNet
 from tests.contracts.models import KINDS, Problem
+from tests.networks.layers import Parts
 
 F64 = torch.float64
 # The kinds of model that are modules with a likelihood on top.
 NETS = [kind for kind in KINDS if kind not in ("gp", "deep-gp", "plain", "noisy")]
 
 
-class Scaled(nn.Module):
+def scaled() -> nn.Module:
     """A network with a parameter of no dimension, which sample dimensions in front make easy to get wrong."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.size, self.cell = nn.Linear(2, 3), nn.Parameter(torch.tensor(2.0)), nn.GRUCell(3, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.cell(self.first(x) * self.size)
+    size = nn.Parameter(torch.tensor(2.0))
+    return Parts(
+        lambda net, x: net.cell(net.first(x) * net.size), first=nn.Linear(2, 3), size=size, cell=nn.GRUCell(3, 3)
+    )
 
 
 def prior_draws(model: BayesianNet, *batch: int) -> dict[str, Tensor]:
@@ -72,7 +70,7 @@ def test_given_weights_it_is_the_plain_network(kind: str, training: bool, dtype:
 def test_sample_dimensions_are_a_loop_over_samples(kind: str, batch: tuple[int, ...]) -> None:
     """Batches as Predictive makes them, (S,), and as a plate of particles does, with a place for the data."""
     if kind == "scaled":
-        problem = Problem(BayesianNet(Scaled()).to(F64), torch.randn(4, 2, dtype=F64), torch.zeros(4, 3, dtype=F64), 6)
+        problem = Problem(BayesianNet(scaled()).to(F64), torch.randn(4, 2, dtype=F64), torch.zeros(4, 3, dtype=F64), 6)
     else:
         problem = KINDS[kind](F64)
     problem.model.eval()

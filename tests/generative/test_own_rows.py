@@ -10,22 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pyro_dropout import ELBO, AutoDropout, BayesianNet, fit
+from pyro_dropout import ELBO, AutoDropout, BayesianNet
 from pyro_dropout.errors import NotFollowedError
+from tests.networks.layers import Parts
 
 D = 4
 Use = Callable[[Tensor], Tensor]
 
 
-class Net(nn.Module):
+def network(use: Use) -> BayesianNet:
     """A layer, and what is made of its output h, (N, 4)."""
-
-    def __init__(self, use: Use) -> None:
-        super().__init__()
-        self.layer, self.use = nn.Linear(2, D), use
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.use(self.layer(x))
+    return BayesianNet(Parts(lambda net, x: net.use(net.layer(x)), layer=nn.Linear(2, D), use=use))
 
 
 def program(use: Use) -> Callable[..., None]:
@@ -37,7 +32,7 @@ def program(use: Use) -> Callable[..., None]:
     return model
 
 
-DOORS: dict[str, Callable[[Use], Any]] = {"network": lambda use: BayesianNet(Net(use)), "Pyro model": program}
+DOORS: dict[str, Callable[[Use], Any]] = {"network": network, "Pyro model": program}
 
 
 def loss(model: Any, count: int) -> float:
@@ -148,18 +143,11 @@ def test_points_on_their_own_are_followed(use: str, door: str) -> None:
 
 def test_a_mixture_behind_a_zero_is_seen() -> None:
     """A trained factor that begins at zero hides what it multiplies, for one step."""
-
-    class Gated(Net):
-        def __init__(self) -> None:
-            super().__init__(lambda h: h - h.mean(0).expand_as(h).logcumsumexp(0))
-            self.norm = nn.LayerNorm(D)
-            nn.init.zeros_(self.norm.weight)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x.sum(1, keepdim=True) + self.norm(torch.renorm(self.layer(x), 2, 1, 1.0))
-
+    norm = nn.LayerNorm(D)
+    nn.init.zeros_(norm.weight)
+    gated = lambda net, x: x.sum(1, keepdim=True) + net.norm(torch.renorm(net.layer(x), 2, 1, 1.0))  # noqa: E731
     with pytest.raises(NotFollowedError, match=r"'layer\.weight'"):
-        loss(BayesianNet(Gated()), 9)
+        loss(BayesianNet(Parts(gated, layer=nn.Linear(2, D), norm=norm)), 9)
 
 
 class OwnLinear(torch.autograd.Function):
@@ -177,11 +165,8 @@ class OwnLinear(torch.autograd.Function):
 
 
 def test_a_layer_that_would_not_be_trained_is_refused() -> None:
-    class ByHand(Net):
-        def forward(self, x: Tensor) -> Tensor:
-            return self.use(OwnLinear.apply(x, self.layer.weight))
-
-    model = BayesianNet(ByHand(nn.Linear(D, D)))
+    by_hand = lambda net, x: net.use(OwnLinear.apply(x, net.layer.weight))  # noqa: E731
+    model = BayesianNet(Parts(by_hand, layer=nn.Linear(2, D), use=nn.Linear(D, D)))
     with pytest.raises(NotFollowedError, match=r"'layer\.weight' .* cuts its gradient.*per_example=False"):
         loss(model, 9)
 
@@ -207,9 +192,3 @@ def test_a_model_with_its_data_elsewhere_is_seen_too() -> None:
 
     with pytest.raises(NotFollowedError, match=r"'w' .* are mixed or moved in the density of 'y'"):
         ELBO().loss(model, AutoDropout(model))
-
-
-def test_training_shares_the_draw_then() -> None:
-    model = BayesianNet(Net(MIXING["renorm"]))
-    with pytest.warns(UserWarning, match="are mixed or moved in the network; all points share each draw"):
-        fit(model, AutoDropout(model), torch.randn(8, 2), torch.zeros(8, D), steps=2, progress=False, compile=False)

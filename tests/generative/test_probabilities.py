@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pyro_dropout as pd
+from tests.networks.layers import Output, Parts
 
 X = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
 LABELS = torch.arange(40) % 10
@@ -19,42 +20,25 @@ def net(outputs: int, *end: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, outputs), *end)
 
 
-class Functional(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = net(10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.softmax(self.inner(x), -1)
+def functional() -> nn.Module:
+    return Output(net(10), lambda net, x: F.softmax(net(x), -1))
 
 
-class Gated(nn.Module):
+def gated(ends: bool) -> nn.Module:
     """Registers a sigmoid last; with ``ends``, it is the end too."""
-
-    def __init__(self, ends: bool) -> None:
-        super().__init__()
-        self.inner, self.ends, self.gate = net(1), ends, nn.Sigmoid()
-
-    def forward(self, x: Tensor) -> Tensor:
-        f = self.inner(x)
-        return self.gate(f) if self.ends else 3 * f * self.gate(f)
+    one: Any = lambda net, x: net.gate(net.inner(x))  # noqa: E731
+    return Parts(one if ends else lambda net, x: 3 * net.inner(x) * one(net, x), inner=net(1), gate=nn.Sigmoid())
 
 
-class Maps(nn.Module):
+def maps() -> nn.Module:
     """Classes at five positions, with the classes first."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = net(20)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x).unflatten(1, (4, 5)).softmax(1)
+    return Output(net(20), lambda net, x: net(x).unflatten(1, (4, 5)).softmax(1))
 
 
 PROBABILITIES: dict[str, tuple[Any, Any, Any, str]] = {
     "softmax": (lambda: net(10, nn.Softmax(-1)), pd.Categorical, LABELS, r"nn.Softmax.*than 0.23.*nn.LogSoftmax\(-1\)"),
-    "function": (Functional, pd.Categorical, LABELS, r"sum to one.* Categorical takes logits"),
-    "maps": (Maps, lambda: pd.Categorical(dims=(4, 5), dim=0), LABELS[:, None].expand(40, 5) % 4, "than 0.48"),
+    "function": (functional, pd.Categorical, LABELS, r"sum to one.* Categorical takes logits"),
+    "maps": (maps, lambda: pd.Categorical(dims=(4, 5), dim=0), LABELS[:, None].expand(40, 5) % 4, "than 0.48"),
     "sigmoid": (lambda: net(1, nn.Sigmoid()), pd.Bernoulli, LABELS % 2, r"nn.Sigmoid, but Bernoulli.*nn.Identity"),
 }
 
@@ -77,7 +61,7 @@ def test_every_verb_tells_it_once(name: str, how: dict[str, Any]) -> None:
 
 def test_a_sigmoid_at_the_end_of_a_module_of_its_own_is_told_by_predict() -> None:
     with pytest.warns(UserWarning, match=r"nn.Sigmoid, but Bernoulli"):
-        pd.predict(*pd.from_dropout(Gated(ends=True), likelihood=pd.Bernoulli()), X, samples=4)
+        pd.predict(*pd.from_dropout(gated(ends=True), likelihood=pd.Bernoulli()), X, samples=4)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +70,7 @@ def test_a_sigmoid_at_the_end_of_a_module_of_its_own_is_told_by_predict() -> Non
         (lambda: net(10), pd.Categorical, LABELS),
         (lambda: net(10, nn.LogSoftmax(-1)), pd.Categorical, LABELS),
         (lambda: net(1), pd.Bernoulli, LABELS % 2),
-        (lambda: Gated(ends=False), pd.Bernoulli, LABELS % 2),
+        (lambda: gated(ends=False), pd.Bernoulli, LABELS % 2),
         (lambda: net(1, nn.Sigmoid()), pd.Gaussian, torch.rand(40, 1)),
     ],
 )

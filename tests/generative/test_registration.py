@@ -1,8 +1,6 @@
 """Names in Pyro's store: the same in every process, never shared by two owners, and a loaded value wins."""
 
 import gc
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from pyro.optim import Adam
 from torch import Tensor, nn
 
 import pyro_dropout as pd
+from tests.own_process import python
 
 
 def normed() -> pd.BayesianNet:
@@ -54,10 +53,7 @@ print(guide.mean()["0.weight"].flatten().tolist(), model.net[1].weight.tolist(),
 """
     said = []
     for seed, what in enumerate(("save", "load")):
-        command = [sys.executable, "-W", "ignore", "-c", script, what, str(seed), str(tmp_path / "store.pt")]
-        ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
-        assert ran.returncode == 0, ran.stderr
-        said.append(ran.stdout)
+        said.append(python("-W", "ignore", "-c", script, what, seed, tmp_path / "store.pt").stdout)
     assert said[0] == said[1]
 
 

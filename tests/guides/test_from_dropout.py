@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from pyro import poutine
 from torch import Tensor, nn
 from torch.func import functional_call
 
 import pyro_dropout as pd
-from tests.networks.agreement import largest_z, predicted, stochastic_passes
+from tests.networks.agreement import largest_z, per_point, predicted, stochastic_passes
+from tests.networks.layers import Parts
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -34,16 +34,11 @@ class LeNet(nn.Module):
         return self.fc2(F.relu(self.drop(x)))  # before or after the ReLU is the same
 
 
-class Block(nn.Module):
+def block(width: int) -> nn.Module:
     """A residual block whose two layers are dropped, and whose shortcut is not."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.inner = nn.Sequential(nn.Sequential(nn.Dropout(0.3), nn.Linear(width, width)), nn.Tanh())
-        self.drop, self.out = nn.Dropout(0.6), nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.out(self.drop(self.inner(x)))
+    inner = nn.Sequential(nn.Sequential(nn.Dropout(0.3), nn.Linear(width, width)), nn.Tanh())
+    parts = {"inner": inner, "drop": nn.Dropout(0.6), "out": nn.Linear(width, width)}
+    return Parts(lambda net, x: x + net.out(net.drop(net.inner(x))), **parts)
 
 
 def mlp() -> nn.Module:
@@ -54,7 +49,7 @@ def mlp() -> nn.Module:
 
 
 def nested() -> nn.Module:
-    return nn.Sequential(nn.Sequential(nn.Linear(4, 6), nn.ReLU()), Block(6), nn.Sequential(Block(6), nn.Linear(6, 2)))
+    return nn.Sequential(nn.Sequential(nn.Linear(4, 6), nn.ReLU()), block(6), nn.Sequential(block(6), nn.Linear(6, 2)))
 
 
 def one_object_twice() -> nn.Module:
@@ -85,14 +80,6 @@ def listen(net: nn.Module) -> list[Tensor]:
     return masks
 
 
-def per_example_outputs(model: Any, guide: Any, x: Tensor) -> Tensor:
-    """The pair's prediction with weights of its own for every data point."""
-    with pd.per_example():
-        trace = poutine.trace(guide).get_trace(x)
-        f: Tensor = poutine.replay(model, trace=trace)(x)
-    return f.detach()
-
-
 @pytest.mark.parametrize("name", NETS)
 def test_same_masks_same_outputs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     make, shape = NETS[name]
@@ -108,7 +95,7 @@ def test_same_masks_same_outputs(name: str, monkeypatch: pytest.MonkeyPatch) -> 
         return torch.where(mask, 0.0, 1 - 1e-9)  # a row is kept where u < keep
 
     monkeypatch.setattr(torch, "rand", uniform)
-    found = per_example_outputs(model, guide, x)
+    found = per_point(model, guide, x)
     assert not masks
     assert float((found - expected.detach()).abs().max()) <= 1e-6
     assert float((functional_call(model.net, guide.mean(), (x,)) - net.eval()(x)).detach().abs().max()) <= 1e-12
@@ -127,20 +114,16 @@ def test_the_network_is_left_as_it_was() -> None:
     assert not any(m._forward_pre_hooks for m in net.modules())
 
 
-class Tied(nn.Module):
+def tied() -> nn.Module:
     """One matrix in two layers; dropout stands before another one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.drop, self.c = nn.Linear(4, 4), nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 1)
-        self.b.weight = self.a.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.c(self.drop(self.b(self.a(x).relu()).relu()))
+    a, b = nn.Linear(4, 4), nn.Linear(4, 4)
+    b.weight = a.weight
+    read = lambda net, x: net.c(net.drop(net.b(net.a(x).relu()).relu()))  # noqa: E731
+    return Parts(read, a=a, b=b, drop=nn.Dropout(0.5), c=nn.Linear(4, 1))
 
 
 def test_shared_weights_stay_shared() -> None:
-    net, x = Tied(), torch.randn(6, 4)
+    net, x = tied(), torch.randn(6, 4)
     model, guide = pd.from_dropout(net)
     assert list(model.sites) == ["a.weight", "a.bias", "b.bias", "c.weight", "c.bias"]
     assert type(guide.posterior("a.weight")).__name__ == "Delta"
@@ -150,21 +133,8 @@ def test_shared_weights_stay_shared() -> None:
 # --- what is not on rows of a weight stays in the model ---------------------------------------------------------------
 
 
-class WithForward(nn.Module):
-    """A module with the given parts and the given forward pass."""
-
-    def __init__(self, forward: Callable[..., Tensor], **parts: nn.Module) -> None:
-        super().__init__()
-        self._forward = forward
-        for name, part in parts.items():
-            self.add_module(name, part)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self._forward(self, x)
-
-
 def tied_behind_dropout() -> nn.Module:
-    net = Tied()
+    net = tied()
     net.c = net.a
     return net
 
@@ -192,19 +162,19 @@ ELSEWHERE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[str], 
         lambda: nn.Sequential(nn.Dropout2d(0.5), nn.Conv2d(4, 4, 3, groups=2), nn.Flatten()), (4, 3, 3), ["0"], [],
     ),
     "functional": (
-        lambda: WithForward(lambda net, x: net.a(F.dropout(x, 0.5, net.training)), a=nn.Linear(3, 1)), (3,), [""], [],
+        lambda: Parts(lambda net, x: net.a(F.dropout(x, 0.5, net.training)), a=nn.Linear(3, 1)), (3,), [""], [],
     ),
     "what torch.fx cannot follow": (
-        lambda: WithForward(control_flow, a=nn.Linear(3, 1), drop=nn.Dropout(0.5)), (3,), ["drop"], [],
+        lambda: Parts(control_flow, a=nn.Linear(3, 1), drop=nn.Dropout(0.5)), (3,), ["drop"], [],
     ),
     "a shortcut": (
-        lambda: WithForward(lambda net, x: net.d(x) + net.a(x), a=nn.Linear(3, 3), d=nn.Dropout(0.5)), (3,), ["d"], [],
+        lambda: Parts(lambda net, x: net.d(x) + net.a(x), a=nn.Linear(3, 3), d=nn.Dropout(0.5)), (3,), ["d"], [],
     ),
     "two dropouts in a row": (
         lambda: nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.5), nn.Linear(3, 1)), (3,), ["0"], ["1"],
     ),
     "one mask for two layers": (
-        lambda: WithForward(lambda net, x: (lambda h: net.a(h) + net.b(h))(net.d(x)), a=nn.Linear(3, 1),
+        lambda: Parts(lambda net, x: (lambda h: net.a(h) + net.b(h))(net.d(x)), a=nn.Linear(3, 1),
                             b=nn.Linear(3, 1), d=nn.Dropout(0.5)),
         (3,), ["d"], [],
     ),
@@ -213,23 +183,12 @@ ELSEWHERE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[str], 
         lambda: nn.Sequential(nn.Dropout(0.5), nn.utils.parametrizations.weight_norm(nn.Linear(3, 1))), (3,), ["0"], [],
     ),
     "rows that are dropped in training mode only": (
-        lambda: WithForward(only_in_training, a=nn.Linear(3, 1), drop=nn.Dropout(0.5)), (3,), [], ["drop"],
+        lambda: Parts(only_in_training, a=nn.Linear(3, 1), drop=nn.Dropout(0.5)), (3,), [], ["drop"],
     ),
     "a mask for each position": (
         lambda: nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 1), nn.Flatten()), (4, 3), ["0"], [],
     ),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("name", ELSEWHERE)
-def test_other_dropout_stays_in_the_model(name: str) -> None:
-    # At most 24 differences a network, each beyond 4 standard errors with probability 6e-5 on correct code.
-    torch.manual_seed(1)
-    make, shape, noise, dropped = ELSEWHERE[name]
-    net, x = make().eval(), torch.randn(2, *shape)
-    model, guide = pd.from_dropout(net, example=x)
-    assert (model.noise, model.dropped) == (noise, dropped)
-    assert largest_z(stochastic_passes(net, x, 3000), predicted(model, guide, x, 3000)) < 4
 
 
 # --- a subclass or a hook may compute something else ------------------------------------------------------------------
@@ -280,38 +239,39 @@ def patched() -> nn.Module:
     return net
 
 
-CHANGED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[str]]] = {
-    "dropout of its own": (lambda: nn.Sequential(nn.Linear(3, 8), Unscaled(0.4), nn.Linear(8, 2)), (3,), ["1"]),
-    "an adapted layer": (lambda: nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.4), Adapted(8, 2)), (3,), ["1"]),
+# As above; they are read so without an example too.
+CHANGED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[str], list[str]]] = {
+    "dropout of its own": (lambda: nn.Sequential(nn.Linear(3, 8), Unscaled(0.4), nn.Linear(8, 2)), (3,), ["1"], []),
+    "an adapted layer": (lambda: nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.4), Adapted(8, 2)), (3,), ["1"], []),
     "a part of the forward pass": (
-        lambda: nn.Sequential(nn.Dropout2d(0.4), Squared(2, 2, 3), nn.Flatten()), (2, 3, 3), ["0"],
+        lambda: nn.Sequential(nn.Dropout2d(0.4), Squared(2, 2, 3), nn.Flatten()), (2, 3, 3), ["0"], [],
     ),
-    "a forward pass put in place": (patched, (3,), ["2"]),
-    "a hook behind dropout": (lambda: hooked("2", forward_hook=lambda m, i, o: o * 2), (3,), ["2"]),
-    "a hook before the layer": (lambda: hooked("3", forward_pre_hook=lambda m, i: (i[0] + 1,)), (3,), ["2"]),
-    "a hook between them": (lambda: hooked("3", forward_hook=lambda m, i, o: o + i[0].sum(-1, True)), (3,), ["2"]),
+    "a forward pass put in place": (patched, (3,), ["2"], []),
+    "a hook behind dropout": (lambda: hooked("2", forward_hook=lambda m, i, o: o * 2), (3,), ["2"], []),
+    "a hook before the layer": (lambda: hooked("3", forward_pre_hook=lambda m, i: (i[0] + 1,)), (3,), ["2"], []),
+    "a hook between them": (lambda: hooked("3", forward_hook=lambda m, i, o: o + i[0].sum(-1, True)), (3,), ["2"], []),
     "a subclass that computes the same": (
-        lambda: nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.4), Named(8, 2)), (3,), [],
+        lambda: nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.4), Named(8, 2)), (3,), [], ["1"],
     ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("with_example", [True, False])
-@pytest.mark.parametrize("name", CHANGED)
-def test_layers_are_read_only_if_they_compute_what_torchs_do(name: str, with_example: bool) -> None:
-    # At most 16 differences a network, each beyond 4 standard errors with probability 6e-5 on correct code.
-    torch.manual_seed(3)
-    make, shape, noise = CHANGED[name]
+@pytest.mark.parametrize(
+    ("name", "with_example"), [*((name, True) for name in ELSEWHERE | CHANGED), *((name, False) for name in CHANGED)]
+)
+def test_other_dropout_stays_in_the_model(name: str, with_example: bool) -> None:
+    # At most 48 differences a network, each beyond 4 standard errors with probability 6e-5 on correct code.
+    torch.manual_seed(1)
+    make, shape, noise, dropped = (ELSEWHERE | CHANGED)[name]
     net, x = make().eval(), torch.randn(4, *shape)
     model, guide = pd.from_dropout(net, example=x if with_example else None)
+    assert (model.noise, model.dropped) == (noise, dropped)
     assert largest_z(stochastic_passes(net, x, 3000), predicted(model, guide, x, 3000)) < 4
-    assert model.noise == noise
-    assert bool(model.dropped) is not bool(noise)
 
 
 def test_dropping_everything_is_told() -> None:
-    net = WithForward(lambda net, x: net.a(F.dropout(x, 1.0, net.training)), a=nn.Linear(3, 1))
-    with pytest.raises(pd.errors.PyroDropoutError, match="WithForward computes something else in training mode"):
+    net = Parts(lambda net, x: net.a(F.dropout(x, 1.0, net.training)), a=nn.Linear(3, 1))
+    with pytest.raises(pd.errors.PyroDropoutError, match="Parts computes something else in training mode"):
         pd.from_dropout(net, example=torch.ones(1, 3))
 
 

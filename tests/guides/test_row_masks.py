@@ -11,24 +11,19 @@ from torch.nn.utils import prune
 
 import pyro_dropout as pd
 from tests.networks.agreement import largest_z, predicted, stochastic_passes
+from tests.networks.layers import Parts
 
 pytestmark = pytest.mark.filterwarnings("ignore:the network's own noise")  # of shared draws
 
 
-class Net(nn.Module):
+def made_of(run: Callable[[Any, Tensor], Tensor], p: float = 0.4, inplace: bool = False) -> nn.Module:
     """Two layers, a dropout layer before the second, and the given forward pass."""
-
-    def __init__(self, run: Callable[[Any, Tensor], Tensor], width: int = 3, p: float = 0.4, inplace: bool = False):
-        super().__init__()
-        self.run, self.a, self.d, self.o = run, nn.Linear(width, 4), nn.Dropout(p, inplace), nn.Linear(4, 4)
-        self.e, self.c = nn.Dropout2d(p, inplace), nn.Conv2d(2, 2, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.run(self, x)
+    layers: dict[str, nn.Module] = {"a": nn.Linear(3, 4), "d": nn.Dropout(p, inplace), "o": nn.Linear(4, 4)}
+    return Parts(run, **layers, e=nn.Dropout2d(p, inplace), c=nn.Conv2d(2, 2, 2))
 
 
 def in_place(run: Callable[[Any, Tensor], Tensor]) -> Callable[[], nn.Module]:
-    return lambda: Net(run, inplace=True)
+    return lambda: made_of(run, inplace=True)
 
 
 def written_later(net: Any, x: Tensor) -> Tensor:
@@ -62,19 +57,19 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], bool]] = {
     "in place behind a ReLU": (in_place(lambda n, x: n.o(n.d(n.a(x).relu()))), (3,), True),
     "in place on the data": (lambda: nn.Sequential(nn.Dropout(0.3, inplace=True), nn.Linear(3, 2)), (3,), True),
     "in place on data used again": (
-        lambda: Net(lambda n, x: n.a(n.d(x)) * x.sum(1, keepdim=True), inplace=True), (3,), False,
+        lambda: made_of(lambda n, x: n.a(n.d(x)) * x.sum(1, keepdim=True), inplace=True), (3,), False,
     ),
     "functional, in place on data used again": (
-        lambda: Net(lambda n, x: n.a(F.dropout(x, 0.3, n.training, inplace=True)) * x.sum(1, keepdim=True)),
+        lambda: made_of(lambda n, x: n.a(F.dropout(x, 0.3, n.training, inplace=True)) * x.sum(1, keepdim=True)),
         (3,), False,
     ),
-    "a copy, and its source written later": (lambda: Net(written_later), (3,), True),
-    "ReLU in place on the copy": (lambda: Net(relu_on_the_copy), (3,), True),
-    "two rows a point": (lambda: Net(pair_of_rows), (3,), False),
-    "frames in the first dimension": (lambda: Net(frames), (5, 3), False),
-    "one frame": (lambda: Net(frames), (1, 3), True),
+    "a copy, and its source written later": (lambda: made_of(written_later), (3,), True),
+    "ReLU in place on the copy": (lambda: made_of(relu_on_the_copy), (3,), True),
+    "two rows a point": (lambda: made_of(pair_of_rows), (3,), False),
+    "frames in the first dimension": (lambda: made_of(frames), (5, 3), False),
+    "one frame": (lambda: made_of(frames), (1, 3), True),
     "images in the first dimension": (
-        lambda: Net(lambda n, x: n.c(n.e(x.flatten(0, 1))).tanh().reshape(x.shape[0], -1)), (2, 2, 3, 3), False,
+        lambda: made_of(lambda n, x: n.c(n.e(x.flatten(0, 1))).tanh().reshape(x.shape[0], -1)), (2, 2, 3, 3), False,
     ),
 }  # fmt: skip
 
@@ -118,7 +113,7 @@ def test_without_an_example_they_are_right_or_refused(name: str) -> None:
 
 
 def test_other_shapes_than_those_of_the_example_are_refused() -> None:
-    net = Net(frames)
+    net = made_of(frames)
     model, guide = pd.from_dropout(net, example=torch.randn(4, 1, 3))
     assert model.dropped == ["d"]
     with pytest.raises(pd.errors.PyroDropoutError, match=r"'d' drops units of 'o' separately at each row"):
@@ -151,7 +146,7 @@ class Normed(nn.Module):
 
 BRANCHES: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "softmax in evaluation": (
-        lambda: Net(lambda n, x: (lambda f: f if n.training else f.softmax(-1))(n.o(n.d(n.a(x))))), "Net",
+        lambda: made_of(lambda n, x: (lambda f: f if n.training else f.softmax(-1))(n.o(n.d(n.a(x))))), "Parts",
     ),
     "a layer of its own": (
         lambda: nn.Sequential(nn.Linear(3, 4), Threshold(), nn.Dropout(0.3), nn.Linear(4, 2)), "Sequential",
@@ -160,7 +155,7 @@ BRANCHES: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: nn.Sequential(nn.Linear(3, 4), Normed(), nn.Dropout(0.3), nn.Linear(4, 2)), "Sequential",
     ),
     "around noise": (
-        lambda: Net(lambda n, x: n.d(n.a(x)) * 3 if n.training else n.d(n.a(x))), "Net",
+        lambda: made_of(lambda n, x: n.d(n.a(x)) * 3 if n.training else n.d(n.a(x))), "Parts",
     ),
 }  # fmt: skip
 

@@ -1,6 +1,11 @@
 """Whether a pair predicts what stochastic passes through its network give: the oracle is torch's own training mode."""
 
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
 import torch
+from pyro import poutine
 from torch import Tensor, nn
 
 import pyro_dropout as pd
@@ -19,6 +24,20 @@ def stochastic_passes(net: nn.Module, x: Tensor, samples: int) -> Tensor:
 def predicted(model: nn.Module, guide: object, x: Tensor, samples: int, shared: bool = False) -> Tensor:
     found: Tensor = pd.predict(model, guide, x, samples=samples, shared=shared, keep_samples=True, seed=1).samples
     return found
+
+
+def per_point(model: Any, guide: Any, *data: Tensor) -> Tensor:
+    """The model's outputs with a draw of the guide for each data point."""
+    with pd.per_example(), torch.no_grad():
+        trace = poutine.trace(guide).get_trace(*data)
+        found: Tensor = poutine.replay(model, trace=trace)(*data)
+    return found
+
+
+def masked(q: Any) -> Iterator[Tensor]:
+    """All weights that a site with dropped rows can have, at means of ``q``."""
+    for kept in itertools.product((0.0, 1.0), repeat=q.rows):
+        yield q.loc * q.per_row(torch.tensor(kept, dtype=q.loc.dtype))
 
 
 def largest_z(one: Tensor, other: Tensor) -> float:

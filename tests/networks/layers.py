@@ -21,6 +21,19 @@ class Output(nn.Module):
         return self.read(self.net, x)
 
 
+class Parts(nn.Module):
+    """A module of the given layers and parameters, and what is made of them: any function of it and of its input."""
+
+    def __init__(self, read: Callable[[Any, Tensor], Any], **parts: Any) -> None:
+        super().__init__()
+        self.read = read
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.read(self, x)
+
+
 class Noisy(nn.Module):
     """A layer with a probability, or a size, of its own."""
 
@@ -152,16 +165,11 @@ class Counting(nn.Module):
         return x + torch.randn_like(x) * self.size
 
 
-class Residual(nn.Module):
+def residual(noisy: nn.Module) -> nn.Module:
     """A block with dropout before its last layer, a noisy layer on its branch, and a shortcut."""
-
-    def __init__(self, noisy: nn.Module) -> None:
-        super().__init__()
-        self.first, self.drop, self.last, self.noisy = nn.Linear(8, 8), nn.Dropout(0.2), nn.Linear(8, 8), noisy
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.noisy(self.last(self.drop(F.relu(self.first(x)))))
+    parts = {"first": nn.Linear(8, 8), "drop": nn.Dropout(0.2), "last": nn.Linear(8, 8), "noisy": noisy}
+    return Parts(lambda net, x: x + net.noisy(net.last(net.drop(F.relu(net.first(x))))), **parts)
 
 
 def network(noisy: nn.Module) -> nn.Module:
-    return nn.Sequential(nn.Linear(3, 8), Residual(noisy), nn.Linear(8, 1))
+    return nn.Sequential(nn.Linear(3, 8), residual(noisy), nn.Linear(8, 1))

@@ -9,11 +9,11 @@ import pyro.distributions as dist
 import pytest
 import torch
 import torch.nn.functional as F
-from pyro import poutine
 from torch import Tensor, nn
 
 import pyro_dropout as pd
 from pyro_dropout.errors import NotFollowedError
+from tests.networks.agreement import per_point
 from tests.networks.layers import Output
 
 N = 5
@@ -59,18 +59,11 @@ def pair(net: nn.Module) -> tuple[pd.BayesianNet, pd.AutoDropout]:
     return model, pd.AutoDropout(model, keep=0.5, bias="dropout")
 
 
-def each_has_its_own(model: pd.BayesianNet, guide: pd.AutoDropout, x: Tensor) -> Tensor:
-    with pd.per_example(), torch.no_grad():
-        trace = poutine.trace(guide).get_trace(x)
-        f: Tensor = poutine.replay(model, trace=trace)(x)
-    return f
-
-
 @pytest.mark.parametrize("name", WRONG)
 def test_a_dimension_of_the_same_size_is_not_the_data(name: str) -> None:
     model, guide = pair(WRONG[name]())
     with pytest.raises(NotFollowedError, match=r"'net\.(weight|bias)'.*not.* data points"):
-        each_has_its_own(model, guide, torch.randn(N, N))
+        per_point(model, guide, torch.randn(N, N))
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -89,7 +82,7 @@ def test_training_and_predictions_share_the_draw_then(name: str) -> None:
 def test_rows_of_the_data_need_not_depend_on_its_values() -> None:
     model, guide = pair(Output(nn.Linear(3, 3), state_of_zeros))
     x = torch.ones(N, 4)
-    assert len(each_has_its_own(model, guide, x).unique(dim=0)) > 1
+    assert len(per_point(model, guide, x).unique(dim=0)) > 1
 
 
 def test_the_trial_leaves_no_trace() -> None:
@@ -101,7 +94,7 @@ def test_the_trial_leaves_no_trace() -> None:
     for _ in range(2):  # the second time there is no trial
         net[1].reset_running_stats()
         torch.manual_seed(0)
-        results.append(each_has_its_own(model, guide, x))
+        results.append(per_point(model, guide, x))
         states.append(torch.cat([net[1].running_mean, torch.rand(1)]))
     assert torch.equal(*results)
     assert torch.equal(*states)
@@ -110,7 +103,7 @@ def test_the_trial_leaves_no_trace() -> None:
 def test_a_network_for_one_number_of_points_is_refused() -> None:
     model, guide = pair(Output(nn.Linear(N, 1), lambda net, x: net(x.reshape(N, N))))
     with pytest.raises(NotFollowedError, match="runs with 5 data points but not with 3"):
-        each_has_its_own(model, guide, torch.randn(N, N))
+        per_point(model, guide, torch.randn(N, N))
 
 
 def test_in_a_pyro_model_too() -> None:

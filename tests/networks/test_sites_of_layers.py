@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import pyro_dropout as pd
+from tests.networks.layers import Parts
 from tests.networks.zoo import VisionTransformer, gpt2, quiet_import
 
 # layer -> {parameter: (kind, dimension of the rows, fan-in)}
@@ -52,17 +53,9 @@ def test_the_layout_of_known_layers(name: str) -> None:
     }
 
 
-class OwnMatrix(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear, self.matrix = nn.Linear(3, 4), nn.Parameter(torch.randn(4, 2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x) @ self.matrix
-
-
 def test_an_assumed_layout_is_said() -> None:
-    model = pd.BayesianNet(OwnMatrix())
+    parts = {"linear": nn.Linear(3, 4), "matrix": nn.Parameter(torch.randn(4, 2))}
+    model = pd.BayesianNet(Parts(lambda net, x: net.linear(x) @ net.matrix, **parts))
     assert "assumed to be (out, in, ...): matrix" in repr(model)
     assert not model.sites["linear.weight"].assumed
     assert model.sites["matrix"].assumed

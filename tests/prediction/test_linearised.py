@@ -23,6 +23,7 @@ from pyro_dropout.generative.likelihoods.moments import (
 from pyro_dropout.mathematics.gaussian_expectations import sigmoid_moments
 from pyro_dropout.prediction.linearised_prediction import LinearisedPrediction
 from tests.contracts.guides import GUIDES
+from tests.networks.layers import Output
 
 F64 = torch.float64
 
@@ -232,47 +233,27 @@ class TwoInputs(nn.Module):
         return self.last(torch.cat([self.table(ids).mean(1), gain * value], -1)).tanh()
 
 
-class InPlace(nn.Module):
+def in_place(net: nn.Module, x: Tensor) -> Tensor:
     """Writes into a tensor without a point's dimension, which vmap refuses."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.last = nn.Linear(3, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        held = torch.zeros(x.shape, dtype=x.dtype)
-        held[:, :2] = self.last(x).sin()
-        return held[:, :2] * x[:, :1]
+    held = torch.zeros(x.shape, dtype=x.dtype)
+    held[:, :2] = net(x).sin()
+    return held[:, :2] * x[:, :1]
 
 
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
-        self.b.weight = self.a.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.b(self.a(x).tanh())
-
-
-class Averaged(nn.Module):
+def averaged(net: nn.Module, x: Tensor) -> Tensor:
     """Each output depends on all points."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.last = nn.Linear(3, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (self.last(x) - x.mean()).tanh().cumsum(0)
+    return (net(x) - x.mean()).tanh().cumsum(0)
 
 
+TIED = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
+TIED[2].weight = TIED[0].weight
 IMAGES = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3))
 NETWORKS: dict[str, tuple[nn.Module, Any, dict[str, Any]]] = {
     "images": (IMAGES, torch.randn(4, 1, 4, 4), {}),
     "dict": (TwoInputs(), {"ids": torch.randint(5, (4, 6)), "value": torch.randn(4, 1), "gain": 2.0}, {}),
-    "in place": (InPlace(), torch.randn(4, 3), {}),
-    "tied": (Tied(), torch.randn(4, 3), {}),
-    "whole batch": (Averaged(), torch.randn(4, 3), {"whole_batch": True}),
+    "in place": (Output(nn.Linear(3, 2), in_place), torch.randn(4, 3), {}),
+    "tied": (TIED, torch.randn(4, 3), {}),
+    "whole batch": (Output(nn.Linear(3, 2), averaged), torch.randn(4, 3), {"whole_batch": True}),
     "only": (mlp(dtype=torch.float32), torch.randn(4, 3), {"only": "2.*"}),
     "bfloat16": (mlp(dtype=torch.bfloat16), torch.randn(4, 3, dtype=torch.bfloat16), {}),
 }
@@ -372,15 +353,6 @@ def test_an_ensemble_is_the_mixture_of_its_members() -> None:
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
-class Noisy(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.last = nn.Linear(3, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.dropout(self.last(x), 0.5, training=True)
-
-
 def test_what_cannot_be_linearised_is_refused_by_name() -> None:
     model = pd.BayesianNet(nn.Linear(3, 1))
     x = torch.randn(4, 3)
@@ -395,7 +367,7 @@ def test_what_cannot_be_linearised_is_refused_by_name() -> None:
             linearised(model, posterior, x)
     with pytest.raises(pd.errors.PyroDropoutError, match="the posterior has the sites"):
         linearised(model, pd.AutoMeanField(pd.BayesianNet(mlp(dtype=torch.float32))), x)
-    noisy = pd.BayesianNet(Noisy())
+    noisy = pd.BayesianNet(Output(nn.Linear(3, 1), lambda net, x: F.dropout(net(x), 0.5, training=True)))
     with pytest.raises(pd.errors.PyroDropoutError, match="same output for the same weights"):
         linearised(noisy, pd.AutoMeanField(noisy), x)
 

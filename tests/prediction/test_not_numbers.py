@@ -1,6 +1,5 @@
 """Predictions that are not numbers are refused by name, and those without a finite mean by nature are not."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pyro
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import pyro_dropout as pd
+from tests.contracts.likelihoods import LIKELIHOODS
 
 X = torch.linspace(-1, 1, 12).reshape(6, 2)
 
@@ -21,13 +21,6 @@ def pair(likelihood: Any, outputs: int, *layers: nn.Module) -> tuple[pd.Bayesian
     return model, pd.AutoMeanField(model)
 
 
-LIKELIHOODS: dict[str, tuple[Callable[[], Any], int]] = {
-    "classes": (pd.Categorical, 3),
-    "coins": (pd.Bernoulli, 1),
-    "counts": (pd.Poisson, 1),
-    "numbers": (pd.Gaussian, 1),
-    "noise of its own": (pd.HeteroscedasticGaussian, 2),
-}
 HOW: dict[str, dict[str, Any]] = {
     "draws": {"samples": 5},
     "no samples": {"samples": 5, "keep_samples": False},
@@ -41,8 +34,7 @@ HOW: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", LIKELIHOODS)
 @pytest.mark.thinned(2)
 def test_a_parameter_that_is_not_a_number_is_named(name: str, how: str) -> None:
-    make, outputs = LIKELIHOODS[name]
-    model, guide = pair(make(), outputs)
+    model, guide = pair(LIKELIHOODS[name].make(), LIKELIHOODS[name].outputs)
     with torch.no_grad():
         guide.states["0/bias"].loc[-1] = torch.nan
     words = r"is not a number( at 6 of 6 points \(0, 1, 2, 3, 4, ...\))?: NaN is in 'states.0/bias.*smaller lr"

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import pyro_dropout as pd
+from tests.networks.layers import Parts
 from tests.oracles.predictions import F64, close_by_chance, enumerated, problem
 
 # --- exact moments ----------------------------------------------------------------------------------------------------
@@ -94,16 +95,12 @@ def test_concrete_dropout_flips_coins() -> None:
 
 
 def test_noise_of_the_network_makes_no_function_and_says_so() -> None:
-    class Own(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.drop, self.last = nn.Linear(2, 4), nn.Dropout(0.3), nn.Linear(4, 1)
+    def read(net: Any, x: Tensor) -> Tensor:
+        hidden = net.drop(net.first(x))
+        return net.last(hidden) + hidden.mean(-1, keepdim=True)
 
-        def forward(self, x: Tensor) -> Tensor:
-            hidden = self.drop(self.first(x))
-            return self.last(hidden) + hidden.mean(-1, keepdim=True)
-
-    model, guide = pd.from_dropout(Own(), tau=1.0)
+    own = Parts(read, first=nn.Linear(2, 4), drop=nn.Dropout(0.3), last=nn.Linear(4, 1))
+    model, guide = pd.from_dropout(own, tau=1.0)
     with pytest.warns(UserWarning, match="own noise .*'drop'.* is drawn for each point although shared=True"):
         pd.predict(model, guide, torch.randn(3, 2), samples=5, shared=True, seed=0)
     with warnings.catch_warnings():

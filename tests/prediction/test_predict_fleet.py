@@ -6,31 +6,20 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from torch import Tensor, nn
+from torch import nn
 
 import pyro_dropout as pd
 from pyro_dropout.prediction.predict_fleet import _ForwardPass
-
-
-def build(seed: int, keep: float = 0.8, tau: float = 4.0) -> Any:
-    torch.manual_seed(seed)
-    net = nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 1))
-    model = pd.BayesianNet(net, likelihood=pd.Gaussian(tau))
-    return model, pd.AutoDropout(model, keep=keep)
+from tests.training.fleet.test_fleet import build, data
 
 
 def fleet() -> pd.Fleet:
     return pd.Fleet(build, {"seed": [0, 1, 2], "keep": [0.6, 0.8, 0.9], "tau": [1.0, 4.0, 16.0]})
 
 
-def data() -> tuple[Tensor, Tensor]:
-    x = torch.randn(12, 2)
-    return x, x.sum(1, keepdim=True)
-
-
 def test_each_replica_predicts_what_it_predicts_alone() -> None:
     """T = 20,000 draws each: means within 6 standard errors of each other, 36 numbers: fails below 1e-7."""
-    x, y = data()
+    x, y = data(12)
     index = torch.stack([torch.randperm(12)[:6] for _ in range(3)])
     ships = fleet()
     answer = pd.prediction.predict_fleet(ships, x, y, indices=index, samples=20_000, seed=0)
@@ -54,7 +43,7 @@ def test_each_replica_predicts_what_it_predicts_alone() -> None:
 @pytest.mark.deep
 def test_blocks_of_any_size_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """With keep=1 nothing is random, so all ways to cut the work give one answer; memory that runs out only cuts."""
-    x, y = data()
+    x, y = data(12)
     ships = pd.Fleet(build, {"seed": [0, 1, 2], "keep": [1.0] * 3})
     whole = pd.prediction.predict_fleet(ships, x, y, samples=8)
     for chunk in (1, 13, 50, 200):
@@ -76,7 +65,7 @@ def test_blocks_of_any_size_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_intervals_and_covariances_have_the_noise_of_their_own_replica() -> None:
     """Each replica has another τ: its interval is that of its own mixture of normals, by scipy."""
-    x, _ = data()
+    x, _ = data(12)
     answer = pd.prediction.predict_fleet(fleet(), x, samples=30, seed=0, keep_samples=True)
     low, high = answer.interval(0.8)
     f = answer.samples.double()

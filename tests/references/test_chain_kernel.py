@@ -1,4 +1,4 @@
-"""Kernels of whole chains, run on the CPU: operations against torch, and chains against those of the CPU's own path."""
+"""Kernels of whole chains, run on the CPU and on a GPU: operations against torch, chains against the CPU's own path."""
 
 import math
 import shutil
@@ -17,7 +17,7 @@ import pyro_dropout as pd
 from pyro_dropout.engines.generated.values import UnsupportedError
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.references.nuts.adaptation import Plan
-from pyro_dropout.references.nuts.chains import _Run, run_chains
+from pyro_dropout.references.nuts.chains import ChainResult, _Run, run_chains
 from pyro_dropout.references.nuts.chains_on_gpu import ChainsOnGpu, Source
 from pyro_dropout.references.nuts.energy import Energy
 from tests.oracles.host_kernel import THREADS, compiled, computed
@@ -27,24 +27,43 @@ from tests.references.test_no_u_turn import bent, energies
 F64 = torch.float64
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 PLAN = Plan(12, 30, 0.8, 3)
-pytestmark = [
-    pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler"),
-    pytest.mark.usefixtures("unchecked_shapes"),
-]
+HOST = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 
 
-def on_host(run: _Run, steps: int, compile: Any = compiled) -> _Run:
-    """Let a run go on as a kernel, with the CPU in place of a GPU."""
-    run._to_gpu(
-        lambda *parts: ChainsOnGpu(*parts[:-1], CPU, steps, compile, threads=THREADS, lanes=1)  # type: ignore[misc]
-    )
-    return run
-
-
-def finished(run: _Run) -> _Run:
+def finished(run: _Run) -> list[ChainResult]:
     while run.left:
         run.block()
-    return run
+    return run.results()
+
+
+def on_cpu(energy: Any, starts: Tensor, plan: Plan, seed: int) -> list[ChainResult]:
+    return finished(_Run(energy, starts, plan, seed, False))
+
+
+def on_gpu(energy: Any, starts: Tensor, plan: Plan, seed: int) -> list[ChainResult]:
+    """Run chains on the GPU, and nowhere else."""
+    run = _Run(energy, starts, plan, seed, True, CUDA)
+    found = finished(run)
+    assert run.not_on_gpu is None
+    assert run._gpu is not None
+    return found
+
+
+def on_host(steps: int, before: int = 0, compile: Any = compiled) -> Callable[..., list[ChainResult]]:
+    """Run chains as a kernel, with the CPU in place of a GPU, after this many blocks without it."""
+
+    def sampled(energy: Any, starts: Tensor, plan: Plan, seed: int) -> list[ChainResult]:
+        run = _Run(energy, starts, plan, seed, False)
+        for _ in range(before):
+            run.block()
+        run._to_gpu(
+            lambda *parts: ChainsOnGpu(*parts[:-1], CPU, steps, compile, threads=THREADS, lanes=1)  # type: ignore[misc]
+        )
+        return finished(run)
+
+    return sampled
 
 
 def starts(chains: int, size: int = 3) -> Tensor:
@@ -99,6 +118,7 @@ def slopes(x: Tensor, y: Tensor, n: Tensor) -> list[Tensor]:
     return [*found, losses[10](x * x)]
 
 
+@HOST
 @pytest.mark.parametrize("function", [elementwise, across, pytest.param(slopes, marks=pytest.mark.deep)])
 def test_operations_are_those_of_torch(function: Callable[..., list[Tensor]]) -> None:
     torch.manual_seed(0)
@@ -109,6 +129,7 @@ def test_operations_are_those_of_torch(function: Callable[..., list[Tensor]]) ->
         torch.testing.assert_close(one, other, rtol=close, atol=1e-12, equal_nan=True)
 
 
+@HOST
 @pytest.mark.parametrize(
     "function",
     [
@@ -124,21 +145,24 @@ def test_what_a_kernel_does_not_know_is_refused(function: Callable[..., list[Ten
         computed(function, [torch.randn(3, 3, dtype=F64)])
 
 
-@pytest.mark.deep
-@pytest.mark.parametrize("steps", [7, 64, 300])
+KERNELS = [
+    *(pytest.param(on_host(n, 1), PLAN, True, marks=[HOST, pytest.mark.deep], id=f"host-{n}") for n in (7, 64, 300)),
+    pytest.param(on_gpu, Plan(15, 45, 0.8, 3), False, marks=GPU, id="gpu"),
+    pytest.param(on_gpu, Plan(25, 0, 0.8, 10), True, marks=GPU, id="gpu-deep-trees"),
+]
+
+
+@pytest.mark.parametrize(("kernel", "plan", "deep"), KERNELS)
 @pytest.mark.parametrize("energy", [energies, bent])
-def test_chains_of_a_kernel_are_those_of_the_cpu(energy: Any, steps: int) -> None:
+def test_chains_of_a_kernel_are_those_of_the_cpu(energy: Any, kernel: Any, plan: Plan, deep: bool) -> None:
     """Every draw, step size, scale and count, whatever the steps of a launch."""
-    expected = finished(_Run(energy, starts(3), PLAN, 5, False))
-    run = _Run(energy, starts(3), PLAN, 5, False)
-    run.block()
-    found = finished(on_host(run, steps))
-    for one, other in zip(found.results(), expected.results(), strict=True):
+    found, expected = (run(energy, starts(3), plan, 5) for run in (kernel, on_cpu))
+    for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one.draws, other.draws, rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(one.scale, other.scale, rtol=1e-5)
         assert one.step == pytest.approx(other.step, rel=1e-5)
         assert (one.diverged, one.deepest, one.steps) == (other.diverged, other.deepest, other.steps)
-    assert any(chain.deepest for chain in expected.results())
+    assert any(chain.deepest for chain in expected) or not deep
 
 
 def wide(x: Tensor, y: Tensor | None = None) -> Tensor:
@@ -159,19 +183,41 @@ def models() -> list[Any]:
     ]
 
 
+@HOST
 @pytest.mark.deep
 @pytest.mark.parametrize(("model", "x", "y"), models())
 def test_models_of_many_kinds_become_kernels(model: Any, x: Tensor, y: Tensor) -> None:
+    same_draws(on_host(32), model, x, y, Plan(5, 0, 0.8, 3))
+
+
+@GPU
+def test_a_chain_that_needs_more_memory_than_its_processor_has_is_that_of_the_cpu() -> None:
+    x = torch.linspace(-2, 2, 12).unsqueeze(-1)
+    net = nn.Sequential(nn.Linear(1, 120), nn.Tanh(), nn.Linear(120, 1))
+    same_draws(on_gpu, pd.BayesianNet(net, likelihood=pd.Gaussian(tau=25.0)), x, torch.sin(x), Plan(4, 0, 0.8, 3))
+
+
+def same_draws(kernel: Any, model: Any, x: Tensor, y: Tensor, plan: Plan) -> None:
+    """Check that a kernel's chains on a model are those of the CPU."""
     energy = Energy(ModelCall(model, (x, y)))
     torch.manual_seed(1)
     first = torch.stack([energy.start() for _ in range(2)])
-    plan = Plan(5, 0, 0.8, 3)
-    expected = finished(_Run(energy, first, plan, 2, False)).results()
-    found = finished(on_host(_Run(energy, first, plan, 2, False), 32)).results()
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(*(run(energy, first, plan, 2) for run in (kernel, on_cpu)), strict=True):
         np.testing.assert_allclose(one.draws, other.draws, rtol=1e-6, atol=1e-7)
 
 
+@GPU
+def test_draws_of_a_model_on_a_gpu_lie_there_and_repeat() -> None:
+    x = torch.randn(20, 2, device=CUDA)
+    model = pd.BayesianNet(nn.Linear(2, 1), likelihood=pd.Gaussian(tau=2.0)).cuda()
+    options: Any = {"chains": 16, "samples": 300, "warmup": 150, "compile": True, "progress": False}
+    one, again = (pd.nuts(model, x, x[:, :1], seed=0, **options).weights["weight"] for _ in range(2))
+    assert one.shape == (16, 300, 1, 2)
+    assert one.is_cuda
+    assert torch.equal(one, again)
+
+
+@HOST
 def test_a_kernel_that_is_wrong_is_noticed() -> None:
     def broken(source: Source, device: torch.device) -> Callable[..., None]:
         launch = compiled(source, device)
@@ -183,7 +229,7 @@ def test_a_kernel_that_is_wrong_is_noticed() -> None:
         return launched
 
     with pytest.raises(UnsupportedError, match="is not that of the model"):
-        on_host(_Run(energies, starts(2), PLAN, 0, False), 10, broken)
+        on_host(10, compile=broken)(energies, starts(2), PLAN, 0)
 
 
 def unsupported(z: Tensor) -> tuple[Tensor, Tensor]:
@@ -198,8 +244,9 @@ def test_an_energy_that_is_no_kernel_stays_on_the_cpu_with_the_same_draws(
     monkeypatch.setattr("pyro_dropout.references.nuts.chains._WORTH_A_GPU", 0)
     plan = Plan(40, 20, 0.8, 4)
     expected = run_chains(unsupported, starts(2), plan, 3, compile=False)
-    run = finished(_Run(unsupported, starts(2), plan, 3, compile, CUDA))
+    run = _Run(unsupported, starts(2), plan, 3, compile, CUDA)
+    found = finished(run)
     assert run._gpu is None
     assert (run.not_on_gpu is not None) == (compile == "auto")
-    for one, other in zip(run.results(), expected, strict=True):
+    for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one.draws, other.draws, rtol=1e-9)

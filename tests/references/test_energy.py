@@ -13,18 +13,7 @@ from torch import Tensor, nn
 import pyro_dropout as pd
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.references.nuts.energy import Energy
-
-
-class Recurrent(nn.Module):
-    """One number from a sequence; its kernel cannot be mapped over weights."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rnn, self.out = nn.RNN(2, 3, batch_first=True), nn.Linear(3, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.out(self.rnn(x)[0][:, -1])
-        return result
+from tests.contracts.models import recurrent
 
 
 def scaled(x: Tensor, y: Tensor | None = None) -> Tensor:
@@ -41,10 +30,11 @@ def cases() -> list[Any]:
     points, targets = torch.randn(6, 2), torch.randn(6, 1)
     tanh = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
     classes = pd.BayesianNet(nn.Linear(2, 3), likelihood=pd.Categorical())
+    one_number = recurrent(nn.RNN(2, 3, batch_first=True), 1)  # whose kernel cannot be mapped over weights
     return [
         pytest.param(pd.BayesianNet(tanh, pd.Prior(0.5), pd.Gaussian(tau=4.0)), points, targets, id="net"),
         pytest.param(classes, points, torch.tensor([0, 1, 2, 0, 1, 2]), id="classes"),
-        pytest.param(pd.BayesianNet(Recurrent()), torch.randn(6, 4, 2), targets, id="recurrent"),
+        pytest.param(pd.BayesianNet(one_number), torch.randn(6, 4, 2), targets, id="recurrent"),
         pytest.param(pd.paper.DeepGP(2, [3], 1, nonlinearity="tanh"), points, targets, id="deep-gp"),
         pytest.param(scaled, points[:, :1].double(), targets.double(), id="constrained"),
     ]

@@ -13,7 +13,7 @@ import pyro_dropout as pd
 from pyro_dropout.tables.encoding import Encoding
 from pyro_dropout.tables.reading import read_inputs, stand_in
 from pyro_dropout.tables.table import Table
-from tests.cli.command import FEW, read_table, run, table_of, written
+from tests.cli.command import FEW, read_table, run, succeeded, table_of, written
 
 ROWS = 40
 TOWNS = ("north", "south", "east")
@@ -323,22 +323,19 @@ def test_the_first_fit_succeeds_and_predicts_what_it_was_given(tmp_path: Path) -
         town, size, pool = ("" if k % 9 == 0 else TOWNS[k % 3]), ("-" if k % 7 == 0 else k % 11), k % 2 == 0
         lines.append(f"{k},{900 - 7 * k},2024-01-{k % 28 + 1:02},{town},{size},remark {k},{pool},{100 + k % 13}")
     data = written(tmp_path, "\n".join(lines) + "\n", "houses.csv")
-    done = run(
+    done = succeeded(
         "fit", data, "--target", "price", "--held-back", 0.2, "--out", tmp_path / "run", "--guide", "dropout", *FEW
     )
-    assert done.exit_code == 0, done.stderr
     said = " ".join(done.stdout.split())
     assert "left out: unnamed 1 (an identifier; --keep 'unnamed 1' uses it), id (an identifier; --keep id uses" in said
     assert "remark (text, all different)" in said
     assert "'-' read as missing: size (9)" in said
     assert "missing values filled in, with an indicator: town (7), size (9)" in said
     out = tmp_path / "p.csv"
-    done = run("predict", tmp_path / "run", data, "--out", out, "--samples", 5)  # identifiers, remarks and target
-    assert done.exit_code == 0, done.stderr
+    succeeded("predict", tmp_path / "run", data, "--out", out, "--samples", 5)  # identifiers, remarks and target
     assert len(table_of(out)) == 60
     new = written(tmp_path, "town,size,pool,sold,colour\nAtlantis,,True,2024-01-05,red\n", "new.csv")
-    done = run("predict", tmp_path / "run", new, "--out", out, "--samples", 5)
-    assert done.exit_code == 0, done.stderr
+    done = succeeded("predict", tmp_path / "run", new, "--out", out, "--samples", 5)
     said = " ".join(done.stdout.split())
     assert "columns that training did not have, ignored: colour" in said
     assert "not seen in training, read as missing: town (1)" in said

@@ -14,7 +14,7 @@ import torch
 import pyro_dropout as pd
 from pyro_dropout.tables.table import unlisted
 from pyro_dropout.tabular.fitted import FittedTable, _doubts
-from tests.cli.command import run, table_of
+from tests.cli.command import run, succeeded, table_of
 
 QUICK: dict[str, Any] = {"guide": "mean-field", "noise": "constant", "steps": 40, "progress": False}
 
@@ -75,8 +75,9 @@ def test_a_folder_answers_as_the_fit_did_in_python_and_on_the_command_line(fitte
     pandas.testing.assert_frame_equal(again.predict(new), wanted)
     assert again.said == fitted.said != ""
     new.to_csv(tmp_path / "new.csv", index=False)
-    done = run("predict", tmp_path / "run", tmp_path / "new.csv", "--out", tmp_path / "p.csv", "--quiet", "--json")
-    assert done.exit_code == 0, done.stderr
+    done = succeeded(
+        "predict", tmp_path / "run", tmp_path / "new.csv", "--out", tmp_path / "p.csv", "--quiet", "--json"
+    )
     assert json.loads(done.stdout)["calibrated"] is True
     for row, (_, own) in zip(table_of(tmp_path / "p.csv"), wanted.iterrows(), strict=True):
         assert float(row["upper"]) == pytest.approx(own["upper"], rel=1e-4)

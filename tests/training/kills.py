@@ -12,6 +12,8 @@ import random
 import signal
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,17 +58,26 @@ def train(folder: Path | None, compiled: bool, case: int, device: str = "cpu") -
     return found.hexdigest()
 
 
-def child(folder: Path | None, compiled: bool, case: int, said: Path, device: str) -> int:
-    """Fork a child that trains and writes its hash to ``said``; return its process number."""
+def survived(action: Callable[[], object], leash: float | None) -> bool:
+    """Do something in a forked child and return whether it ended before it was killed; without a leash it is not."""
     number = os.fork()
-    if number:
-        return number
-    try:
-        beside = said.with_suffix(".part")
-        beside.write_text(train(folder, compiled, case, device))
-        beside.rename(said)
-    finally:
-        os._exit(0 if said.exists() else 1)
+    if not number:
+        code = 1
+        try:
+            action()
+            code = 0
+        finally:
+            os._exit(code)
+    end = time.monotonic() + (1e9 if leash is None else leash)
+    found, status = 0, 0
+    while not found and time.monotonic() < end:
+        time.sleep(0.005)
+        found, status = os.waitpid(number, os.WNOHANG)
+    if not found:
+        os.kill(number, signal.SIGKILL)
+        status = os.waitpid(number, 0)[1]
+    assert os.WIFSIGNALED(status) or status == 0
+    return status == 0
 
 
 def main() -> None:
@@ -96,19 +107,17 @@ def killed_until_done(
     root: Path, dice: random.Random, compiled: bool, case: int, device: str
 ) -> tuple[dict[str, object], int]:
     """Train once undisturbed, and once with kills until it is done; return how it ended, and how many kills it took."""
+
+    def tell(folder: Path | None, said: str) -> None:
+        (root / said).write_text(train(folder, compiled, case, device))
+
     start = time.monotonic()
-    os.waitpid(child(None, compiled, case, root / "whole", device), 0)
+    assert survived(partial(tell, None, "whole"), None)
     leash, kills = time.monotonic() - start, 0
-    while not (root / "said").exists():
-        number = child(root / "checkpoints", compiled, case, root / "said", device)
-        time.sleep(dice.uniform(0.02, 1.0) * leash)
-        if os.waitpid(number, os.WNOHANG)[0]:
-            break
-        os.kill(number, signal.SIGKILL)
-        os.waitpid(number, 0)
+    while not survived(partial(tell, root / "checkpoints", "said"), dice.uniform(0.02, 1.0) * leash):
         kills, leash = kills + 1, 1.05 * leash  # longer and longer, or a machine that grows busy would never be done
     left = sorted(path.name for path in (root / "checkpoints").iterdir() if not path.name.startswith("."))
-    same = (root / "said").exists() and (root / "said").read_text() == (root / "whole").read_text()
+    same = (root / "said").read_text() == (root / "whole").read_text()
     return {"same": same, "files": left}, kills
 
 

@@ -31,12 +31,6 @@ def test_the_order_is_that_of_epochs_drawn_one_by_one(rows: Tensor, counts: list
     assert torch.equal(found, epoch_by_epoch(3, rows, 20)[: len(found)])
 
 
-def test_an_epoch_has_every_point_once() -> None:
-    batches = made(4, torch.arange(12))
-    for _ in range(50):
-        assert sorted(batches.take(3).flatten().tolist()) == list(range(12))
-
-
 def test_a_restored_state_goes_on_where_it_was() -> None:
     batches = made(4, torch.arange(12))
     batches.take(5)

@@ -117,16 +117,6 @@ def test_fleets_ensembles_and_svi_take_it() -> None:
     assert seen.products == {torch.bfloat16}
 
 
-def test_a_checkpoint_of_another_precision_is_refused(tmp_path: Any) -> None:
-    x, y = data()
-    model = network(20, 32, 32, 1)
-    guide = pd.AutoDropout(model)
-    how: dict[str, Any] = {"compile": False, "checkpoint": tmp_path / "kept", **QUIET}
-    pd.fit(model, guide, x, y, steps=4, precision="bf16", **how)
-    with pytest.raises(pd.errors.PyroDropoutError, match="precision"):
-        pd.fit(model, guide, x, y, steps=8, **how)
-
-
 @pytest.mark.parametrize(
     ("act", "said"),
     [

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from torch.distributed.run import get_args_parser
 
 import pyro_dropout as pd
+from tests.own_process import ROOT, python
 
-ROOT, HELD = Path(__file__).parents[2], torch.linspace(-1, 1, 9, dtype=torch.float64).unsqueeze(-1)
+HELD = torch.linspace(-1, 1, 9, dtype=torch.float64).unsqueeze(-1)
 EXACT: Any = {"keep": 1.0, "validation": (HELD, HELD), "patience": 2, "check_every": 7, "steps": 60}
 Found = dict[str, Any]
 
@@ -98,11 +99,9 @@ def killed(folder: Path) -> Found:
 
 
 def ranks(folder: Path, case: str, restarts: int = 0) -> list[Found]:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--max-restarts={restarts}"]
-    how = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    words = [*torchrun, "-m", "tests.training.test_processes", str(folder), case]
-    done = subprocess.run(words, cwd=ROOT, env=how, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr[-5000:]
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node=2", f"--max-restarts={restarts}"]
+    words = ["-m", "tests.training.test_processes", folder, case]
+    python(*torchrun, *words, seconds=500, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
     return [json.loads((folder / f"{case}.{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -1,7 +1,6 @@
 """Compiled steps against eager ones, draw for draw; and what happens where nothing can be compiled."""
 
 import copy
-import os
 import random
 import warnings
 from collections.abc import Iterator
@@ -38,18 +37,6 @@ def eager_draws() -> Iterator[None]:
         yield
 
 
-def run_as_traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run a program as the graph that it was traced into; a C++ compiler takes seconds to build it."""
-    monkeypatch.setattr(compiled, "compiled", lambda graph, inputs: graph)
-
-
-@pytest.fixture
-def traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run programs as they were traced, but in the deep tests, which build them."""
-    if os.environ.get("HYPOTHESIS_PROFILE") != "deep":
-        run_as_traced(monkeypatch)
-
-
 @pytest.mark.deep
 @pytest.mark.usefixtures("eager_draws")
 def test_steps_are_the_steps_of_pyros_svi() -> None:
@@ -70,7 +57,7 @@ def test_steps_are_the_steps_of_pyros_svi() -> None:
     assert ours.evaluate_loss(x, y) > 0
 
 
-@pytest.mark.usefixtures("eager_draws", "traced")
+@pytest.mark.usefixtures("eager_draws", "quickly")
 def test_settings_changed_between_steps_are_seen() -> None:
     """τ in place, keep by another buffer: a compiled step is the eager one after either."""
     model, x, y = problem(F64)
@@ -191,7 +178,7 @@ def steps_on(given: list[Batch], compile: bool) -> tuple[list[float], dict[str, 
     return losses, found, kept
 
 
-@pytest.mark.usefixtures("traced")
+@pytest.mark.usefixtures("quickly")
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_GPU)])
 def test_twenty_steps_are_the_eager_ones(device: str) -> None:
     with torch.device(device):

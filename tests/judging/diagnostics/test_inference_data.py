@@ -1,14 +1,12 @@
 """What ArviZ is handed, and k̂ where it is known: guides that are the posterior, too narrow, or without a density."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
 from scipy import stats
-from torch import nn
 
 import pyro_dropout as pd
 from pyro_dropout.judging.diagnostics import arviz_export
@@ -75,16 +73,6 @@ def test_a_draw_without_density_says_so_and_holds_no_nan() -> None:
     assert note.startswith("left out: the guide has no density at site '0.weight'")
     for group in ("posterior", "posterior_predictive", "log_likelihood", "sample_stats"):
         assert all(np.isfinite(data[group][name].values).all() for name in data[group].data_vars)
-
-
-@pytest.mark.deep
-@quietly
-def test_a_sampler_keeps_its_chains() -> None:
-    model, x, y = pd.BayesianNet(nn.Linear(2, 1)), torch.randn(20, 2), torch.randn(20, 1)
-    kept = {"weight": 0.3 * torch.randn(2, 150, 1, 2), "bias": 0.3 * torch.randn(2, 150, 1)}
-    data = pd.to_arviz(model, SimpleNamespace(weights=kept), x, y)
-    np.testing.assert_array_equal(data["posterior"]["weight"].values, kept["weight"].numpy())
-    assert "sampler" in data["sample_stats"].attrs["log_q"]
 
 
 # --- what is asked of ArviZ -------------------------------------------------------------------------------------------

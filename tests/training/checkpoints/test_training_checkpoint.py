@@ -2,11 +2,8 @@
 
 import errno
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -20,9 +17,9 @@ from pyro_dropout.training.checkpoints import training_checkpoint as resumption
 from pyro_dropout.training.checkpoints.fingerprint import told_update
 from pyro_dropout.training.checkpoints.training_checkpoint import Keeper
 from pyro_dropout.training.optimisers import named
+from tests.own_process import python
 from tests.training.kills import train
 
-ROOT = Path(__file__).parents[3]
 X = torch.linspace(-1, 1, 24).unsqueeze(-1)
 
 
@@ -87,10 +84,7 @@ def test_running_statistics_of_the_best_step_outlast_a_stop(tmp_path: Path) -> N
 
 
 def kills(*words: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "tests.training.kills", *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(python("-m", "tests.training.kills", *words).stdout)
     return found
 
 
@@ -199,6 +193,7 @@ OTHER = {
     "schedule": ({"schedule": pd.training.inverse_decay()}, "these differ: update"),
     "clipping": ({"clip_norm": 1.0}, "these differ: update"),
     "seed": ({"seed": 1}, "these differ: seed"),
+    "precision": ({"precision": "bf16"}, "these differ: precision"),
     "loss": ({"loss": pd.ELBO(num_particles=2)}, "these differ: loss.num_particles"),
     "validation": ({"validation": (X, X)}, "these differ: validation"),
     "fewer steps": ({"steps": 40}, "is from step 60, beyond the 40 requested"),

@@ -5,6 +5,7 @@ import types
 import weakref
 from array import array as numbers
 from collections import deque
+from collections.abc import Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar
 from typing import Any, ClassVar
@@ -17,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 import pyro_dropout as pd
-from pyro_dropout.engines import program as compiled
 
+pytestmark = pytest.mark.usefixtures("as_traced")
 TARGET = torch.zeros(1)
 s = 1.0
 SETTINGS = {"sharpness": 1.0, "layers": [1.0]}
@@ -27,19 +28,13 @@ config.__file__ = "config_of_the_user.py"
 config.sharpness = 1.0
 
 
-@pytest.fixture(autouse=True)
-def as_traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run programs as they were traced; a C++ compiler takes seconds to build each."""
-    monkeypatch.setattr(compiled, "compiled", lambda graph, inputs: graph)
-
-
 def observe(mean: Tensor, tau: Any, y: Tensor) -> None:
     with pyro.plate("d", len(y)):
         pyro.sample("y", dist.Normal(mean, 1.0).expand(y.shape).mask(True), obs=y * tau)
 
 
 def losses_of(
-    model: Any, change: Any, *args: Any, steps: int = 4, compile: Any = True
+    model: Any, change: Any, args: Sequence[Any] = (), steps: int = 4, compile: Any = True
 ) -> tuple[list[float], list[float], pd.SVI]:
     """Losses of compiled steps, and of eager ones, while ``change(k)`` is called before each."""
     found = []
@@ -207,18 +202,9 @@ def test_an_argument_that_has_another_name_or_is_given_twice() -> None:
     def model(a: Tensor, b: Tensor) -> None:
         observe(w() * a + x, 1.0, b)
 
-    found = []
-    for compile in (True, False):
-        pyro.clear_param_store()
-        guide = pd.AutoMeanField(model)
-        torch.manual_seed(0)
-        guide(x, x)
-        svi = pd.SVI(model, guide, pyro.optim.Adam({"lr": 0.0}), pd.ELBO(per_example=False), compile=compile)
-        found.append([])
-        for given in ((x, x), (x, 5 * x), (3 * x, x), (7 * x, 2 * x)):
-            torch.manual_seed(0)
-            found[-1].append(svi.step(*given))
-    assert found[0] == pytest.approx(found[1], rel=1e-5)
+    steps, given = [(x, x), (x, 5 * x), (3 * x, x), (7 * x, 2 * x)], [x, x]
+    one, other, _ = losses_of(model, lambda k: given.__setitem__(slice(None), steps[k]), given)
+    assert one == pytest.approx(other, rel=1e-5)
 
 
 @pytest.mark.deep
@@ -228,7 +214,7 @@ def test_a_module_of_the_network_in_another_mode() -> None:
     def change(k: int) -> None:
         net[1].train(k % 2 == 0)
 
-    one, other, svi = losses_of(pd.BayesianNet(net), change, torch.ones(4, 2), torch.zeros(4, 1))
+    one, other, svi = losses_of(pd.BayesianNet(net), change, (torch.ones(4, 2), torch.zeros(4, 1)))
     assert one == pytest.approx(other, rel=1e-4)
     assert svi._built == 2
 

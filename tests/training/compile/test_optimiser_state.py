@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import pyro_dropout as pd
-from pyro_dropout.engines import program as compiled
 
 F64 = torch.float64
+pytestmark = pytest.mark.usefixtures("as_traced")
 OPTIMISERS: dict[str, Callable[[], Any]] = {
     "adam": lambda: pyro.optim.Adam({"lr": 0.05, "betas": (0.8, 0.9)}),
     "adamw": lambda: pyro.optim.AdamW({"lr": 0.05, "weight_decay": 0.1}),
@@ -30,12 +30,6 @@ OPTIMISERS: dict[str, Callable[[], Any]] = {
         lambda name: {"lr": 0.05, "clip_norm": 0.1, "lrd": 0.9} if "loc" in name else {"lr": 0.01}
     ),
 }
-
-
-@pytest.fixture(autouse=True)
-def as_traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run programs as they were traced; a C++ compiler takes seconds to build each."""
-    monkeypatch.setattr(compiled, "compiled", lambda graph, inputs: graph)
 
 
 def pair() -> tuple[Any, Any, Tensor, Tensor]:

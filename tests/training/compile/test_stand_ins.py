@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import pyro_dropout as pd
 from pyro_dropout.errors import PyroDropoutError
+from tests.contracts.models import recurrent
 
 Case = tuple[Any, Any, tuple[Tensor, ...], nn.Module]  # model, guide, arguments, and the module that is trained
 
@@ -34,16 +35,9 @@ def _pairs() -> tuple[Tensor, Tensor]:
     return x, x[:, :, 0].sum(1, keepdim=True) * 0.5
 
 
-class _Recurrent(nn.Module):
+def _recurrent() -> nn.Module:
     """A network whose weights are also held in a list."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.out = nn.LSTM(2, 4, batch_first=True), nn.Linear(4, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.out(self.layer(x)[0][:, -1])
-        return found
+    return recurrent(nn.LSTM(2, 4, batch_first=True), 1)
 
 
 class _VAE(nn.Module):
@@ -98,7 +92,7 @@ def _small() -> nn.Module:
 CASES: dict[str, Callable[[], Case]] = {
     "function": lambda: _function(_small()),
     "written back": lambda: _function(_small(), update_module_params=True),
-    "recurrent": lambda: _function(_Recurrent()),
+    "recurrent": lambda: _function(_recurrent()),
     "two names": _tied,
     "bound methods": _vae,
     "sparse gp": _sparse_gp,

@@ -31,16 +31,19 @@ def exact(x: Tensor, y: Tensor, tau: float, precision: Tensor) -> tuple[Tensor, 
     return covariance @ (tau * x.T @ y), covariance
 
 
-def line(tau: float, scale: float, points: int, inputs: int, members: int, seed: int) -> float:
+def line(
+    tau: float, scale: float, points: int, inputs: int, members: int, seed: int, heat: float = 1.0, **how: Any
+) -> float:
+    """Return how far members are from the posterior of a linear model at a temperature, (τXᵀX/T + l²)⁻¹."""
     torch.manual_seed(seed)
     x = torch.randn(points, inputs, dtype=torch.float64)
     y = x.sum(1, keepdim=True) + torch.randn(points, 1, dtype=torch.float64)
     net = nn.Linear(inputs, 1, bias=False).double()
     model = pd.BayesianNet(net, pd.Prior(length_scale=scale), pd.Gaussian(tau))
     ensemble = pd.Ensemble(model, members=members, start="module")
-    pd.fit(model, ensemble, x, y, steps=600, **QUIET)
+    pd.fit(model, ensemble, x, y, steps=600, **QUIET | how)
     drawn = ensemble.draws_at(torch.arange(members))["weight"][:, 0]
-    return distance(drawn, *exact(x, y[:, 0], tau, scale**2 * torch.eye(inputs, dtype=torch.float64)))
+    return distance(drawn, *exact(x, y[:, 0], tau / heat, scale**2 * torch.eye(inputs, dtype=torch.float64)))
 
 
 @pytest.mark.deep
@@ -48,6 +51,12 @@ def line(tau: float, scale: float, points: int, inputs: int, members: int, seed:
 @given(st.floats(0.1, 10.0), st.floats(0.5, 2.0), st.integers(1, 20), st.integers(1, 4), st.integers(0, 10**6))
 def test_any_linear_model(tau: float, scale: float, points: int, inputs: int, seed: int) -> None:
     assert line(tau, scale, points, inputs, members=20_000, seed=seed) < 4
+
+
+@pytest.mark.parametrize("heat", [pytest.param(1.0, marks=pytest.mark.deep), 0.2])
+def test_members_are_draws_of_the_posterior_at_a_temperature(heat: float) -> None:
+    loss = pd.ELBO(per_example=False, temperature=heat)
+    assert line(0.5, 1.0, 12, 2, members=600, seed=0, heat=heat, loss=loss, compile="traced") < 4
 
 
 F64 = torch.float64

@@ -10,6 +10,7 @@ from torch.func import functional_call, jacrev
 
 import pyro_dropout as pd
 from pyro_dropout.mathematics.curvature_blocks import Dense
+from tests.networks.layers import Output, Parts
 from tests.training.laplace.test_laplace import untrained
 
 F64 = torch.float64
@@ -20,15 +21,9 @@ def mlp(outputs: int) -> nn.Module:
     return nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, outputs)).to(F64)
 
 
-class Maps(nn.Module):
+def maps(classes: int) -> nn.Module:
     """Outputs (N, C, 2, 1): classes first, at two positions."""
-
-    def __init__(self, classes: int) -> None:
-        super().__init__()
-        self.first, self.out = nn.Linear(2, 3), nn.Linear(3, 2 * classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(torch.tanh(self.first(x))).reshape(len(x), 2, -1).mT.unsqueeze(-1)
+    return Output(mlp(2 * classes), lambda net, x: net(x).reshape(len(x), 2, -1).mT.unsqueeze(-1))
 
 
 def ignored() -> Tensor:
@@ -60,7 +55,7 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[], nn.Module], Callable[[], 
     ),
     "heteroscedastic map": (
         lambda: pd.HeteroscedasticGaussian(dims=(2, 2, 1), dim=0),
-        lambda: Maps(2).to(F64),
+        lambda: maps(2),
         lambda: torch.randn(N, 2, 1, dtype=F64),
         lambda f, y, f0: 0.5 * (f[2:].exp() * ((f[:2] - f0[:2]).square() + (-f0[2:]).exp()) - f[2:]).sum(),
     ),
@@ -72,7 +67,7 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[], nn.Module], Callable[[], 
     ),
     "map of classes": (
         lambda: pd.Categorical(dims=(3, 2, 1), dim=0, ignore_index=-100),
-        lambda: Maps(3).to(F64),
+        lambda: maps(3),
         ignored,
         lambda f, y, f0: nn.functional.cross_entropy(
             f.reshape(1, 3, 2, 1), y[None], ignore_index=-100, reduction="sum"
@@ -153,33 +148,29 @@ def test_it_is_the_hessian_of_the_linearised_model(name: str) -> None:
     assert full.curvature.num_data == N
 
 
-class Last(nn.Module):
-    """A network that names its last layer first, and what it makes of that layer's outputs."""
-
-    def __init__(self, how: str) -> None:
-        super().__init__()
-        self.last, self.first, self.how = nn.Linear(2, 2), nn.Linear(2, 2), how
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.tanh(self.first(x))
-        f: Tensor = self.last(h)
-        made: dict[str, Callable[[], Tensor]] = {
-            "as it is": lambda: f,
-            "a view": lambda: f.reshape(-1, 2),
-            "in place": lambda: f.add_(h),
-            "plus": lambda: f + h,
-            "scaled": lambda: 2 * f,
-            "softmax": lambda: f.softmax(-1),
-            "clamped": lambda: f.clamp(-0.1, 0.1),
-            "twice": lambda: self.last(f),
-        }
-        return made[self.how]()
+# What a network makes of the outputs f of its last layer, and of what enters it, h.
+ENDS: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
+    "as it is": lambda last, f, h: f,
+    "a view": lambda last, f, h: f.reshape(-1, 2),
+    "in place": lambda last, f, h: f.add_(h),
+    "plus": lambda last, f, h: f + h,
+    "scaled": lambda last, f, h: 2 * f,
+    "softmax": lambda last, f, h: f.softmax(-1),
+    "clamped": lambda last, f, h: f.clamp(-0.1, 0.1),
+    "twice": lambda last, f, h: last(f),
+}
 
 
-@pytest.mark.parametrize("how", ["as it is", "a view", "in place", "plus", "scaled", "softmax", "clamped", "twice"])
+@pytest.mark.parametrize("how", ENDS)
 def test_the_block_of_the_last_layer_is_that_of_all_weights(how: str) -> None:
     """Also where the network's outputs are not those of the layer, and what enters it does not say how they bend."""
-    model, x = pd.BayesianNet(Last(how).to(F64), likelihood=pd.Gaussian(3.0)), torch.randn(N, 2, dtype=F64)
+
+    def read(net: Any, x: Tensor) -> Tensor:
+        h = torch.tanh(net.first(x))
+        return ENDS[how](net.last, net.last(h), h)
+
+    net = Parts(read, last=nn.Linear(2, 2), first=nn.Linear(2, 2)).to(F64)  # the last layer is named first
+    model, x = pd.BayesianNet(net, likelihood=pd.Gaussian(3.0)), torch.randn(N, 2, dtype=F64)
     full, last = (untrained(model, model, x, 0 * x, structure=each) for each in ("full", "last"))
     (block,) = last.curvature
     assert list(block.shapes) == ["last.weight", "last.bias"]

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import pyro_dropout as pd
 from pyro_dropout.training.laplace import laplace as module
+from tests.networks.layers import Output, Parts
 
 F64 = torch.float64
 STRUCTURES = ("full", "layer", "kron", "diagonal", "last")
@@ -218,38 +219,27 @@ def test_fitting_trains_the_point_and_adds_the_curvature() -> None:
     assert guide.curvature.num_data == 12
 
 
-class Layers(nn.Module):
+def layers(read: Any, tied: bool = False) -> nn.Module:
     """Two layers, and what is made of them."""
-
-    def __init__(self, forward: Any, tied: bool = False) -> None:
-        super().__init__()
-        self.layer, self.out, self.run = nn.Linear(2, 2), nn.Linear(2, 2), forward
-        if tied:
-            self.out.weight = self.layer.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.run(self, x)
-        return found
+    first, second = nn.Linear(2, 2), nn.Linear(2, 2)
+    if tied:
+        second.weight = first.weight
+    return Parts(read, layer=first, out=second)
 
 
-def tied() -> Layers:
-    return Layers(lambda net, x: net.out(torch.tanh(net.layer(x))), tied=True)
+def tied() -> nn.Module:
+    return layers(lambda net, x: net.out(torch.tanh(net.layer(x))), tied=True)
 
 
-def together() -> Layers:
+def together() -> nn.Module:
     """The output at a point depends on the others."""
-    return Layers(lambda net, x: net.out(net.layer(x - x.mean(0))))
+    return layers(lambda net, x: net.out(net.layer(x - x.mean(0))))
 
 
-class Attended(nn.Module):
+def attended() -> nn.Module:
     """Attention, whose projections are no modules that run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(2, 1, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.attention(x[:, None], x[:, None], x[:, None])[0].squeeze(1)
+    attention = nn.MultiheadAttention(2, 1, batch_first=True)
+    return Output(attention, lambda net, x: net(x[:, None], x[:, None], x[:, None])[0].squeeze(1))
 
 
 def classifier(net: nn.Module, **options: Any) -> pd.BayesianNet:
@@ -262,11 +252,11 @@ X, Y = torch.randn(6, 2), torch.arange(6) % 2
 @pytest.mark.parametrize(
     ("net", "match"),
     [
-        (Layers(lambda net, x: net.out(net.layer(torch.tanh(net.layer(x))))), "'layer' runs 2 times"),
-        (Layers(lambda net, x: net.out(net.layer(x)) + x @ net.layer.weight), "'layer' is not one"),
+        (layers(lambda net, x: net.out(net.layer(torch.tanh(net.layer(x))))), "'layer' runs 2 times"),
+        (layers(lambda net, x: net.out(net.layer(x)) + x @ net.layer.weight), "'layer' is not one"),
         (tied(), "weight is shared"),
         (nn.Sequential(nn.Unflatten(1, (2, 1)), nn.Conv1d(2, 2, 1, groups=2), nn.Flatten()), "groups=2"),
-        (Attended(), "MultiheadAttention"),
+        (attended(), "MultiheadAttention"),
         (nn.Embedding(2, 2), "Embedding"),
     ],
 )  # fmt: skip
@@ -276,9 +266,9 @@ def test_kron_refuses_layers_that_it_does_not_describe(net: nn.Module, match: st
         pd.laplace(classifier(net), net, x, Y, structure="kron")
 
 
-def shaken() -> Layers:
+def shaken() -> nn.Module:
     """Random, and nobody can know."""
-    return Layers(lambda net, x: net.out(net.layer(input=nn.functional.dropout(x, 0.5, training=True))))
+    return layers(lambda net, x: net.out(net.layer(input=nn.functional.dropout(x, 0.5, training=True))))
 
 
 @pytest.mark.parametrize(
@@ -292,7 +282,7 @@ def test_a_network_whose_outputs_are_not_its_own_is_refused(structure: Any, net:
 
 def test_a_network_that_takes_all_points_at_once() -> None:
     """The Jacobian of all outputs in the weights, row by row, is that of an equal network of centred inputs."""
-    net, plain = together().to(F64), Layers(lambda net, x: net.out(net.layer(x))).to(F64)
+    net, plain = together().to(F64), layers(lambda net, x: net.out(net.layer(x))).to(F64)
     plain.load_state_dict(net.state_dict())
     x = X.to(F64)
     whole = untrained(classifier(net, whole_batch=True), net, x, Y, structure="full")

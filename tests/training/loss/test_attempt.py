@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 import pyro_dropout as pd
 from pyro_dropout.errors import NotFollowedError
+from tests.networks.layers import Parts
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 EFFECTS = torch.tensor([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])
@@ -75,13 +76,8 @@ def scalar_beside(x: Tensor, y: Tensor) -> None:
         pyro.sample("y", dist.Normal(x @ w + s, 1.0).to_event(1), obs=y)
 
 
-class Twice(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.norm = nn.Linear(2, 2), nn.BatchNorm1d(2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(self.norm(self.layer(x)))
+def twice() -> nn.Module:
+    return Parts(lambda net, x: net.layer(net.norm(net.layer(x))), layer=nn.Linear(2, 2), norm=nn.BatchNorm1d(2))
 
 
 Pair = tuple[Any, Any]
@@ -101,7 +97,7 @@ REFUSED: dict[str, tuple[Callable[[], Pair], str]] = {
         lambda: pair(scalar_beside, lambda model: pd.AutoLowRank(model, rank=2, per="net")),
         "'s' .* drawn once for all of them, and shares its noise",
     ),
-    "used twice": (lambda: pair(pd.BayesianNet(Twice())), r"'layer.weight' .* is used twice"),
+    "used twice": (lambda: pair(pd.BayesianNet(twice())), r"'layer.weight' .* is used twice"),
 }
 X, Y = torch.randn(6, 2, generator=torch.Generator().manual_seed(0)), torch.ones(6, 2)
 

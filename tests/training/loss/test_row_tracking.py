@@ -1,6 +1,5 @@
 """Which uses of a weight ``per_example`` follows; of all others it says so, and nothing of the user's is written on."""
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +15,8 @@ from torch.func import vmap
 
 from pyro_dropout import ELBO, AutoDropout, AutoMeanField, BayesianNet, per_example
 from pyro_dropout.errors import NotFollowedError, PyroDropoutError, ShapeError
+from tests.networks.agreement import masked, per_point
+from tests.networks.layers import Output, Parts
 
 N = 5
 
@@ -40,11 +41,8 @@ def program(use: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def outputs(model: Any, guide: Any, x: Tensor) -> Tensor:
-    """The outputs with a draw for each data point."""
     guide(x, x)
-    with per_example():
-        found: Tensor = poutine.replay(model, trace=poutine.trace(guide).get_trace(x, x))(x, x)
-    return found
+    return per_point(model, guide, x, x)
 
 
 # --- what is followed -------------------------------------------------------------------------------------------------
@@ -68,12 +66,11 @@ def test_each_point_has_masked_weights(use: str, row_dim: int) -> None:
     guide = AutoDropout(model, keep=0.5, row_dim=row_dim)
     f = outputs(model, guide, x)
     q = guide.posterior("w")
-    hits = []
-    for kept in itertools.product((0.0, 1.0), repeat=2):
-        weight = q.loc * q.per_row(torch.tensor(kept))
-        hits.append(torch.isclose(f, MASKED[use](x, weight, None, None), atol=1e-6).all(-1))
-    assert torch.stack(hits).any(0).all()
-    assert torch.stack(hits).any(1).all()
+    each = [MASKED[use](x, weight, None, None) for weight in masked(q)]
+    hits = torch.stack([torch.isclose(f, one, atol=1e-6).all(-1) for one in each])
+    assert len(hits) == 4
+    assert hits.any(0).all()
+    assert hits.any(1).all()
 
 
 @pytest.mark.parametrize(
@@ -250,20 +247,9 @@ def test_nothing_is_left_on_what_the_user_gave(use: str) -> None:
 # --- a layer that is used more than once ------------------------------------------------------------------------------
 
 
-class Again(nn.Module):
-    """One layer, applied twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(2, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(torch.tanh(self.layer(x)))
-
-
 def test_noise_of_a_layer_used_twice_needs_a_word() -> None:
     """With the word, outputs have the distribution of whole draws (p > 1e-6: fails one correct run in a million)."""
-    model = BayesianNet(Again())
+    model = BayesianNet(Parts(lambda net, x: net.layer(torch.tanh(net.layer(x))), layer=nn.Linear(2, 2)))
     guide, x = AutoMeanField(model, init_scale=0.7), torch.randn(1, 2)
     with pytest.raises(PyroDropoutError, match=r"'layer.weight' is used twice.*per_example=False"):
         ELBO().loss(model, guide, x, x)
@@ -283,15 +269,6 @@ def test_noise_of_a_layer_used_twice_needs_a_word() -> None:
 # --- data points first ------------------------------------------------------------------------------------------------
 
 
-class Reshaped(nn.Module):
-    def __init__(self, turn: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.layer, self.turn, self.back = nn.Linear(2, 2), turn, back
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.back(self.layer(self.turn(x)))
-
-
 @pytest.mark.parametrize("make", [AutoDropout, AutoMeanField])
 @pytest.mark.parametrize(
     ("turn", "back"),
@@ -303,7 +280,7 @@ class Reshaped(nn.Module):
     ids=["positions first", "positions in the batch", "one point"],
 )
 def test_a_layer_that_meets_other_points_is_an_error(turn: Any, back: Any, make: Callable[..., Any]) -> None:
-    model = BayesianNet(Reshaped(turn, back))
+    model = BayesianNet(Output(nn.Linear(2, 2), lambda layer, x: back(layer(turn(x)))))
     with pytest.raises(ShapeError, match=r"drawn for 3 data points, .*first dimension is (4|12|1)\. Inputs must have"):
         ELBO().loss(model, make(model), torch.randn(3, 4, 2), torch.zeros(3, 2))
 

@@ -50,21 +50,14 @@ def by_fit(compile: bool) -> Tensor:
     return found(guide)
 
 
-def by_pyro(compile: bool) -> Tensor:
+def by_svi(compile: bool | None) -> Tensor:
+    """Pyro's own SVI, which does not compile, or ours."""
     model, guide = pair()
-    svi = pyro.infer.SVI(model, guide, pyro.optim.Adam({"lr": RATE}), warm())
+    parts = model, guide, pyro.optim.Adam({"lr": RATE}), warm()
+    svi = pyro.infer.SVI(*parts) if compile is None else pd.SVI(*parts, compile=compile)
     for _ in range(STEPS):
         svi.step(X, Y)
         svi.evaluate_loss(X, Y)  # no step
-    return found(guide)
-
-
-def by_svi(compile: bool) -> Tensor:
-    model, guide = pair()
-    svi = pd.SVI(model, guide, pyro.optim.Adam({"lr": RATE}), warm(), compile=compile)
-    for _ in range(STEPS):
-        svi.step(X, Y)
-        svi.evaluate_loss(X, Y)
     return found(guide)
 
 
@@ -83,7 +76,7 @@ def by_ensemble(compile: bool) -> Tensor:
 
 WAYS = {
     "fit": by_fit,
-    "pyro": by_pyro,
+    "pyro": lambda compile: by_svi(None),
     "SVI": by_svi,
     "fleet": by_fleet,
     "ensemble": by_ensemble,

@@ -1,10 +1,15 @@
-"""Runs whose files were changed answer as untouched ones, bit for bit, or are refused with exit code 2 and one line."""
+"""A run folder under hostile use: its files belong together, are its own, and are used by one process at a time.
+
+Runs whose files were changed answer as untouched ones, bit for bit, or are refused with exit code 2 and one line.
+"""
 
 import contextlib
 import json
 import os
 import random
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +20,7 @@ from typer.testing import CliRunner
 
 from pyro_dropout.cli.main import app
 from pyro_dropout.tabular.run_folder import identity_of
+from pyro_dropout.training.checkpoints.safe_files import LOCK, claimed
 from tests.cli.command import contents, houses, trees, without_fsync, written
 
 _FIT = ["--guide", "dropout", "--width", "4", "--steps", "3", "--no-compile", "--quiet", "--device", "cpu"]
@@ -133,13 +139,15 @@ class Arena:
         for name, (text, options) in tables.items():
             data = written(root, text, f"{name.replace('/', '-')}.csv")
             assert called("fit", data, "--out", root / name, *_FIT, *options)[0] == 0
-        self.answers = {name: self._asked(root / name, name, ["predict"], root)[2] for name in ("houses", "trees")}
+        self.answers = {name: self.asked(root / name, name, ["predict"], root)[2] for name in ("houses", "trees")}
         assert all(self.answers.values())
 
-    def _asked(self, run: Path, name: str, commands: list[str], place: Path) -> tuple[Any, list[str], bytes]:
+    def asked(
+        self, run: Path, name: str, commands: list[str], place: Path, *resume: object
+    ) -> tuple[Any, list[str], bytes]:
         """The exit code of commands on a run, what they say, and the predictions."""
         out, code, said = place / "predictions.csv", 0, list[str]()
-        ways = {"resume": [], "predict": [self.root / f"{name}.csv", "--out", out, "--samples", 5]}
+        ways = {"resume": resume, "predict": [self.root / f"{name}.csv", "--out", out, "--samples", 5]}
         out.unlink(missing_ok=True)
         for command in commands:
             code, said = called(command, run, *ways[command], "--quiet", "--device", "cpu")
@@ -161,7 +169,7 @@ class Arena:
             if change is not None:
                 change(run, far, self.root / "others", dice)
             elsewhere = contents(far), contents(self.root / "others")
-            code, said, answer = self._asked(run, name, commands, Path(place))
+            code, said, answer = self.asked(run, name, commands, Path(place))
             if elsewhere != (contents(far), contents(self.root / "others")):
                 return "wrote elsewhere"
         if code == 0:
@@ -190,3 +198,54 @@ def test_attacks_are_refused_or_change_nothing(arena: Arena, count: int) -> None
     found = [(seed, arena.attacked(CHANGES[seed % len(CHANGES)], seed)) for seed in range(count)]
     assert [each for each in found if each[1] not in ("refused", "same answers")] == []
     assert sum(verdict == "refused" for _, verdict in found) > count / 3
+
+
+def test_the_path_of_the_data_may_be_edited(arena: Arena, tmp_path: Path) -> None:
+    run, moved, again = (
+        Path(shutil.copytree(arena.root / "trees", tmp_path / "run")),
+        tmp_path / "a.csv",
+        tmp_path / "b.csv",
+    )
+    shutil.copy(arena.root / "trees.csv", moved)
+    found = json.loads((run / "run.json").read_text("utf-8"))
+    found["data"]["file"] = str(moved)
+    (run / "run.json").write_text(json.dumps(found), "utf-8")
+    ways: list[tuple[list[str], list[object]]] = [
+        (["predict", "resume"], []),
+        (["resume", "predict"], ["--data", again]),
+    ]
+    for commands, data in ways:
+        code, said, answer = arena.asked(run, "trees", commands, tmp_path, *data)
+        assert (code, answer) == (0, arena.answers["trees"]), said
+        if not data:
+            moved.rename(again)
+
+
+def test_two_processes_do_not_write_into_one_folder(arena: Arena, tmp_path: Path) -> None:
+    shutil.copytree(arena.root / "trees", tmp_path / "run")
+    before = contents(tmp_path / "run")
+    for command in (["resume", tmp_path / "run"], ["fit", arena.root / "trees.csv", "--out", tmp_path / "new", *_FIT]):
+        folder = tmp_path / ("run" if command[0] == "resume" else "new")
+        with claimed(folder, make=True):
+            code, said = called(*command)
+        assert (code, "is in use: another process is writing to it" in " ".join(said)) == (2, True)
+    assert contents(tmp_path) == {"run": None} | {f"run/{name}": what for name, what in before.items()}
+
+
+def test_a_killed_process_holds_nothing(arena: Arena, tmp_path: Path) -> None:
+    script = (
+        "import sys, pathlib; from pyro_dropout.training.checkpoints.safe_files import claimed\n"
+        "with claimed(pathlib.Path(sys.argv[1]), make=True): print('held', flush=True); sys.stdin.read()"
+    )
+    out = tmp_path / "run"
+    fit = ["fit", arena.root / "trees.csv", "--out", out, *_FIT]
+    command = [sys.executable, "-c", script, str(out)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        assert "is in use" in " ".join(called(*fit)[1])
+        other.kill()
+    assert (out / LOCK).exists()
+    (out / ".abcd_123-run.json").write_text("{")  # as if it had been writing
+    assert called(*fit)[0] == 0
+    assert sorted(path.name for path in out.iterdir()) == ["checkpoints", "posterior.safetensors", "run.json"]

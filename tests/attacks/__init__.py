@@ -1,1 +1,0 @@
-"""Attacks on run folders: ``python -m tests.attacks``."""
