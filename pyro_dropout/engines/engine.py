@@ -72,7 +72,7 @@ class Step:
         outside: where tensors are that it may read besides its inputs, to be read anew at every step; without them, the
             step holds what it reads as it is.
         like: recorded programs that may equal its own.
-        chain: how many steps may run before the host looks at one, as in a CUDA graph; 0 if none may be captured.
+        chain: how many steps may run before the host looks at one, as in a CUDA graph; 0 if each waits for its row.
         solo: the step of one network, if this is that of several.
     """
 

@@ -10,19 +10,18 @@ import os
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, fx
 
 from pyro_dropout.engines.agreement import agrees, written
-from pyro_dropout.engines.c.source import Source
+from pyro_dropout.engines.c.source import Run, Source
 from pyro_dropout.engines.engine import CannotError, Loop, Row, Step, Taken, copy_into
 from pyro_dropout.engines.kernel_folder import private_folder
 from pyro_dropout.engines.program import Program, apart_in_memory
 from pyro_dropout.errors import warn_caller
 
-Run = Callable[[], list[Tensor]]
 # No flag changes a result: sums are vectorised where the source says so, and nowhere else.
 FLAGS = (
     *("-x", "c", "-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
@@ -59,6 +58,8 @@ class StepsInC(Loop):
         self._own = [each.clone() for each in (*step.row, *program.outside())]
         self._run = in_c(program, [*step.flat, *self._own], len(step.changed))
         self._written = [k - first for k in written(program.graph) if first <= k < first + len(step.row)]
+        usual = len(step.row) < 2 and all(each.is_contiguous() for each in step.row)
+        self._most = step.chain if usual and self._run.alone and not self._written and not program.lifted else 0
 
     def one(self, row: Row) -> Taken:
         """Take a step."""
@@ -68,6 +69,14 @@ class StepsInC(Loop):
             for k in self._written:
                 row[k].copy_(self._own[k])
         return loss, True
+
+    def at_once(self, steps: int) -> int:
+        """Return how many of some steps one call takes: so few that an interruption need not wait."""
+        return min(steps, self._most)
+
+    def many(self, steps: int, rows: Tensor | None) -> Tensor:
+        """Take steps, each with one of the rows, and return the losses."""
+        return self._run.many(steps, self._own, None if rows is None else rows.contiguous())
 
 
 def in_c(program: Program, inputs: Sequence[Tensor], writes: int = 0) -> Run:
@@ -134,7 +143,7 @@ def _right(
     before = {k: inputs[k].clone() for k in [*range(writes), *written(graph)]}
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:
-            run = source.run(made)
+            run = Run(source, made)
             return run if agrees(run, graph, inputs, before, writes) else None
         finally:
             for k, value in before.items():

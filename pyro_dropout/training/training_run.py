@@ -85,8 +85,8 @@ class TrainingRun:
 
     @property
     def chained(self) -> bool:
-        """Whether several steps run at a time."""
-        return self._loop.at_once(CHAIN) > 0
+        """Whether steps are taken in blocks of a fixed size."""
+        return self._loop.at_once(CHAIN) > 0 == self._loop.at_once(1)
 
     @property
     def together(self) -> int:

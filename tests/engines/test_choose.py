@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pyro
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import pyro_dropout as pd
 from pyro_dropout.engines import choose, engine, in_c, program
@@ -117,6 +119,27 @@ def test_convolutions_are_calls_of_torch_in_plain_c(biased: bool, batch_size: in
     assert [each.engine for each in found] == ["C", "recorded", "eager"]
     torch.testing.assert_close(found[0].losses, found[2].losses, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(found[1].losses, found[2].losses, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.usefixtures("by_c_or_recorded")
+@pytest.mark.parametrize("loads", [True, False])
+def test_many_steps_in_one_call_have_a_batch_each(loads: bool) -> None:
+    """Those that wait for a loader are taken one by one; its last batch is smaller, and runs eagerly."""
+
+    def model(x: torch.Tensor, num_data: int = 1) -> None:
+        centre = pyro.sample("centre", pyro.distributions.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)), pyro.poutine.scale(scale=num_data / len(x)):
+            pyro.sample("x", pyro.distributions.Normal(centre, 0.1), obs=x[:, 0])
+
+    options: Any = {"steps": 45, "seed": 1, "batch_size": None if loads else 5, "progress": False}
+    found = []
+    for how in ("auto", False):
+        torch.manual_seed(0)
+        guide = pd.AutoMeanField(model)
+        data = DataLoader(TensorDataset(X), 5) if loads else X
+        found.append(pd.fit(model, guide, data, compile=how, **options))
+    assert [each.engine for each in found] == ["C", "eager"]
+    torch.testing.assert_close(found[0].losses, found[1].losses, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.usefixtures("by_c_or_recorded")

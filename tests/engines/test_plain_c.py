@@ -343,7 +343,7 @@ def test_what_rounding_decides_need_not_agree() -> None:
     program = Program(signs, x, y, compile=False)
     found = in_c.in_c(program, [x, y])()
     assert not torch.equal(found[0], signs(x, y)[0])
-    wrong = mock.patch.object(Source, "run", return_value=lambda: [found[0], found[1] + 0.1])
+    wrong = mock.patch.object(in_c, "Run", return_value=lambda: [found[0], found[1] + 0.1])
     with wrong, pytest.warns(match="in C"), pytest.raises(CannotError, match="does not compute"):
         in_c.in_c(program, [x, y])
 
@@ -355,7 +355,7 @@ def test_a_wrong_step_is_found_where_other_last_digits_have_no_inverse() -> None
     x = torch.ones(2, 2, dtype=torch.float64) + torch.diag(torch.tensor([0.0, 4e-15], dtype=torch.float64))
     shaken = mock.patch.object(agreement, "_shaken", lambda each: each - 1)  # which has none
     right = root(x)
-    wrong = mock.patch.object(Source, "run", return_value=lambda: [right[0], right[1] + 0.1])
+    wrong = mock.patch.object(in_c, "Run", return_value=lambda: [right[0], right[1] + 0.1])
     with shaken, wrong, pytest.warns(match="in C"), pytest.raises(CannotError, match="does not compute"):
         in_c.in_c(Program(root, x, compile=False), [x])
 

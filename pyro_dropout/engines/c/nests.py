@@ -179,7 +179,7 @@ class Nests(Loops):
             if loop is None and tensor.numel() == 1:
                 numbers.append(f"const {_LOCAL[tensor.dtype]} {name}_now = {name}[0];")
             given.append(tensor)
-        head = "int step(void *const *p, int (*call)(int), generator *g) {"
+        head = "APART int step(void *const *p, int (*call)(int), generator *g) {"
         return "\n".join([head, *lines, *first, *numbers, *body, "return 0;", "}"]), given
 
 

@@ -18,6 +18,19 @@ from pyro_dropout.engines.generated.values import UnsupportedError, Value
 from pyro_dropout.engines.torch_internals import OpOverload
 
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
+_POINTER, _LONG = ctypes.c_void_p, ctypes.c_long
+_ARGUMENTS = (_POINTER, _CALLBACK, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _POINTER, _POINTER, _LONG)
+_STEPS = """
+int steps(void *const *p, int (*call)(int), generator *g, long n, void *row, const char *rows, long wide,
+          const void *loss, char *losses, long size) {
+    for (long k = 0; k < n; k++) {
+        if (wide) __builtin_memcpy(row, rows + k * wide, wide);
+        if (step(p, call, g)) return 1;
+        if (size) __builtin_memcpy(losses + k * size, loss, size);
+    }
+    return 0;
+}
+"""
 _TRUTH = "#define bool int\n#define true 1\n#define false 0"
 _ROW = "static inline long row(long long i, int count) { return i < 0 ? i + count : i; }"
 
@@ -27,18 +40,20 @@ class Source:
 
     Attributes:
         text: the source.
+        step: what it was translated from.
+        memory: what the pointers are to point to.
     """
 
     def __init__(self, graph: fx.GraphModule, given: Sequence[Tensor], writes: int = 0) -> None:
         try:
-            self._step = step = Translation(graph, given, writes)
+            self.step = step = Translation(graph, given, writes)
             body = self._body(step)
         except UnsupportedError as cause:
             raise CannotError(str(cause)) from cause
         checks = [line for rows, count in step.bounds for line in _checked(rows, count)]
         drawn = [f"{fill}{C_TYPES[x.dtype][0]}(g, {name}, {x.numel()});" for name, fill, x in step.draws]
-        text, self._memory = step.nests.text(drawn if is_known() else [], [*checks, *body])
-        self.text = "\n".join([functions(), algebra(), draws(), _TRUTH, _ROW, text])
+        text, self.memory = step.nests.text(drawn if is_known() else [], [*checks, *body])
+        self.text = "\n".join([functions(), algebra(), draws(), _TRUTH, _ROW, text, _STEPS])
 
     @staticmethod
     def _body(step: Translation) -> list[str]:
@@ -59,14 +74,21 @@ class Source:
                 body += nests.copied(place, value)
         return body
 
-    def run(self, library: ctypes.CDLL) -> Callable[[], list[Tensor]]:
-        """Return the function that takes a step with a library, and returns results that the next one writes over."""
-        memory, results = self._memory, self._step.results
-        pointers = (ctypes.c_void_p * len(memory))(*(each.data_ptr() for each in memory))
-        generator, draws = torch.default_generator, is_known() and bool(self._step.draws)
-        by_torch = [] if is_known() else [getattr(place, fill) for _, fill, place in self._step.draws]
-        calls = [_written(*call) for call in self._step.calls]
-        failed: list[BaseException] = []
+
+class Run:
+    """Takes steps with a library, and returns results that the next one writes over.
+
+    Attributes:
+        alone: whether it calls nothing of torch, which may fail, and whose first results can be copied as they are.
+    """
+
+    def __init__(self, source: Source, library: ctypes.CDLL) -> None:
+        self._memory, step = source.memory, source.step  # memory lives as long as the function
+        self._pointers = (ctypes.c_void_p * len(self._memory))(*(each.data_ptr() for each in self._memory))
+        self._results, self._draws = step.results, is_known() and bool(step.draws)
+        self._by_torch = [] if is_known() else [getattr(place, fill) for _, fill, place in step.draws]
+        self._failed = failed = list[BaseException]()
+        calls = [_written(*call) for call in step.calls]
 
         def called(number: int) -> int:
             try:
@@ -75,24 +97,35 @@ class Source:
                 failed.append(cause)
             return len(failed)
 
-        function, callback = library.step, _CALLBACK(called)
+        self._function, self._callback = library.steps, _CALLBACK(called)
+        self._function.argtypes = _ARGUMENTS
+        self.alone = not calls and not self._by_torch and self._results[0].is_contiguous()
 
-        def run(kept: Sequence[Tensor] = memory) -> list[Tensor]:  # memory lives as long as the function
-            for draw in by_torch:
-                draw()
-            if draws:
-                state = generator.get_state()
-                wrong = function(pointers, callback, ctypes.c_void_p(state.data_ptr()))
-                generator.set_state(state)
-            else:
-                wrong = function(pointers, callback, None)
-            if failed:
-                raise failed.pop(0)
-            if wrong:
-                raise IndexError("the number of a row is out of range")
-            return results
+    def __call__(self) -> list[Tensor]:
+        """Take a step."""
+        for draw in self._by_torch:
+            draw()
+        self._take(1, None, None, 0, None, None, 0)
+        return self._results
 
-        return run
+    def many(self, steps: int, row: Sequence[Tensor], rows: Tensor | None) -> Tensor:
+        """Take steps one after another, copy what each is given to ``row``, and return their first results."""
+        loss = self._results[0]
+        losses = loss.new_empty((steps, *loss.shape))
+        given = (None, None, 0) if rows is None else (row[0].data_ptr(), rows.data_ptr(), row[0].nbytes)
+        self._take(steps, *given, loss.data_ptr(), losses.data_ptr(), loss.nbytes)
+        return losses
+
+    def _take(self, steps: int, *copied: int | None) -> None:
+        state = torch.default_generator.get_state() if self._draws else None
+        place = None if state is None else state.data_ptr()
+        wrong = self._function(self._pointers, self._callback, place, steps, *copied)
+        if state is not None:
+            torch.default_generator.set_state(state)
+        if self._failed:
+            raise self._failed.pop(0)
+        if wrong:
+            raise IndexError("the number of a row is out of range")
 
 
 def _written(
