@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -71,11 +72,20 @@ class Batches:
             # So many epochs are drawn at a time that the order does not depend on how many batches are asked for.
             epochs = max(1, min(_AHEAD // each, _MOST // self.rows.numel()))
             draws = torch.rand((epochs, *self.rows.shape), device=self.rows.device, generator=self.generator)
-            order = draws.argsort(dim=-1, stable=True)[..., : each * self.size]
+            order = _order(draws)[..., : each * self.size]
             rows = self.rows.expand_as(draws).gather(-1, order).unflatten(-1, (each, self.size))
             self.waiting = torch.cat([self.waiting, rows.movedim(-2, 1).flatten(0, 1)])
         taken, self.waiting = self.waiting[:count], self.waiting[count:]
         return taken
+
+
+def _order(draws: Tensor) -> Tensor:
+    """Return the places of numbers in [0, 1), the least first; equal ones stay in order."""
+    if draws.is_cuda or draws.dtype != torch.float32:
+        return draws.argsort(dim=-1, stable=True)
+    # numpy sorts whole numbers, of a number's bits and its place, ten times as fast as torch finds an order.
+    keys = draws.view(torch.int32).long() << 32 | torch.arange(draws.shape[-1])
+    return torch.from_numpy(np.sort(keys.numpy())) & 0xFFFFFFFF
 
 
 class Stream:
