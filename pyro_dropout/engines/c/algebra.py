@@ -2,47 +2,62 @@
 
 from pyro_dropout.engines.c.functions import for_both_types
 
-MOST_TERMS = 2**19  # of a product, and
+MOST_TERMS = 2**20  # of a product, and
 MOST_ROWS = 32  # of a matrix that is factored: the libraries of torch are faster at larger ones
 FACTORS = {"linalg_cholesky_ex": "cholesky", "cholesky_inverse": "cholesky_inverse"}
 
-# Tiles of four rows and a vector of columns stay in registers. The columns of the right factor are laid out for them,
-# some terms at a time, because a stack is small.
+# Tiles of some rows and a vector of columns stay in registers. The columns of the right factor are laid out for them,
+# some terms at a time, because a stack is small. A product and its sum are rounded once, as in the libraries of torch.
+_ONCE = """
+#ifdef __clang__
+#define ROUNDED_ONCE
+#define ONCE _Pragma("clang fp contract(fast)")
+#else
+#define ROUNDED_ONCE __attribute__((optimize("fp-contract=fast")))
+#define ONCE
+#endif
+#ifdef __AVX512F__
+#define ROWS 8
+#else
+#define ROWS 4
+#endif
+"""
 _PRODUCT = """
 typedef {type} wide_{f} __attribute__((vector_size(64)));
-APART void product_{f}(long m, long n, long k, const {type} *a, long ai, long ak, const {type} *b, long bk, long bj,
-                        {type} *c) {{
-    enum {{ W = 64 / sizeof({type}), TERMS = 512 }};
-    wide_{f} side[TERMS];
-    for (long j = 0; j < n; j += W) for (long from = 0; from < k; from += TERMS) {{
-        const long width = n - j < W ? n - j : W, terms = k - from < TERMS ? k - from : TERMS;
-        for (long r = 0; r < terms; r++) {{
-            wide_{f} row = {{0}};
-            if (width == W && bj == 1) __builtin_memcpy(&row, b + (from + r) * bk + j, sizeof(row));
-            else for (long q = 0; q < width; q++) row[q] = b[(from + r) * bk + (j + q) * bj];
-            side[r] = row;
+enum {{ W_{f} = 64 / sizeof({type}), TERMS_{f} = 512 }};
+static inline __attribute__((always_inline)) ROUNDED_ONCE void tile_{f}(const int rows, long last, long width,
+        long terms, const {type} *a, long ai, long ak, const wide_{f} *side, {type} *c, long n, int more) {{
+    ONCE
+    const {type} *p[rows];
+    wide_{f} sums[rows];
+    for (int q = 0; q < rows; q++) {{
+        p[q] = a + (q < last ? q : last) * ai, sums[q] = (wide_{f}){{0}};
+        if (more && q <= last) __builtin_memcpy(&sums[q], c + q * n, width * sizeof({type}));
+    }}
+    for (long r = 0; r < terms; r++) for (int q = 0; q < rows; q++) sums[q] += p[q][r * ak] * side[r];
+    for (int q = 0; q < rows && q <= last; q++) {{
+        // What is written beyond a narrow row is written again with the next ones.
+        if (width == W_{f} || (!more && (last - q + 1) * n >= W_{f})) __builtin_memcpy(c + q * n, &sums[q], 64);
+        else for (long j = 0; j < width; j++) c[q * n + j] = sums[q][j];
+    }}
+}}
+APART ROUNDED_ONCE void product_{f}(long m, long n, long k, const {type} *a, long ai, long ak, const {type} *b, long bk,
+                                    long bj, {type} *c) {{
+    wide_{f} side[TERMS_{f}];
+    const long width = n < W_{f} ? n : W_{f};
+    for (long next = 0; next < n; next += W_{f}) for (long from = 0; from < k; from += TERMS_{f}) {{
+        // The last columns are computed with some before them again.
+        const long j = next + width <= n ? next : n - width, terms = k - from < TERMS_{f} ? k - from : TERMS_{f};
+        const {type} *right = b + from * bk + j * bj, *p = a + from * ak;
+        if (width == W_{f} && bj == 1) for (long r = 0; r < terms; r++) __builtin_memcpy(&side[r], right + r * bk, 64);
+        else {{
+            __builtin_memset(side, 0, terms * 64);
+            for (long q = 0; q < width; q++) for (long r = 0; r < terms; r++) side[r][q] = right[r * bk + q * bj];
         }}
-        for (long i = 0; i < m; i += 4) {{
-            const long last = m - 1 - i;
-            const {type} *p = a + i * ai + from * ak, *q = p + (last > 0 ? ai : 0), *s = p + (last > 1 ? 2 * ai : 0),
-                         *t = p + (last > 2 ? 3 * ai : 0);
-            wide_{f} sums[4] = {{{{0}}, {{0}}, {{0}}, {{0}}}};
-            for (long r = 0; from && r < 4 && r <= last; r++) {{
-                const {type} *so_far = c + (i + r) * n + j;
-                for (long q = 0; q < width; q++) sums[r][q] = so_far[q];
-            }}
-            for (long r = 0; r < terms; r++) {{
-                const wide_{f} row = side[r];
-                sums[0] += p[r * ak] * row;
-                sums[1] += q[r * ak] * row;
-                sums[2] += s[r * ak] * row;
-                sums[3] += t[r * ak] * row;
-            }}
-            for (long r = 0; r < 4 && r <= last; r++) {{
-                {type} *to = c + (i + r) * n + j;
-                if (width == W) __builtin_memcpy(to, &sums[r], sizeof(sums[r]));
-                else for (long q = 0; q < width; q++) to[q] = sums[r][q];
-            }}
+        for (long i = 0, rows; i < m; i += rows, p += rows * ai) {{
+            rows = m - i > 4 ? ROWS : 4;
+            if (rows == 4) tile_{f}(4, m - 1 - i, width, terms, p, ai, ak, side, c + i * n + j, n, from > 0);
+            else tile_{f}(ROWS, m - 1 - i, width, terms, p, ai, ak, side, c + i * n + j, n, from > 0);
         }}
     }}
 }}
@@ -82,4 +97,4 @@ APART void cholesky_inverse_{f}(long n, const {type} *l, long li, long lj, {type
 
 def algebra() -> str:
     """Return the functions of matrices, in C."""
-    return for_both_types(_PRODUCT + _CHOLESKY)
+    return _ONCE + for_both_types(_PRODUCT + _CHOLESKY)

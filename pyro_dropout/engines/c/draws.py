@@ -70,10 +70,10 @@ APART double one_normal(generator *g) {
 }
 static inline __attribute__((always_inline)) void sin_and_cos_f(float x, float *s, float *c) {
     const float n = __builtin_rintf(x * 0.636619772367581343f);
-    const float r = ((x - n * 1.5703125f) - n * 4.837512969970703125e-4f) - n * 7.54978995489188216e-8f, z = r * r;
-    const float near = ((-1.9515295891e-4f * z + 8.3321608736e-3f) * z - 1.6666654611e-1f) * z * r + r;
-    const float p = (2.443315711809948e-5f * z - 1.388731625493765e-3f) * z + 4.166664568298827e-2f;
-    const float far = p * z * z - 0.5f * z + 1;
+    const float r = fused(n, -7.54978995489188216e-8f, fused(n, -4.837512969970703125e-4f, fused(n, -1.5703125f, x)));
+    const float z = r * r, p = fused(fused(-1.9515295891e-4f, z, 8.3321608736e-3f), z, -1.6666654611e-1f);
+    const float q = fused(fused(2.443315711809948e-5f, z, -1.388731625493765e-3f), z, 4.166664568298827e-2f);
+    const float near = fused(p * z, r, r), far = fused(q * z, z, fused(z, -0.5f, 1.0f));
     const int k = (int)n;
     *s = (k & 1 ? far : near) * (k & 2 ? -1.0f : 1.0f);
     *c = (k & 1 ? near : far) * ((k + 1) & 2 ? -1.0f : 1.0f);
@@ -84,23 +84,36 @@ static inline void sin_and_cos_d(double x, double *s, double *c) {
 """
 # Of Box and Muller, as torch has it: sixteen at a time, the last sixteen anew, and fewer one by one.
 _NORMAL = """
-static inline void sixteen_{f}({type} *x) {{
-    #pragma omp simd
-    for (int k = 0; k < 8; k++) {{
-        const {type} r = sqrt_{f}(-2 * log_{f}(1 - x[k]));
-        {type} s, c;
-        sin_and_cos_{f}(({type})6.28318530717958647692 * x[k + 8], &s, &c);
-        x[k] = r * c, x[k + 8] = r * s;
+APART void sixteens_{f}({type} *x, long n) {{
+    enum {{ MOST = 64, HALF = 8 * sizeof({type}) }};
+    {type} u[8 * MOST], v[8 * MOST];
+    for (; n > 0; n -= MOST, x += 16 * MOST) {{
+        const long here = 8 * (n < MOST ? n : MOST);
+        for (long k = 0; k < here; k += 8) {{
+            __builtin_memcpy(u + k, x + 2 * k, HALF);
+            __builtin_memcpy(v + k, x + 2 * k + 8, HALF);
+        }}
+        #pragma omp simd
+        for (long k = 0; k < here; k++) {{
+            const {type} r = sqrt_{f}(-2 * log_{f}(1 - u[k]));
+            {type} s, c;
+            sin_and_cos_{f}(({type})6.28318530717958647692 * v[k], &s, &c);
+            u[k] = r * c, v[k] = r * s;
+        }}
+        for (long k = 0; k < here; k += 8) {{
+            __builtin_memcpy(x + 2 * k, u + k, HALF);
+            __builtin_memcpy(x + 2 * k + 8, v + k, HALF);
+        }}
     }}
 }}
 APART void normal_{f}(generator *g, {type} *to, long n) {{
     if (n < 16) for (long k = 0; k < n; k++) to[k] = one_normal(g);
     else {{
         uniform_{f}(g, to, n);
-        for (long k = 0; k < n - 15; k += 16) sixteen_{f}(to + k);
+        sixteens_{f}(to, n / 16);
         if (n % 16) {{
             uniform_{f}(g, to + n - 16, 16);
-            sixteen_{f}(to + n - 16);
+            sixteens_{f}(to + n - 16, 1);
         }}
     }}
 }}

@@ -16,21 +16,28 @@ FUNCTIONS = {*_LIBRARY["d"], "absolute", "larger", "smaller", "logaddexp"}
 _SLOW, _QUICK = {"lgamma", "erf"}, {"sqrt", "absolute", "larger", "smaller"}
 
 # Large functions: a copy for the sizes of each call would take a C compiler seconds.
-_APART = "#define APART static __attribute__((noinline, noclone))"
+_APART = """
+#define APART static __attribute__((noinline, noclone))
+#if defined(__FMA__) || defined(__aarch64__)
+#define fused(x, y, z) __builtin_fmaf(x, y, z)
+#else
+#define fused(x, y, z) ((x) * (y) + (z))
+#endif
+"""
 # Polynomials of Cephes (S. L. Moshier): the error is below two units in the last place.
 _EXP = """
 static inline __attribute__((always_inline)) float exp_f(float x) {
     x = x < -110.0f ? -110.0f : x;
     x = x > 100.0f ? 100.0f : x;
     const float n = __builtin_rintf(x * 1.44269504088896341f);
-    const float r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+    const float r = fused(n, 2.12194440e-4f, fused(n, -0.693359375f, x));
     float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * (r * r) + r + 1.0f;
+    p = fused(p, r, 1.3981999507e-3f);
+    p = fused(p, r, 8.3334519073e-3f);
+    p = fused(p, r, 4.1665795894e-2f);
+    p = fused(p, r, 1.6666665459e-1f);
+    p = fused(p, r, 5.0000001201e-1f);
+    p = fused(p, r * r, r + 1.0f);
     const int whole = (int)n, half = whole >> 1;
     union { int i; float f; } a = {(half + 127) << 23}, b = {(whole - half + 127) << 23};
     return p * a.f * b.f;
@@ -44,16 +51,16 @@ static inline __attribute__((always_inline)) float log_f(float x) {
     const float k = (float)((u.i >> 23) - 126) - tiny - low;
     const float m = (v.f < 0.707106781186547524f ? v.f + v.f : v.f) - 1.0f, z = m * m;
     float p = 7.0376836292e-2f;
-    p = p * m - 1.1514610310e-1f;
-    p = p * m + 1.1676998740e-1f;
-    p = p * m - 1.2420140846e-1f;
-    p = p * m + 1.4249322787e-1f;
-    p = p * m - 1.6668057665e-1f;
-    p = p * m + 2.0000714765e-1f;
-    p = p * m - 2.4999993993e-1f;
-    p = p * m + 3.3333331174e-1f;
-    float y = m * z * p + k * -2.12194440e-4f;
-    y = m + (y - 0.5f * z) + k * 0.693359375f;
+    p = fused(p, m, -1.1514610310e-1f);
+    p = fused(p, m, 1.1676998740e-1f);
+    p = fused(p, m, -1.2420140846e-1f);
+    p = fused(p, m, 1.4249322787e-1f);
+    p = fused(p, m, -1.6668057665e-1f);
+    p = fused(p, m, 2.0000714765e-1f);
+    p = fused(p, m, -2.4999993993e-1f);
+    p = fused(p, m, 3.3333331174e-1f);
+    float y = fused(m * z, p, k * -2.12194440e-4f);
+    y = fused(k, 0.693359375f, m + fused(z, -0.5f, y));
     y = x < __builtin_inff() ? y : x;
     y = x == 0.0f ? -__builtin_inff() : y;
     return x < 0.0f ? __builtin_nanf("") : y;
@@ -63,11 +70,11 @@ _TANH = """
 static inline __attribute__((always_inline)) float tanh_f(float x) {
     const float z = __builtin_fabsf(x), s = x * x;
     float p = -5.70498872745e-3f;
-    p = p * s + 2.06390887954e-2f;
-    p = p * s - 5.37397155531e-2f;
-    p = p * s + 1.33314422036e-1f;
-    p = p * s - 3.33332819422e-1f;
-    const float near = p * s * x + x, far = 1.0f - 2.0f / (exp_f(z + z) + 1.0f);
+    p = fused(p, s, 2.06390887954e-2f);
+    p = fused(p, s, -5.37397155531e-2f);
+    p = fused(p, s, 1.33314422036e-1f);
+    p = fused(p, s, -3.33332819422e-1f);
+    const float near = fused(p * s, x, x), far = 1.0f - 2.0f / (exp_f(z + z) + 1.0f);
     return z < 0.625f ? near : x < 0.0f ? -far : far;
 }
 """
