@@ -25,19 +25,19 @@ _ONCE = """
 _PRODUCT = """
 typedef {type} wide_{f} __attribute__((vector_size(64)));
 enum {{ W_{f} = 64 / sizeof({type}), TERMS_{f} = 512 }};
-static inline __attribute__((always_inline)) ROUNDED_ONCE void tile_{f}(const int rows, long last, long width,
-        long terms, const {type} *a, long ai, long ak, const wide_{f} *side, {type} *c, long n, int more) {{
+static inline __attribute__((always_inline)) ROUNDED_ONCE void tile_{f}(const int rows, const int some, long width,
+        long terms, const {type} *a, long ai, long ak, const wide_{f} *side, {type} *c, long n, int more, long room) {{
     ONCE
-    const {type} *p[rows];
-    wide_{f} sums[rows];
+    const {type} *p[ROWS];
+    wide_{f} sums[ROWS];
     for (int q = 0; q < rows; q++) {{
-        p[q] = a + (q < last ? q : last) * ai, sums[q] = (wide_{f}){{0}};
-        if (more && q <= last) __builtin_memcpy(&sums[q], c + q * n, width * sizeof({type}));
+        p[q] = a + (q < some ? q : 0) * ai, sums[q] = (wide_{f}){{0}};
+        if (more && q < some) __builtin_memcpy(&sums[q], c + q * n, width * sizeof({type}));
     }}
     for (long r = 0; r < terms; r++) for (int q = 0; q < rows; q++) sums[q] += p[q][r * ak] * side[r];
-    for (int q = 0; q < rows && q <= last; q++) {{
+    for (int q = 0; q < rows && q < some; q++) {{
         // What is written beyond a narrow row is written again with the next ones.
-        if (width == W_{f} || (!more && (last - q + 1) * n >= W_{f})) __builtin_memcpy(c + q * n, &sums[q], 64);
+        if (width == W_{f} || (!more && q * n + W_{f} <= room)) __builtin_memcpy(c + q * n, &sums[q], 64);
         else for (long j = 0; j < width; j++) c[q * n + j] = sums[q][j];
     }}
 }}
@@ -49,16 +49,17 @@ APART ROUNDED_ONCE void product_{f}(long m, long n, long k, const {type} *a, lon
         // The last columns are computed with some before them again.
         const long j = next + width <= n ? next : n - width, terms = k - from < TERMS_{f} ? k - from : TERMS_{f};
         const {type} *right = b + from * bk + j * bj, *p = a + from * ak;
+        {type} *to = c + j, *end = c + m * n;
         if (width == W_{f} && bj == 1) for (long r = 0; r < terms; r++) __builtin_memcpy(&side[r], right + r * bk, 64);
         else {{
             __builtin_memset(side, 0, terms * 64);
             for (long q = 0; q < width; q++) for (long r = 0; r < terms; r++) side[r][q] = right[r * bk + q * bj];
         }}
-        for (long i = 0, rows; i < m; i += rows, p += rows * ai) {{
-            rows = m - i > 4 ? ROWS : 4;
-            if (rows == 4) tile_{f}(4, m - 1 - i, width, terms, p, ai, ak, side, c + i * n + j, n, from > 0);
-            else tile_{f}(ROWS, m - 1 - i, width, terms, p, ai, ak, side, c + i * n + j, n, from > 0);
-        }}
+        long i = m;
+        for (; i >= ROWS; i -= ROWS, p += ROWS * ai, to += ROWS * n)
+            tile_{f}(ROWS, ROWS, width, terms, p, ai, ak, side, to, n, from > 0, end - to);
+        for (; i > 0; i -= 4, p += 4 * ai, to += 4 * n)
+            tile_{f}(4, i, width, terms, p, ai, ak, side, to, n, from > 0, end - to);
     }}
 }}
 """

@@ -25,30 +25,30 @@ static inline unsigned tempered(unsigned y) {
     y ^= (y << 15) & 0xefc60000u;
     return y ^ (y >> 18);
 }
-APART long ready(generator *g) {
-    if (g->left == 1) {
-        unsigned s[624];
-        for (int k = 0; k < 624; k++) s[k] = (unsigned)g->words[k];
-        for (int k = 0; k < 227; k++) s[k] = s[k + 397] ^ turned(s[k], s[k + 1]);
-        for (int k = 227; k < 623; k++) s[k] = s[k - 227] ^ turned(s[k], s[k + 1]);
-        s[623] = s[396] ^ turned(s[623], s[0]);
-        for (int k = 0; k < 624; k++) g->words[k] = s[k];
-        g->left = 625, g->next = 0;
-    }
-    return g->left - 1;
-}
-APART unsigned word(generator *g) {
-    ready(g);
-    g->left--;
-    return tempered((unsigned)g->words[g->next++]);
+static inline void next_words(unsigned *s) {
+    for (int k = 0; k < 227; k++) s[k] = s[k + 397] ^ turned(s[k], s[k + 1]);
+    for (int k = 227; k < 623; k++) s[k] = s[k - 227] ^ turned(s[k], s[k + 1]);
+    s[623] = s[396] ^ turned(s[623], s[0]);
 }
 APART void uniform_f(generator *g, float *to, long n) {
-    while (n > 0) {
-        const long here = ready(g), count = n < here ? n : here;
-        const unsigned long long *words = g->words + g->next;
-        for (long k = 0; k < count; k++) to[k] = (float)(int)(tempered((unsigned)words[k]) & 0xffffffu) * 0x1p-24f;
-        g->left -= count, g->next += count, to += count, n -= count;
+    unsigned s[624];
+    for (int k = 0; k < 624; k++) s[k] = (unsigned)g->words[k];
+    for (long here; n > 0; g->left -= here, g->next += here, to += here, n -= here) {
+        if (g->left == 1) next_words(s), g->left = 625, g->next = 0;
+        here = n < g->left - 1 ? n : g->left - 1;
+        const unsigned *words = s + g->next;
+        for (long k = 0; k < here; k++) to[k] = (float)(int)(tempered(words[k]) & 0xffffffu) * 0x1p-24f;
     }
+    for (int k = 0; k < 624; k++) g->words[k] = s[k];
+}
+APART unsigned word(generator *g) {
+    if (g->left == 1) {
+        float none;
+        uniform_f(g, &none, 1);
+        g->left = 625, g->next = 0;
+    }
+    g->left--;
+    return tempered((unsigned)g->words[g->next++]);
 }
 APART void uniform_d(generator *g, double *to, long n) {
     for (long k = 0; k < n; k++) {
