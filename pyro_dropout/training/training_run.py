@@ -86,7 +86,7 @@ class TrainingRun:
     @property
     def chained(self) -> bool:
         """Whether steps are taken in blocks of a fixed size."""
-        return self._loop.at_once(CHAIN) > 0 == self._loop.at_once(1)
+        return self._loop.at_once(1) == 0 < self._loop.at_once(CHAIN)
 
     @property
     def together(self) -> int:
