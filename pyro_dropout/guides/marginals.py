@@ -17,14 +17,13 @@ import torch
 from pyro.infer.autoguide import AutoGuide
 from torch import Tensor
 from torch.distributions import TransformedDistribution
-from torch.nn.functional import pad
 
 from pyro_dropout.errors import PyroDropoutError, ShapeError
 from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.guides.sites import GuideSite
 from pyro_dropout.mathematics.checks import check_count, check_level
-from pyro_dropout.mathematics.full_rank_normal import SharedNoise
+from pyro_dropout.mathematics.full_rank_normal import SharedNoise, joint_root
 from pyro_dropout.mathematics.shapes import base_distribution
 from pyro_dropout.protocols import Distribution, Trace
 
@@ -106,18 +105,10 @@ class Marginals(AutoGuide):
                 raise PyroDropoutError(f"the covariance of site {name!r} is not known: it is {why}. {_MONTE_CARLO}")
         with torch.no_grad():
             noises = self._shared()
-            own: list[Tensor] = []
-            shared: dict[SharedNoise, Tensor] = {}
-            for name, value in rows.items():
-                noise = noises.get(name)
-                root = _site_root(sites[name], self._asked(sites[name], noise), value)
-                if noise is not None:  # the last columns belong to the noise that sites share, or to the first of it
-                    alone = max(0, root.shape[-1] - noise.size)
-                    root, among = root[:, :alone], root[:, alone:]
-                    among = pad(among, (0, noise.size - among.shape[-1]))
-                    shared[noise] = among + shared[noise] if noise in shared else among
-                own.append(root)
-            return torch.cat([*own, *shared.values()], -1)
+            asked = {name: self._asked(sites[name], noises.get(name)) for name in rows}
+            return joint_root(
+                [(_site_root(sites[name], asked[name], value), noises.get(name)) for name, value in rows.items()]
+            )
 
     @one_at_a_time
     def sample_weights(self, n: int) -> dict[str, Tensor]:

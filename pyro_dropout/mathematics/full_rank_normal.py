@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from pyro.distributions.util import sum_rightmost
 from torch import Size, Tensor
 from torch.distributions import Distribution, Independent, Normal, register_kl
+from torch.nn.functional import pad
 
 from pyro_dropout.mathematics.shapes import Float, base_distribution, broadcast_shape
 from pyro_dropout.mathematics.weight_distribution import LOG_2PI, Draw, WeightDistribution, drawn
@@ -36,6 +37,23 @@ class SharedNoise:
         if self.drawn is None or self.drawn.shape != wanted:
             self.drawn = drawn(torch.randn, wanted, like)
         return self.drawn
+
+
+def joint_root(roots: Sequence[tuple[Tensor, SharedNoise | None]]) -> Tensor:
+    """Return one root of several tensors' rows, (B, columns), from that of each and the noise that it shares.
+
+    The last columns of a root belong to the noise that it shares, or to the first of it, and add up.
+    """
+    own: list[Tensor] = []
+    shared: dict[SharedNoise, Tensor] = {}
+    for root, noise in roots:
+        if noise is not None:
+            alone = max(0, root.shape[-1] - noise.size)
+            root, among = root[:, :alone], root[:, alone:]
+            among = pad(among, (0, noise.size - among.shape[-1]))
+            shared[noise] = among + shared[noise] if noise in shared else among
+        own.append(root)
+    return torch.cat([*own, *shared.values()], -1)
 
 
 class FullRankNormal(WeightDistribution):
@@ -92,7 +110,7 @@ class FullRankNormal(WeightDistribution):
 
     def covariance_root(self, rows: Float[Tensor, "B *shape"]) -> Float[Tensor, "B columns"]:
         """Return root with root rootᵀ = rows Cov[w] rowsᵀ; of tensors drawn together, their roots add up to that."""
-        return rows.flatten(1) @ self._whole_root()
+        return rows.reshape(len(rows), -1) @ self._whole_root()
 
     def icdf(self, value: Tensor) -> Tensor:
         """Return quantiles of each number by itself."""

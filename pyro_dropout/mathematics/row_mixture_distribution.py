@@ -339,7 +339,7 @@ class RowMixture(WeightDistribution):
         found = []
         if not self.noiseless:
             variance = (self.per_row(probs) * self.scale.square()).sum(0)
-            found.append((rows * variance.sqrt()).flatten(1))
+            found.append((rows * variance.sqrt()).reshape(len(rows), -1))
         if self.components > 1:
             apart = self.to_rows(self.locs - self._center()) * probs.sqrt().unsqueeze(-1)
             found.append(torch.einsum("brk,lrk->brl", by_row, apart).flatten(1))

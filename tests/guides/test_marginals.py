@@ -146,3 +146,10 @@ def test_a_width_for_each_row_is_one_for_each_channel_of_a_convolution(columns: 
     alpha = pd.AutoMultiplicative(model, alpha={"weight": wanted}, per="weight")
     relative = alpha.posterior("weight").stddev / alpha.mean()["weight"].abs()
     assert torch.allclose(relative, wanted.sqrt()[:, None, None].expand(relative.shape))
+
+
+@pytest.mark.parametrize("kind", [pd.AutoMeanField, pd.AutoFullRank])
+def test_a_scalar_site_has_a_covariance(kind: type[pd.AutoMeanField]) -> None:
+    guide = kind(lambda: pyro.sample("w", dist.Normal(0.0, 1.0)), init_scale=0.5)
+    guide()
+    assert guide.covariance_root({"w": torch.tensor([1.0, 2.0])}).square().sum(1).tolist() == pytest.approx([0.25, 1.0])
