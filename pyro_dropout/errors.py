@@ -149,7 +149,9 @@ class IgnoredInputsWarning(UserWarning):
 
 
 class UnfinishedTrainingWarning(UserWarning):
-    """The steps of ``fit`` were over too soon: the loss was still falling, or members of an ensemble had not arrived.
+    """A training by ``fit`` was over too soon: the loss was still falling, or members of an ensemble had not arrived.
+
+    Or the learning rate had decayed before means of the posterior had arrived, so that the loss was flat.
 
     Example:
         >>> import warnings, pyro_dropout as pdrop

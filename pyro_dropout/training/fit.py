@@ -52,6 +52,7 @@ from pyro_dropout.training.preflight import (
     held_out_share,
 )
 from pyro_dropout.training.processes import SharedTask, join
+from pyro_dropout.training.settled import held_back
 from pyro_dropout.training.training_run import TrainingTask
 
 
@@ -86,7 +87,7 @@ def fit(
     """Train a guide (and a model's ordinary parameters) on data, and return the history of the loss.
 
     Warns if the loss ended above where it began, or was still falling when the steps were over, with how many more it
-    would take.
+    would take; and if a ``schedule`` held back means of a posterior with learned widths before they had arrived.
 
     Mini-batches are shuffled and without replacement within an epoch. The step is compiled, optimiser and mini-batch
     gather included; on a GPU many steps run in one CUDA graph, with the data resident there. Other threads
@@ -240,6 +241,7 @@ def fit(
     ):
         if loss is None and not is_network(model):  # a draw for each data point was not requested
             warnings.filterwarnings("ignore", message=".*cannot be drawn for each data point")
+        told = ""
         if isinstance(guide, Ensemble):
             members = enlisted(guide, call, batch, loss=loss, clip_norm=clip_norm, checkpoint=where)
             history = train_members(members, train)
@@ -252,6 +254,8 @@ def fit(
                 if processes is not None:
                     task = SharedTask(guide, chosen_loss, call, processes=processes, seed=seed)
                 history = train(task)
+                if stream is None and processes is None:  # else there is but a part of the data here
+                    told = held_back(update.schedule, history.steps, model, guide, chosen_loss, call, batch)
                 finish_on(guide, call, loader, target, batch_size, held_out)
         if not callable(getattr(loss, "temperature", None)) and history.best_step in (None, history.steps):
             number = call.args[2] if len(call.args) > 2 else call.kwargs.get("num_data")
@@ -260,6 +264,8 @@ def fit(
                 warn_caller(rose)
             else:
                 history.unfinished = still_falling(history.losses, points)
+                if history.unfinished is None and told:
+                    warn_caller(told, UnfinishedTrainingWarning)
         return _noted(model, guide, call, history)
 
 
