@@ -23,6 +23,7 @@ _FAR = 0.1  # between accuracy and mean confidence
 _NEAR = 0.02  # the same where draws are votes, which no temperature brings nearer
 _VOTES = 0.99  # the mean confidence of single draws above which each is a vote for one class
 _FLAT = 0.001  # nats a point, of no use to anybody
+_AS_GOOD = 2.0  # nats in all, within which 95 % of searches have the truth (half of χ²'s quantile, 1.92)
 
 
 def refit_tau(prediction: Prediction, y: Tensor) -> float:
@@ -69,7 +70,7 @@ def refit_temperature(prediction: Prediction, y: Tensor) -> float:
 
     It maximises Σ_n log p(y_n | x_n), and is found in about 45 passes over the samples. Apply it with ``tempered``.
     Warns if that calibrates nothing, because the draws differ too much from each other: a temperature divides their
-    differences as well.
+    differences as well. And if the classes hardly say which one it is, because all that are smaller are about as good.
 
     Args:
         prediction: of classes, at the validation points, samples kept.
@@ -103,24 +104,40 @@ def refit_temperature(prediction: Prediction, y: Tensor) -> float:
         raise PyroDropoutError("the logits of all classes are equal in every draw, so no temperature changes them.")
     low, high = (math.log(size) + math.log(10) * k for k in (-3, 3))
     found, inside = _highest(score, low, high, 17)
+    grid = [low + k / 8 for k in range(1, int(8 * (high - low)))]
+
+    def as_good(highest: float) -> float:
+        """Return the largest temperature that these classes cannot tell from the best one."""
+        return max((each for each in grid if score(each) > highest - _AS_GOOD / points), default=found)
+
     if not inside and found < (low + high) / 2:  # the largest that loses nothing to speak of: below it draws are votes
-        sharpest, grid = score(low), [low + k / 8 for k in range(1, int(8 * (high - low)))]
+        sharpest = score(low)
         found = max((each for each in grid if score(each) > sharpest - _FLAT), default=low)
         warn_caller(
             "sharper draws always help, as they are almost never wrong here: below a temperature of"
-            f" {math.exp(found):.3g} they gain less than {_FLAT} nats. More validation data would say more."
+            f" {math.exp(found):.3g} they gain less than {_FLAT} nats a point. A single mistake on new data costs them"
+            f" more: up to {math.exp(as_good(sharpest)):.2g} all are within {_AS_GOOD:g} nats of them in all. More"
+            " validation data would say more."
         )
     elif not inside:
         raise PyroDropoutError(
             f"no temperature is best: the likelihood still rises at {math.exp(found):.3g}. The logits carry no"
             " information about these classes, or the opposite; check the accuracy first."
         )
-    _warn_if_in_vain(prediction, y, math.exp(found))
+    best = score(found)
+    if _warn_if_in_vain(prediction, y, math.exp(found)) or not inside or score(low) <= best - _AS_GOOD / points:
+        return math.exp(found)
+    largest = as_good(best)
+    warn_caller(
+        f"these classes hardly say which temperature is best: all temperatures below {math.exp(largest):.2g} are within"
+        f" {_AS_GOOD:g} nats of the likelihood at {math.exp(found):.2g}. The smaller one is, the more does a single"
+        f" mistake cost on new data: use {math.exp(largest):.2g}, or more validation data.",
+    )
     return math.exp(found)
 
 
-def _warn_if_in_vain(prediction: Prediction, y: Tensor, temperature: float) -> None:
-    """Warn if a prediction is far less confident than it is right, at its best temperature too."""
+def _warn_if_in_vain(prediction: Prediction, y: Tensor, temperature: float) -> bool:
+    """Warn if a prediction is far less confident than it is right, at its best temperature too; return whether."""
     probs, counted = tempered(prediction, temperature).probs, prediction.counted(y)
     several = prediction.one_of_several
     sure = probs.amax(-1) if several else torch.maximum(probs, 1 - probs)
@@ -129,12 +146,14 @@ def _warn_if_in_vain(prediction: Prediction, y: Tensor, temperature: float) -> N
     by_chance = 3 * (confidence * (1 - confidence) / max(1, int(counted.sum()))) ** 0.5  # three standard errors
     f = prediction.samples.to(_F64) / temperature
     single = (f.softmax(-1).amax(-1) if several else f.abs().sigmoid()).mean().item()  # confidence of single draws
-    if accuracy - confidence > max(_NEAR if single > _VOTES else _FAR, by_chance):
+    vain = accuracy - confidence > max(_NEAR if single > _VOTES else _FAR, by_chance)
+    if vain:
         warn_caller(
             f"no temperature calibrates this prediction: at the best one, {temperature:.3g}, its mean confidence is"
             f" {confidence:.2f} and its accuracy {accuracy:.2f}. The draws differ too much from each other: narrow the"
             " posterior instead, as laplace(..., validation=(x, y)) does, or use less dropout.",
         )
+    return vain
 
 
 def with_tau(prediction: Prediction, tau: float) -> Prediction:

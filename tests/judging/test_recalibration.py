@@ -86,3 +86,15 @@ def test_draws_that_are_votes_are_told_of_earlier() -> None:
     right[:, :9] = torch.tensor([1.0, 0.99, 0.0]).repeat(9, 1).gather(1, (y[:9, None] - torch.arange(3) + 1) % 3)
     with pytest.warns(UserWarning, match="no temperature calibrates this prediction"):
         pd.judging.refit_temperature(made(8 * right, pd.Categorical()), y)
+
+
+def test_a_likelihood_that_is_flat_towards_zero_is_told() -> None:
+    # At 188 points 19 draws of 20 are right by one, and at 12 one is. The best temperature makes of 0.95 the 0.94 of
+    # the classes: 200 KL(0.94 ‖ 0.95) = 0.2 nats in all over draws that are votes.
+    y = torch.arange(200) % 2
+    right = torch.nn.functional.one_hot(y, 2).float()
+    draws = right.expand(20, -1, -1).clone()
+    draws[0, 12:], draws[1:, :12] = 1 - draws[0, 12:], 1 - draws[1:, :12]
+    with pytest.warns(UserWarning, match=r"hardly say.* all temperatures below 0\.\d+ .* within 2 nats"):
+        found = pd.judging.refit_temperature(made(draws, pd.Categorical()), y)
+    assert pd.judging.tempered(made(draws, pd.Categorical()), found).probs[50, y[50]] == pytest.approx(0.94, abs=1e-4)
