@@ -146,7 +146,7 @@ def _warn_if_in_vain(prediction: Prediction, y: Tensor, temperature: float) -> b
     by_chance = 3 * (confidence * (1 - confidence) / max(1, int(counted.sum()))) ** 0.5  # three standard errors
     f = prediction.samples.to(_F64) / temperature
     single = (f.softmax(-1).amax(-1) if several else f.abs().sigmoid()).mean().item()  # confidence of single draws
-    vain = accuracy - confidence > max(_NEAR if single > _VOTES else _FAR, by_chance)
+    vain: bool = accuracy - confidence > max(_NEAR if single > _VOTES else _FAR, by_chance)
     if vain:
         warn_caller(
             f"no temperature calibrates this prediction: at the best one, {temperature:.3g}, its mean confidence is"

@@ -119,12 +119,13 @@ def _root(q: Distribution, row: Tensor) -> Tensor:
     base = base_distribution(q)
     if hasattr(base, "covariance_root"):
         found: Tensor = base.covariance_root(row.reshape(1, *base.event_shape))
-        return found
-    if hasattr(base, "scale_tril"):
-        return row.reshape(1, -1) @ base.scale_tril
-    if base.event_shape:
+    elif hasattr(base, "scale_tril"):
+        found = row.reshape(1, -1) @ base.scale_tril
+    elif base.event_shape:
         raise NotImplementedError
-    return (row * q.stddev).reshape(1, -1)
+    else:
+        found = (row * q.stddev).reshape(1, -1)
+    return found
 
 
 def _trained(value: Tensor) -> Iterator[Tensor]:
@@ -132,15 +133,13 @@ def _trained(value: Tensor) -> Iterator[Tensor]:
     if value.grad_fn is None:
         yield from [value] if value.requires_grad else []
         return
-    left, seen = [value.grad_fn], set()
+    left, seen = [value.grad_fn], set[object]()
     while left:
         node = left.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            yield node.variable
-        left += [each for each, _ in node.next_functions]
+        if node not in seen:
+            seen.add(node)
+            yield from [node.variable] if hasattr(node, "variable") else []
+            left += [each for each, _ in node.next_functions if each is not None]
 
 
 def _newton_steps(rows: dict[str, tuple[Distribution, Tensor]]) -> Iterator[tuple[str, Tensor, int]]:
