@@ -166,12 +166,12 @@ class DivergedError(PyroDropoutError):
     Example:
         >>> import torch, pyro_dropout as pdrop
         >>> model = pdrop.BayesianNet(torch.nn.Linear(1, 1))
-        >>> x, y = torch.ones(1, 1), torch.tensor([[float("nan")]])
+        >>> x, y = torch.ones(1, 1), torch.tensor([[1e30]])  # its square is beyond float32
         >>> try:
         ...     pdrop.fit(model, pdrop.AutoDropout(model), x, y, steps=3, compile=False, progress=False)
         ... except pdrop.errors.DivergedError as stop:
         ...     print(str(stop).split(".")[0])
-        the loss is nan at step 1
+        the loss is inf at step 1
     """
 
 

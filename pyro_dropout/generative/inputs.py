@@ -20,7 +20,7 @@ from pyro_dropout.engines.torch_internals import (
     tree_unflatten,
 )
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
-from pyro_dropout.mathematics.checks import check_dense, check_finite
+from pyro_dropout.mathematics.checks import check_data_finite, check_dense
 from pyro_dropout.protocols import Tree
 
 
@@ -128,10 +128,10 @@ def check_inputs(x: object, name: str = "x", whole: bool = False) -> AnyInputs:
     found = inputs_of(x, name, whole)
     if (isinstance(found, Tensor) and found.dim() == 0) or len(found) == 0:
         raise ShapeError(f"{name} must hold at least one data point, (N, ...); got shape {shown(found)}.")
-    for leaf in leaves_of(found):
-        check_dense(name, leaf)
-        if leaf.is_floating_point():
-            check_finite(name, leaf)
+    for path, leaf in tree_flatten_with_path(found if isinstance(found, Tensor) else found.given)[0]:
+        if isinstance(leaf, Tensor):
+            check_dense(name, leaf)
+            check_data_finite(name + keystr(path), leaf)
     return found
 
 

@@ -76,6 +76,17 @@ def check_finite(name: str, value: object) -> None:
         raise RangeError(f"{name} must be finite; got {describe(value)}.")
 
 
+def check_data_finite(name: str, value: Tensor) -> None:
+    """Raise unless every number of some data, (N, ...), is finite; the message names the rows that are not."""
+    good = torch.isfinite(value)
+    if bool(good.all()):
+        return
+    rows = [] if value.dim() == 0 else (~good).reshape(len(value), -1).any(1).nonzero().flatten().tolist()
+    listed, more = ", ".join(map(str, rows[:5])), f" and {len(rows) - 5} more" if len(rows) > 5 else ""
+    advice = f" Leave out row{'s' * (len(rows) > 1)} {listed}{more}, or fill in what is missing there." if rows else ""
+    raise RangeError(f"{name} must be finite; got {describe(value)}.{advice}")
+
+
 def check_shape(fits: bool, name: str, allowed: str, value: Tensor) -> None:
     """Raise a ShapeError that names the allowed shape, unless the tensor fits."""
     if not fits:

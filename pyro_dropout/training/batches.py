@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader
 from pyro_dropout.engines.engine import CHAIN
 from pyro_dropout.engines.torch_internals import tree_flatten
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
-from pyro_dropout.generative.inputs import check_pairs, inputs_of, takes_all
+from pyro_dropout.generative.finite_data import check_call_finite
+from pyro_dropout.generative.inputs import check_inputs, check_pairs, takes_all
 from pyro_dropout.generative.likelihoods import likelihood_of
 from pyro_dropout.generative.model_call import ModelCall, is_network, name_of, takes
 from pyro_dropout.generative.random_state import RandomState, forked, random_state, seed_generators, set_random_state
@@ -222,11 +223,12 @@ def open_loader(
     def read(batch: object) -> Call:
         """Turn a batch into the arguments of the model, and check it."""
         if not is_network(model):
-            if isinstance(batch, Mapping):
-                return (), dict(batch)
-            return (tuple(batch) if isinstance(batch, tuple | list) else (batch,)), {}
+            given: Call = ((tuple(batch) if isinstance(batch, tuple | list) else (batch,)), {})
+            given = ((), dict(batch)) if isinstance(batch, Mapping) else given
+            check_call_finite(ModelCall(model, given[0], {**kwargs, **given[1], "num_data": count}))
+            return given
         x, y = divided(batch, target)
-        x = inputs_of(x)
+        x = check_inputs(x, "x of a batch")
         check_pairs("x and y of a batch", x, y)
         number_of_data(loader, num_data, len(y))
         f[:] = f or [outputs_at(model, x[:2])]

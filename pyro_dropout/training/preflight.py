@@ -10,13 +10,21 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError, warn_caller
+from pyro_dropout.generative.finite_data import check_call_finite
 from pyro_dropout.generative.inputs import AnyInputs, check_inputs, check_pairs, inputs_of, takes_all
 from pyro_dropout.generative.likelihoods import Gaussian, Likelihood, likelihood_of
 from pyro_dropout.generative.model_call import ModelCall, is_network, name_of, takes
 from pyro_dropout.generative.observed_sites import check_samples
 from pyro_dropout.generative.probabilities import warn_of_probabilities
 from pyro_dropout.generative.trial_run import quietly
-from pyro_dropout.mathematics.checks import check_count, check_dense, check_device, check_positive, describe
+from pyro_dropout.mathematics.checks import (
+    check_count,
+    check_data_finite,
+    check_dense,
+    check_device,
+    check_positive,
+    describe,
+)
 from pyro_dropout.training.loader import Target, all_of
 from pyro_dropout.training.optimisers import Update
 
@@ -137,6 +145,7 @@ def check_data(call: ModelCall, batch_size: int | None) -> ModelCall:
             f" {name_of(call.model)} takes no num_data, so a mini-batch would not be scaled up; give the model a"
             " num_data argument, or a subsampled pyro.plate and no batch_size."
         )
+    check_call_finite(call)
     check_samples(call)
     return call
 
@@ -195,8 +204,7 @@ def check_targets(model: Callable[..., object], x: AnyInputs, y: Tensor, watched
     """Raise an error unless a model takes targets, and these fit its outputs; a compiled step cannot check them.
 
     If the model's likelihood is unknown here, only its signature is checked. Training targets that only need to be
-    finite are not checked: the first step stops at those that are not, and names the site. No step sees the validation
-    set, which is ``watched``.
+    finite do not need the model's outputs. No step sees the validation set, which is ``watched``.
     """
     ModelCall(model, (x, y, len(x))).check_bound()
     if not is_network(model):
@@ -206,6 +214,7 @@ def check_targets(model: Callable[..., object], x: AnyInputs, y: Tensor, watched
         likelihood.warn_of_classes(y)
     only_finite = (Likelihood.check_values, Gaussian.check_values)
     if getattr(type(likelihood), "check_values", None) in only_finite and not watched:
+        check_data_finite("y", y)
         return
     try:
         if watched:

@@ -18,6 +18,7 @@ import torch
 from pyro_dropout.engines.choose import Compile
 from pyro_dropout.engines.tracing import reads_values
 from pyro_dropout.errors import DivergedError, PyroDropoutError, ShapeError, warn_caller
+from pyro_dropout.generative.finite_data import check_call_finite
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.observed_sites import check_first_step
 from pyro_dropout.generative.precision import Precision, check_precision, products_in
@@ -92,6 +93,7 @@ class SVI(pyro.infer.SVI):
         try:
             with products_in(self._precision):
                 if not self._looked:
+                    check_call_finite(ModelCall(self.model, args, kwargs))
                     check_first_step(ModelCall(self.model, args, kwargs))
                 found = self._step(args, kwargs)
         except (RuntimeError, ValueError) as cause:

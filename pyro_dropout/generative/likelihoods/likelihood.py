@@ -19,7 +19,7 @@ from pyro_dropout import protocols
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.generative.likelihoods.moments import said_of
 from pyro_dropout.generative.registration import tell_pyro
-from pyro_dropout.mathematics.checks import check_count, describe
+from pyro_dropout.mathematics.checks import check_count, check_data_finite
 from pyro_dropout.protocols import Distribution
 
 Dims = tuple[int | None, ...]
@@ -120,8 +120,7 @@ class Likelihood(nn.Module):
 
     def check_values(self, f: Tensor, y: Tensor) -> None:
         """Raise unless every target is possible; asked once, before training: a compiled step cannot look at values."""
-        if not bool(torch.isfinite(y).all()):
-            raise RangeError(f"y must be finite; got {describe(y)}.")
+        check_data_finite("y", y)
 
     def curvature_root(self, f: Tensor, y: Tensor | None = None) -> Tensor:
         """Return R with R Rᵀ = ``curvature(f, y)``, (..., N, D, columns); of ``y`` some may not count as data."""

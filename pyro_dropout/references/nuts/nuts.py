@@ -8,6 +8,7 @@ from tqdm.auto import tqdm
 
 from pyro_dropout.engines.choose import Compile
 from pyro_dropout.errors import warn_caller
+from pyro_dropout.generative.finite_data import check_call_finite
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.model_call import ModelCall, call_of, is_network
 from pyro_dropout.generative.observed_sites import speaks_by_likelihood
@@ -15,7 +16,7 @@ from pyro_dropout.generative.process_lock import modules_stay, one_at_a_time
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.mathematics.argument_names import also
-from pyro_dropout.mathematics.checks import check_count, check_finite, check_level
+from pyro_dropout.mathematics.checks import check_count, check_data_finite, check_level
 from pyro_dropout.prediction.joint_draws import checked_call
 from pyro_dropout.prediction.sampled_posterior import SampledPosterior
 from pyro_dropout.prediction.weight_draws import WholeFunctions
@@ -135,8 +136,10 @@ def nuts(
 def checked(call: ModelCall) -> ModelCall:
     """Return a call of a model with its data; raise if they cannot be sampled from."""
     call = checked_call(call)
-    if is_network(call.model) and call.args[1].is_floating_point():
-        check_finite("y", call.args[1])
+    if is_network(call.model):
+        check_data_finite("y", call.args[1])
+    else:
+        check_call_finite(call)
     likelihood = getattr(call.model, "likelihood", None)
     if isinstance(likelihood, Gaussian):
         likelihood.warn_of_classes(call.args[1])

@@ -16,7 +16,7 @@ from pyro_dropout.engines.choose import HowCompiled, check_how_compiled, decided
 from pyro_dropout.engines.engine import Solo, Step
 from pyro_dropout.engines.torch_internals import tree_map
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError, warn_caller
-from pyro_dropout.generative.inputs import AnyInputs, check_pairs, inputs_of, named, takes_all
+from pyro_dropout.generative.inputs import AnyInputs, check_inputs, check_pairs, inputs_of, named, takes_all
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.precision import Precision, check_precision, products_in
 from pyro_dropout.generative.process_lock import RUNNING
@@ -258,7 +258,7 @@ class Fleet:
         check_how_compiled(compile)
         check_precision(precision, self[0][0], device)
         check_duration(steps, epochs, batch_size)
-        x = inputs_of(x, whole=takes_all(self[0][0]))
+        x = check_inputs(x, whole=takes_all(self[0][0]))
         check_pairs("x and y", x, y)
         if takes_all(self[0][0]):
             raise PyroDropoutError(
