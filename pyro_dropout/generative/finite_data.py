@@ -18,7 +18,7 @@ from pyro_dropout.errors import RangeError
 from pyro_dropout.generative.model_call import ModelCall, signature_of
 from pyro_dropout.generative.observed_sites import log_density, observed_sites
 from pyro_dropout.generative.trial_run import quietly
-from pyro_dropout.mathematics.checks import check_data_finite
+from pyro_dropout.mathematics.checks import check_data_finite, check_held
 from pyro_dropout.protocols import Tree
 
 _RUNS = 5  # draws from the prior, one of which has a density if the data can have one
@@ -54,5 +54,6 @@ def _named_leaves(call: ModelCall) -> Iterator[tuple[str, Tensor]]:
         given = given if known is None else known.bind(*call.args, **call.kwargs).arguments
     for name, value in given.items():
         for path, leaf in tree_flatten_with_path(value)[0]:
+            check_held(f"{name}{keystr(path)}", leaf)
             if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
                 yield f"{name}{keystr(path)}", leaf

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from pyro.infer.autoguide import AutoGuide
 from pyro.nn import PyroModule
 from pyro.poutine.messenger import _bound_partial, _context_wrap
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from pyro_dropout.errors import PyroDropoutError, ShapeError
 from pyro_dropout.generative.inputs import Inputs, inputs_of, takes_all
 from pyro_dropout.generative.likelihoods.likelihood import is_likelihood
 from pyro_dropout.mathematics.checks import describe, did_you_mean
-from pyro_dropout.protocols import PyroModel, Trace, Tree
+from pyro_dropout.protocols import Posterior, PyroModel, Trace, Tree
 
 
 def is_network(model: object) -> bool:
@@ -52,6 +53,18 @@ def _unwrapped(model: Any) -> Any:
     if isinstance(inner, partial) and inner.func is _context_wrap:
         return _unwrapped(inner.args[1])
     return _unwrapped(wrapped[0]) if isinstance(wrapped, tuple) else model
+
+
+def check_programs(model: object, guide: object, label: str = "guide") -> None:
+    """Raise unless a model and its guide are programs, not their classes, and each is in its own place."""
+    for name, value in (("model", model), (label, guide)):
+        if isinstance(value, type):
+            made = f"{value.__name__}({'...' if name == 'model' else 'model'})"
+            raise PyroDropoutError(f"{name} must be made first; got the class {value.__name__}. Write {made}.")
+    if isinstance(model, AutoGuide | Posterior):
+        raise PyroDropoutError(
+            f"model and {label} must not be swapped: the model comes first; got {name_of(model)}, which is a guide."
+        )
 
 
 def takes(model: object, name: str) -> bool:

@@ -18,7 +18,7 @@ from pyro.infer.autoguide.initialization import InitMessenger
 from torch import Tensor, nn
 
 from pyro_dropout.errors import EmptyModelError, NoWeightWarning, PyroDropoutError, warn_caller
-from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.generative.model_call import ModelCall, check_programs
 from pyro_dropout.generative.observed_sites import check_supports, sample_sites
 from pyro_dropout.generative.priors import BySite, by_site
 from pyro_dropout.generative.process_lock import one_at_a_time
@@ -40,9 +40,10 @@ from pyro_dropout.guides.sites import (
     given_weights,
     per_row,
     read_site,
+    unknown_option,
 )
 from pyro_dropout.guides.summary import Summarised
-from pyro_dropout.mathematics.checks import check_choice, check_positive, describe
+from pyro_dropout.mathematics.checks import check_choice, check_held, check_positive, describe
 from pyro_dropout.mathematics.full_rank_normal import SharedNoise
 from pyro_dropout.mathematics.normal import Normal
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
@@ -116,9 +117,15 @@ class SiteGuide(Summarised, Marginals):
         init_loc_fn: InitLoc | None = None,
         init_scale: InitScale = "auto",
         create_plates: Callable[..., object] | None = None,
+        **unknown: object,
     ) -> None:
+        if unknown:
+            raise TypeError(unknown_option(type(self), unknown))
         if not callable(model):
             raise PyroDropoutError(f"model must be a Pyro model, a function or a module; got {describe(model)}.")
+        check_programs(model, self)
+        for name, value in model.named_parameters() if isinstance(model, nn.Module) else ():
+            check_held(f"{name!r} of the model", value)
         for name, value in (("create_plates", create_plates), ("init_loc_fn", init_loc_fn)):
             if value is not None and not callable(value):
                 raise PyroDropoutError(

@@ -5,6 +5,7 @@ plates. A *bias* is a site that the model marks as one, or else a real-valued ve
 (a scalar, a constrained site, a site in a plate) is an *other* latent variable, and is never dropped.
 """
 
+import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from numbers import Integral
@@ -23,7 +24,7 @@ from torch.distributions import IndependentTransform, Transform, biject_to, cons
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.generative.precision import HALF
 from pyro_dropout.generative.priors import BySite, by_site
-from pyro_dropout.mathematics.checks import check_choice, check_finite, describe
+from pyro_dropout.mathematics.checks import check_choice, check_finite, describe, did_you_mean
 from pyro_dropout.mathematics.shapes import RowDim, RowLayout
 from pyro_dropout.protocols import Distribution, HasMean, Message, SiteDistribution
 
@@ -79,6 +80,21 @@ class Options(Common, total=False):
     """The options of every guide, by keyword; ``SiteGuide`` explains them."""
 
     bias: Bias
+
+
+_OF_DROPPING = ("p", "rate", "drop", "dropout", "drop_rate", "dropout_rate", "drop_prob", "dropout_prob", "p_drop")
+
+
+def unknown_option(guide: type, given: Mapping[str, object]) -> str:
+    """Return the error message for a keyword that no guide of this class takes, with what to write for it."""
+    own = inspect.signature(guide).parameters.values()
+    named = [each.name for each in own if each.name != "model" and each.kind is not each.VAR_KEYWORD]
+    options, (name, value) = [*dict.fromkeys([*named, *Options.__annotations__])], next(iter(given.items()))
+    advice = did_you_mean(name, options) or f" The options are {', '.join(options)}."
+    if "keep" in options and name in _OF_DROPPING:
+        kept = f"{1 - value:.4g}" if isinstance(value, float | int) else f"1 - {name}"
+        advice = f" Write keep={kept}, the probability that a row is kept: torch's p is that of dropping it."
+    return f"{guide.__name__} has no option {name!r}.{advice}"
 
 
 def check_unless_by_site(check: Check, **options: BySite) -> None:

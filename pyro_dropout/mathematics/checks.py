@@ -58,8 +58,18 @@ check_rate = _in_range("lie in [0, 1]", lambda v: (v >= 0) & (v <= 1))
 check_whole = _in_range("be a whole number of at least 1", lambda v: (v >= 1) & (v < math.inf) & (v // 1 == v))
 
 
+def check_held(name: str, value: object) -> None:
+    """Raise if a tensor is on the device "meta", where it has a shape and no numbers."""
+    if isinstance(value, Tensor) and value.is_meta:
+        raise ShapeError(
+            f"{name} must hold numbers; got a tensor on the device 'meta', which has none. Make it on 'cpu', or fill it"
+            " first, as load_state_dict(..., assign=True) does."
+        )
+
+
 def check_dense(name: str, value: object) -> None:
-    """Raise if a tensor has a sparse or other non-strided layout, which few operations support."""
+    """Raise if a tensor has no numbers, or a sparse or other non-strided layout, which few operations support."""
+    check_held(name, value)
     if isinstance(value, Tensor) and value.layout is not torch.strided:
         got = f"one of layout {value.layout}. Write {name.split()[-1]}.to_dense()."
         raise ShapeError(f"{name} must be a dense tensor; got {got}")
@@ -139,7 +149,7 @@ def check_device(name: str, value: object) -> torch.device:
     """Return ``value`` as a torch device; raise with the reason if it cannot be used here."""
     try:
         device: torch.device = torch.device(value)  # type: ignore[call-overload]  # what is not a device raises
-        torch.empty(0, device=device)
+        torch.empty(0, device=device).sum().item()  # "meta" holds no numbers
     except (RuntimeError, AssertionError, TypeError, NotImplementedError) as cause:  # backends raise different types
         reason = (str(cause).splitlines() or [type(cause).__name__])[0]
         allowed = "a torch device that can be used here, such as 'cpu' or 'cuda'"

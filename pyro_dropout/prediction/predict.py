@@ -10,7 +10,7 @@ from torch import nn
 from pyro_dropout.errors import DivergedError, IgnoredInputsWarning, PyroDropoutError, warn_caller
 from pyro_dropout.generative.inputs import AnyInputs, check_inputs, takes_all
 from pyro_dropout.generative.likelihoods import Gaussian
-from pyro_dropout.generative.model_call import ModelCall, call_of, check_keywords, is_network
+from pyro_dropout.generative.model_call import ModelCall, call_of, check_keywords, check_programs, is_network
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.observed_sites import speaks_by_likelihood
 from pyro_dropout.generative.own_noise import noise_of
@@ -109,6 +109,7 @@ def predict(
         >>> bool((answer.epistemic > 0).all()), answer.log_prob(torch.zeros(5, 1)).shape
         (True, torch.Size([5]))
     """
+    check_programs(model, posterior, "posterior")
     loader, x = loader_of(args), None
     if loader is None and target is not None:
         raise PyroDropoutError(f"target is for the batches of a DataLoader; got {target!r} with x.")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pyro_dropout.errors import PyroDropoutError, ShapeError, SingularError
 from pyro_dropout.generative.inputs import AnyInputs, copies
-from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.generative.model_call import ModelCall, check_programs
 from pyro_dropout.generative.observed_sites import sample_sites
 from pyro_dropout.generative.own_noise import silent
 from pyro_dropout.guides.base import SiteGuide
@@ -235,6 +235,7 @@ def of_members(ensemble: Ensemble, numbers: Tensor) -> Drawn:
 
 def draws_with_density(call: ModelCall, posterior: object, samples: int) -> Drawn:
     """Return ``samples`` draws of a guide, called as the model is, with their log density or why there is none."""
+    check_programs(call.model, posterior, "posterior")
     if isinstance(posterior, Ensemble):
         # Points that are repeated would pass for independent draws.
         return of_members(posterior, posterior.order(min(samples, posterior.members) if posterior.points else samples))

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from pyro_dropout.engines.choose import HowCompiled, check_how_compiled, decided, left_out, step_size
 from pyro_dropout.errors import IgnoredInputsWarning, PyroDropoutError, UnfinishedTrainingWarning, warn_caller
 from pyro_dropout.generative.inputs import takes_all
-from pyro_dropout.generative.model_call import ModelCall, call_of, check_keywords, is_network
+from pyro_dropout.generative.model_call import ModelCall, call_of, check_keywords, check_programs, is_network
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.precision import Precision, check_precision, products_in
 from pyro_dropout.generative.process_lock import modules_stay, one_at_a_time
@@ -158,6 +158,7 @@ def fit(
     for label, value in (("model", model), ("guide", guide)):
         if not callable(value):
             raise PyroDropoutError(f"{label} must be a Pyro program, a function or a module; got {describe(value)}.")
+    check_programs(model, guide)
     check_gradients(model, guide)
     check_how_compiled(compile)
     check_precision(precision, model, device)

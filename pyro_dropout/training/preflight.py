@@ -22,6 +22,7 @@ from pyro_dropout.mathematics.checks import (
     check_data_finite,
     check_dense,
     check_device,
+    check_held,
     check_positive,
     describe,
 )
@@ -37,6 +38,8 @@ def check_gradients(model: object = None, guide: object = None, doing: str = "tr
     if torch.is_inference_mode_enabled():
         raise PyroDropoutError(f"{doing} needs gradients, which torch.inference_mode() switches off; do it outside.")
     for label, part in (("model", model), ("guide", guide)):
+        for name, value in part.named_parameters() if isinstance(part, nn.Module) else ():
+            check_held(f"{name!r} of the {label}", value)
         named = (*part.named_parameters(), *part.named_buffers()) if isinstance(part, nn.Module) else ()
         made = next((name for name, value in named if value.is_inference()), None)
         if made is not None:

@@ -19,7 +19,7 @@ from pyro_dropout.engines.choose import Compile
 from pyro_dropout.engines.tracing import reads_values
 from pyro_dropout.errors import DivergedError, PyroDropoutError, ShapeError, warn_caller
 from pyro_dropout.generative.finite_data import check_call_finite
-from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.generative.model_call import ModelCall, check_programs
 from pyro_dropout.generative.observed_sites import check_first_step
 from pyro_dropout.generative.precision import Precision, check_precision, products_in
 from pyro_dropout.generative.process_lock import one_at_a_time
@@ -72,6 +72,7 @@ class SVI(pyro.infer.SVI):
         **kwargs: object,
     ) -> None:
         check_compile(compile)
+        check_programs(model, guide)
         check_precision(precision, model)
         if not isinstance(optim, pyro.optim.PyroOptim):
             raise PyroDropoutError(

@@ -96,3 +96,17 @@ def test_the_noise_of_a_layer_does_not_depend_on_its_width(name: str) -> None:
 def test_a_convolution_has_the_fan_in_of_its_kernel() -> None:
     guide = pd.AutoMeanField(pd.BayesianNet(nn.Sequential(nn.Conv2d(4, 6, 3), nn.Flatten(), nn.Linear(6, 2))))
     assert guide.posterior("0.weight").stddev[0, 0, 0, 0].item() == pytest.approx(0.1 / 36**0.5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong", "said"),
+    [
+        (pd.AutoDropout, {"p": 0.1}, r"AutoDropout has no option 'p'\. Write keep=0\.9, the probability that a row is"),
+        (pd.AutoDropout, {"rate": "0.weight"}, r"no option 'rate'\. Write keep=1 - rate"),
+        (pd.AutoDropout, {"scales": 0.1}, r"no option 'scales'\. Did you mean 'scale'\?"),
+        (pd.AutoMeanField, {"p": 0.1}, r"AutoMeanField has no option 'p'\. The options are other, .*init_scale"),
+    ],
+)
+def test_an_option_that_a_guide_does_not_have_is_named_with_what_to_write(kind: Any, wrong: Any, said: str) -> None:
+    with pytest.raises(TypeError, match=said):
+        kind(pd.BayesianNet(nn.Linear(1, 1)), **wrong)
