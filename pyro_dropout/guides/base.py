@@ -124,8 +124,8 @@ class SiteGuide(Summarised, Marginals):
         if not callable(model):
             raise PyroDropoutError(f"model must be a Pyro model, a function or a module; got {describe(model)}.")
         check_programs(model, self)
-        for name, value in model.named_parameters() if isinstance(model, nn.Module) else ():
-            check_held(f"{name!r} of the model", value)
+        for path, parameter in model.named_parameters() if isinstance(model, nn.Module) else ():
+            check_held(f"{path!r} of the model", parameter)
         for name, value in (("create_plates", create_plates), ("init_loc_fn", init_loc_fn)):
             if value is not None and not callable(value):
                 raise PyroDropoutError(

@@ -5,7 +5,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from pyro_dropout.errors import PyroDropoutError
-from pyro_dropout.generative.inputs import Output, inputs_of
+from pyro_dropout.generative.inputs import AnyInputs, Output, inputs_of
 from pyro_dropout.generative.layouts import computes_otherwise
 from pyro_dropout.generative.likelihoods import Gaussian, Likelihood
 from pyro_dropout.generative.networks import BayesianNet, copied
@@ -54,7 +54,7 @@ def from_dropout(
 
     Raises:
         PyroDropoutError: the network draws random numbers that cannot be kept as they are (one draw for a whole batch,
-            Python's generator), which may be noticed with the first data. The message names the layer.
+            Python's generator), or none at all, which may be noticed with the first data. The message names the layer.
 
     Example:
         >>> import torch, pyro_dropout as pdrop
@@ -95,7 +95,9 @@ def from_dropout(
         likelihood = Gaussian(tau)
     model = BayesianNet(clean, prior, likelihood, output=output, whole_batch=whole_batch)
     model.dropped, model.noise = list(dict.fromkeys(mask.dropout for mask in masks)), with_dropout(clean)
-    model.search = find_noise
+    model.search = _find_noise
+    if not _has_dropout(net) and all(type(module).__module__.startswith("torch.") for module in net.modules()):
+        raise _nothing_random(net)  # any other module may draw its noise itself, which its first data show
     if x is not None:
         model.look_at(x)
     for site in keep:
@@ -106,3 +108,24 @@ def from_dropout(
         value.requires_grad_(False)
         guide._state(guide._sites[name]).requires_grad_(False)
     return model, guide
+
+
+def _has_dropout(net: nn.Module) -> bool:
+    """Whether a network has a layer of dropout, of any probability, or one that the guide has taken over."""
+    return bool(with_dropout(net)) or any(isinstance(m, nn.modules.dropout._DropoutNd | Copy) for m in net.modules())
+
+
+def _find_noise(net: nn.Module, x: AnyInputs, whole: bool = False) -> list[str] | None:
+    """Return the modules of a network that draw noise, as ``find_noise`` does; raise if nothing is random at all."""
+    found = find_noise(net, x, whole)
+    if found is not None and not found and not _has_dropout(net):
+        raise _nothing_random(net)
+    return found
+
+
+def _nothing_random(net: nn.Module) -> PyroDropoutError:
+    return PyroDropoutError(
+        f"net must have dropout, or noise of its own, in training mode; {type(net).__name__} has none, so that the pair"
+        " would be one function without uncertainty. Put nn.Dropout(p) before a layer whose inputs are to be dropped;"
+        " or choose a posterior: model = BayesianNet(net) and AutoDropout(model, keep=0.9), or laplace(model, ...)."
+    )

@@ -297,3 +297,26 @@ def test_classes_do_not_become_numbers_without_a_word(outputs: int, y: Tensor, s
     chosen, guide = pd.from_dropout(net, tau=1.0)  # Gaussian noise was asked for
     if y.dim() == 2:
         pd.fit(chosen, guide, x, y.float(), steps=1, progress=False)
+
+
+class Gated(nn.Linear):
+    """A network of one's own: its dropout is seen when it runs."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__(2, 1)
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(nn.functional.dropout(x, self.p, self.training) if self.p else x)
+
+
+def test_a_network_without_dropout_is_refused_when_that_is_known() -> None:
+    x, said = torch.ones(3, 2), "net must have dropout.* has none.*AutoDropout"
+    with pytest.raises(pd.errors.PyroDropoutError, match=said):
+        pd.from_dropout(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)))
+    with pytest.raises(pd.errors.PyroDropoutError, match=said):
+        pd.from_dropout(Gated(0.0), example=x)
+    with pytest.raises(pd.errors.PyroDropoutError, match=said):
+        pd.predict(*pd.from_dropout(Gated(0.0)), x, samples=3)
+    assert bool((pd.predict(*pd.from_dropout(Gated(0.5)), x, samples=50).epistemic > 0).all())
+    pd.predict(*pd.from_dropout(nn.Sequential(nn.Dropout(0.0), nn.Linear(2, 1))), x, samples=3)  # the end of a sweep
