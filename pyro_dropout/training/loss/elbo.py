@@ -8,6 +8,7 @@ import functools
 import weakref
 from collections.abc import Iterable
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Literal, get_args
 
@@ -20,12 +21,12 @@ from torch import Tensor
 
 from pyro_dropout.engines.torch_internals import disable_current_modes, is_traced, without_torch_function
 from pyro_dropout.errors import NotFollowedError, warn_caller
-from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.generative.model_call import ModelCall, name_of
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.observed_sites import sample_sites
 from pyro_dropout.generative.own_rows import check_own_rows, placed, trial_counts
 from pyro_dropout.generative.process_lock import one_at_a_time
-from pyro_dropout.generative.trial_run import aside, can_run, quietly
+from pyro_dropout.generative.trial_run import aside, can_run, owner_of, quietly
 from pyro_dropout.mathematics.checks import check_choice, check_count
 from pyro_dropout.mathematics.divergence import Method
 from pyro_dropout.mathematics.per_data_point import Probe, drawn_per_data_point
@@ -50,7 +51,7 @@ class ELBO(pyro.infer.ELBO):
         kl: "large_k", the paper's form; "exact", which makes the ELBO a true lower bound where no site is a point (not
             with ``bias="map"``); or "monte_carlo".
         per_example: whether every data point gets its own weight draw; "auto": if the model allows it, and otherwise
-            shared draws from the first failure on, with a warning. A site whose distribution is not a ``RowMixture``
+            shared draws from its first failure on, with a warning. A site whose distribution is not a ``RowMixture``
             (in a guide of your own) is drawn once for all data points.
         num_particles: how many draws to average.
         kl_samples: draws for the parts of a KL that have no closed form.
@@ -98,12 +99,16 @@ class ELBO(pyro.infer.ELBO):
         self.kl, self.per_example, self.kl_samples = kl, per_example, kl_samples
         self.temperature = float(temperature) if isinstance(temperature, Real | Tensor) else temperature
         self.steps = 0
-        self._refusals: list[str] = []  # why draws for each data point failed
+        self._refusals: list[str] = []  # why draws for each data point failed; a compiled step looks for a change
 
-    @property
-    def _shares(self) -> bool:
+    def _tries(self, model: PyroModel, guide: PyroModel) -> "_Tries":
+        """Return what is known of draws for each data point, with a guide of a model; of a method it is its owner's."""
+        own = _TRIED.setdefault(self, weakref.WeakKeyDictionary()).setdefault(owner_of(guide), {})
+        return own.setdefault((id(owner_of(model)), name_of(model)), _Tries())
+
+    def _shares(self, model: PyroModel, guide: PyroModel) -> bool:
         """Whether all data points share each draw."""
-        return bool(self._refusals) or self.per_example is False
+        return self.per_example is False or self._tries(model, guide).refused
 
     # --- one particle -----------------------------------------------------------------------------------------------
 
@@ -114,7 +119,7 @@ class ELBO(pyro.infer.ELBO):
     def _drawn(self, model: PyroModel, guide: PyroModel, args: Args, kwargs: Kwargs) -> Particle:
         """Return the terms of one draw for each data point or, if the model does not allow that, of a shared draw."""
         call = ModelCall(model, args, dict(kwargs))
-        if self.per_example == "auto" and not self._refusals:
+        if self.per_example == "auto" and not self._shares(model, guide):
             self._look(guide, call)
         drawn = self._run(model, guide, args, kwargs)
         if self.per_example is True:  # a guide may make its parameters in its first run, as many as there are data
@@ -126,9 +131,8 @@ class ELBO(pyro.infer.ELBO):
 
         If not, "auto" notes it and warns; otherwise it is an error.
         """
-        tried = _TRIED.setdefault(self, weakref.WeakKeyDictionary()).setdefault(guide, set())
-        key = id(call.model), *(leaf.shape for leaf in call.leaves())
-        if key in tried:
+        tries, key = self._tries(call.model, guide), tuple(leaf.shape for leaf in call.leaves())
+        if key in tries.shapes:
             return
         reader: Any = guide
         store = pyro.get_param_store()
@@ -146,18 +150,19 @@ class ELBO(pyro.infer.ELBO):
                     raise
                 site = "weights" if refusal.site is None else f"site {refusal.site!r}"
                 self._refusals.append(f"{site} cannot be drawn for each data point: {refusal.reason}")
+                tries.refused = True
                 warn_caller(
-                    f"{self._refusals[0]}; all points share each draw from here on. ELBO(per_example=False) silences"
+                    f"{self._refusals[-1]}; all points share each draw from here on. ELBO(per_example=False) silences"
                     " this.",
                 )
             for name in set(store.keys()) - names:
                 with suppress(KeyError):  # of a tensor with two names, once the first is gone
                     del store[name]
-        tried.add(key)
+        tries.shapes.add(key)
 
     def _run(self, model: PyroModel, guide: PyroModel, args: Args, kwargs: Kwargs) -> Particle:
         """Draw from the guide, and run the model with the draw."""
-        with nullcontext() if self._shares else draw_per_example():
+        with nullcontext() if self._shares(model, guide) else draw_per_example():
             guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
             particle = Particle(guide_trace, self.kl, self.kl_samples)
             particle.run(model, args, kwargs)
@@ -228,8 +233,15 @@ def _total(terms: Iterable[Tensor]) -> Tensor:
     return found
 
 
-# The shapes of arguments that draws for each data point were tried with.
-_TRIED: "weakref.WeakKeyDictionary[ELBO, weakref.WeakKeyDictionary[PyroModel, set[object]]]"
+@dataclass
+class _Tries:
+    """The shapes of arguments that draws for each data point were tried with, and whether they were refused."""
+
+    shapes: set[tuple[torch.Size, ...]] = field(default_factory=set)
+    refused: bool = False
+
+
+_TRIED: "weakref.WeakKeyDictionary[ELBO, weakref.WeakKeyDictionary[Any, dict[tuple[int, str], _Tries]]]"
 _TRIED = weakref.WeakKeyDictionary()
 
 

@@ -165,6 +165,43 @@ def test_a_loss_is_asked_anew_for_another_guide() -> None:
         elbo.loss(model, refused, X, Y)
 
 
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_refusal_is_that_of_a_model_and_its_guide(case: str) -> None:
+    """A loss that was refused with one pair has the draws of ``per_example=True`` with another."""
+    elbo, found = pd.ELBO(per_example="auto"), []
+    with one_warning(REFUSED[case][1]):
+        first = REFUSED[case][0]()
+        elbo.loss(*first, X, Y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        elbo.loss(*first, X, Y)  # told once
+        for loss in (elbo, pd.ELBO()):
+            pyro.clear_param_store()
+            pyro.set_rng_seed(2)
+            model = pd.BayesianNet(nn.Linear(2, 2))
+            found.append(loss.loss(model, pd.AutoMeanField(model), X, Y))
+    assert found[0] == found[1]
+
+
+def test_the_methods_of_an_object_are_one_model_and_one_guide() -> None:
+    """A bound method is another object each time."""
+
+    class Owner:
+        def __init__(self) -> None:
+            self.own = pd.AutoMeanField(self.model)
+
+        def model(self, x: Tensor, y: Tensor) -> None:
+            REFUSED["not a layer"][0]()[0](x, y)
+
+        def guide(self, x: Tensor, y: Tensor) -> Any:
+            return self.own(x, y)
+
+    owner, elbo = Owner(), pd.ELBO(per_example="auto")
+    with one_warning("'w' cannot be drawn"):
+        for _ in range(3):
+            elbo.loss(owner.model, owner.guide, X, Y)
+
+
 class OfItsData(nn.Module):
     """A guide that makes its parameters in its first run, one for each data point."""
 
