@@ -273,9 +273,11 @@ def fit(
 def _noted(model: PyroModel, guide: PyroModel, call: ModelCall, history: History) -> History:
     """Let a guide remember its training; warn if it has learned nothing from its inputs, or ended too soon."""
     note_training(guide, history.summary)
-    if history.unfinished is not None:
-        warn_caller(history.unfinished.sentence(history.steps), UnfinishedTrainingWarning)
     history.learned, told = note_learned(model, guide, call)
+    if history.unfinished is not None:
+        net, ignores = network_in(model), history.learned is not None and bool(told)
+        to_prior = ignores and isinstance(net, BayesianNet) and not net.prior.tempered
+        warn_caller(history.unfinished.sentence(history.steps, to_prior), UnfinishedTrainingWarning)
     if told:
         warn_caller(told, UserWarning if history.learned is None else IgnoredInputsWarning)
     return history

@@ -60,13 +60,16 @@ class StillFalling:
     steps: int
     at_least: bool
 
-    def sentence(self, taken: int) -> str:
-        """Say it, with what to do."""
+    def sentence(self, taken: int, to_prior: bool = False) -> str:
+        """Say it, with what to do; ``to_prior`` says that the posterior goes to a prior that keeps it from the data."""
         about = "at least" if self.at_least else "about"
-        return (
-            f"the loss was still falling after {taken:,} steps: {about} {self.gain:.2g} nats per point are to come,"
-            f" and {about} {self.steps:,} more steps would bring most of them. {ADVICE}"
-        )
+        told = f"the loss was still falling after {taken:,} steps: {about} {self.gain:.2g} nats per point are to come,"
+        if to_prior:
+            return (
+                f"{told} but they are the prior's. More steps would bring the posterior nearer to the prior and hardly"
+                " nearer to the data, because it ignores its inputs; change the prior first, as the other warning says."
+            )
+        return f"{told} and {about} {self.steps:,} more steps would bring most of them. {ADVICE}"
 
 
 @dataclass(repr=False)

@@ -69,6 +69,20 @@ def test_a_prior_that_wins_is_named(name: str, tmp_path: Path) -> None:
     assert "best constant" in ignored_inputs(guide)
 
 
+def test_a_prior_that_wins_and_a_loss_that_falls_to_it_are_told_alike() -> None:
+    """More steps are no remedy for a posterior that goes to its prior."""
+    model, (x, y) = wide(pd.Prior()), data()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        history = pd.fit(model, pd.AutoMeanField(model), x, y, steps=200, lr=2e-3, **QUIET)
+    assert history.unfinished is not None
+    said = {each.category: str(each.message) for each in caught}
+    assert "Leave the prior out" in said[pd.errors.IgnoredInputsWarning]
+    falling = said[pd.errors.UnfinishedTrainingWarning]
+    assert "but they are the prior's. More steps would bring the posterior nearer to the prior" in falling
+    assert "Raise steps" not in falling
+
+
 def deep_gp(count: int) -> tuple[Any, Any, Tensor, Tensor]:
     """Return the paper's model with dropout, and data of a wave."""
     torch.manual_seed(0)
