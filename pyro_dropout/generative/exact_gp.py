@@ -108,7 +108,7 @@ class GP:
             This GP. Its ``history`` holds the log marginal likelihood before each step.
         """
         self._check_inputs(x)
-        check_finite("y", y)
+        check_finite("y", y, data=True)
         if y.dim() != 2 or len(y) != len(x):
             hint = " Write y.unsqueeze(-1)." if y.shape == x.shape[:1] else ""
             raise ShapeError(f"y must have shape (N, D) with N = {len(x)}, as x has; got {tuple(y.shape)}.{hint}")
@@ -137,7 +137,7 @@ class GP:
         return f"GP({fitted})"
 
     def _check_inputs(self, x: Tensor, columns: int | None = None) -> None:
-        check_finite("x", x)
+        check_finite("x", x, data=True)
         fits = x.dim() == 2 and columns in (None, x.size(1)) and len(x) > 0
         check_shape(fits, "x", f"(N, {columns or 'Q'})", x)
 

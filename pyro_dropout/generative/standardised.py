@@ -70,7 +70,7 @@ class Standardised(nn.Module):
             )
         buffers = {"x": moments("x", x), "y": (torch.zeros(()), torch.ones(()))}
         if self._scales_targets:
-            check_finite("y", y)
+            check_finite("y", y, data=True)
             self.model.likelihood.check_values(y, y)
             buffers["y"] = moments("y", self._mapped("free", y))
         for name, (mean, std) in buffers.items():
@@ -136,7 +136,7 @@ def moments(name: str, value: Tensor) -> tuple[Tensor, Tensor]:
 
     Distances are squared in units of the largest: float32 cannot hold the squares of 1e-27 or 1e22.
     """
-    check_finite(name, value)
+    check_finite(name, value, data=True)
     mean = value.mean(0, dtype=torch.float64).to(value)
     apart = value - mean
     unit = apart.abs().amax(0)

@@ -79,7 +79,7 @@ class Support:
             rate: the share of rows like them that may be flagged; with fewer than 3/rate rows about three rows' share.
             seed: of the choice of rows, where there are many.
         """
-        check_finite("x", x)
+        check_finite("x", x, data=True)
         check_level("rate", rate)
         check_count("seed", seed, 0)
         if x.dim() != 2 or len(x) < _FEWEST:
@@ -143,7 +143,7 @@ class Support:
 
     def _quotients(self, x: Tensor) -> Tensor:
         """Return every figure in units of its limit, (N, Q + P² + 1)."""
-        check_finite("x", x)
+        check_finite("x", x, data=True)
         if x.dim() != 2 or x.shape[1] != self.rows.shape[1]:
             raise ShapeError(f"x must have shape (N, {self.rows.shape[1]}), as in training; got {tuple(x.shape)}.")
         near = _Neighbourhoods(self.rows.to(_F64), self.paired)

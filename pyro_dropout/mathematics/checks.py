@@ -75,13 +75,15 @@ def check_dense(name: str, value: object) -> None:
         raise ShapeError(f"{name} must be a dense tensor; got {got}")
 
 
-def check_finite(name: str, value: object) -> None:
-    """Raise unless every element of the tensor is finite."""
+def check_finite(name: str, value: object, *, data: bool = False) -> None:
+    """Raise unless every element of the tensor is finite; of data the message names the rows that are not."""
     if not isinstance(value, Tensor):
         raise ShapeError(f"{name} must be a tensor; got {type(value).__name__} {value!r}.")
     check_dense(name, value)
     if not value.is_floating_point():
         raise RangeError(f"{name} must be a floating-point tensor; got {value.dtype}.")
+    if data:
+        check_data_finite(name, value)
     if not bool(torch.isfinite(value).all()):
         raise RangeError(f"{name} must be finite; got {describe(value)}.")
 

@@ -184,7 +184,7 @@ def _points_of(model: Predictor, posterior: object, args: tuple[object, ...], kw
         got = [*(type(arg).__name__ for arg in args), *(f"{name}=..." for name in kwargs)]
         raise PyroDropoutError(f"a network takes only x, as in predict(model, posterior, x); got {got}.")
     if isinstance(posterior, FunctionPosterior):  # a Gaussian process has no network that could take anything else
-        check_finite("x", given[0])
+        check_finite("x", given[0], data=True)
     return check_inputs(given[0], whole=takes_all(model))
 
 

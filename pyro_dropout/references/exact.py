@@ -159,7 +159,7 @@ def _check(model: BayesianNet | Standardised, x: Tensor, y: Tensor) -> None:
         kind = type(model.likelihood).__name__
         raise PyroDropoutError(f"model.likelihood must be Gaussian(tau); got {kind}. For other noise use nuts().")
     check_inputs(x)
-    check_finite("y", y)
+    check_finite("y", y, data=True)
 
 
 def _check_linear(outputs: Callable[[Tensor], Tensor], f0: Tensor, jacobian: Tensor) -> None:

@@ -26,7 +26,7 @@ from pyro_dropout.training.optimisers import Schedule
 _FEWEST = 200  # steps; fewer are a trial
 _DECAYED = 0.1  # of the highest rate; above it the losses show what is left undone, and means are as noisy as ever
 _DRAWS = 16  # of the gradient
-_MOST = 2**22  # means, each of which has a number for every draw
+_MOST = 2**20  # means, each of which has a number for every draw
 _NATS, _WIDTHS = 2.0, 1.0  # that a site would gain, and by which its means are off: both at least
 _SURE = 4.0  # standard errors, where |t| is twice as large; by chance with 15 degrees of freedom: one in a million
 

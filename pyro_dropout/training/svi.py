@@ -98,6 +98,7 @@ class SVI(pyro.infer.SVI):
                     check_first_step(ModelCall(self.model, args, kwargs))
                 found = self._step(args, kwargs)
         except (RuntimeError, ValueError) as cause:
+            check_call_finite(ModelCall(self.model, args, kwargs))
             if not self._looked or not is_divergence(cause, self.optim.optim_objs):
                 raise
             lost = sum(not all_finite([value]) for value in self.optim.optim_objs)

@@ -88,6 +88,17 @@ def test_a_later_batch_is_looked_at_before_its_step() -> None:
             fit(model, DataLoader(TensorDataset(X, y), batch_size=6))
 
 
+@pytest.mark.parametrize("name", ["x", "y"])
+def test_a_later_step_that_fails_names_the_data(name: str) -> None:
+    data = {"x": X.clone(), "y": X.clone()}
+    adam, loss = pyro.optim.Adam({"lr": 0.1}), pd.ELBO(per_example=False)
+    svi = pd.SVI(program, pd.AutoMeanField(program), adam, loss, compile=False)
+    svi.step(**data)
+    data[name][5] = torch.nan
+    with pytest.raises(RangeError, match=rf"{name} must be finite; .*Leave out row 5,"):
+        svi.step(**data)
+
+
 def test_the_inputs_of_a_dict_are_named() -> None:
     class Two(nn.Linear):
         def forward(self, a: Tensor, b: Tensor) -> Tensor:
