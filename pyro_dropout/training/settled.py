@@ -81,8 +81,8 @@ def _widths_off(
     squares = {name: _square(torch.stack(roots).double()) for name, roots in found.items()}
     return {
         name: (square / sizes[name]) ** 0.5
-        for name, (square, error) in squares.items()
-        if square > max(_SURE * error, 2 * _NATS, _WIDTHS**2 * sizes[name])
+        for name, (square, error, noise) in squares.items()
+        if square > max(_SURE * error, noise, 2 * _NATS, _WIDTHS**2 * sizes[name])
     }
 
 
@@ -157,11 +157,16 @@ def _newton_steps(rows: dict[str, tuple[Distribution, Tensor]]) -> Iterator[tupl
         yield ", ".join(name.removesuffix("_unconstrained") for name in names), joint_root(roots)[0].detach(), size
 
 
-def _square(roots: Tensor) -> tuple[float, float]:
-    """Return the mean of r_jᵀ r_k over j ≠ k, which is that of gᵀS g without bias, and its standard error."""
+def _square(roots: Tensor) -> tuple[float, float, float]:
+    """Return the mean of r_jᵀ r_k over j ≠ k, which is that of gᵀS g without bias, its standard error, and its noise.
+
+    The noise is what that of one gradient adds to gᵀS g. Means that are off by less than it are where noisy steps leave
+    them, and no rate has held them back.
+    """
     count, products = len(roots), roots @ roots.mT
     total, own = products.sum(), products.diagonal()
     without = (total - 2 * products.sum(1) + own) - (own.sum() - own)  # one draw left out, for the jackknife
     each = without / ((count - 1) * (count - 2))
     error = ((count - 1) / count * (each - each.mean()).square().sum()).sqrt()
-    return float((total - own.sum()) / (count * (count - 1))), float(error)
+    square = (total - own.sum()) / (count * (count - 1))
+    return float(square), float(error), float(own.mean() - square)

@@ -51,6 +51,7 @@ GUIDES: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("guide", GUIDES)
 def test_a_rate_that_decayed_too_soon_is_told(guide: str) -> None:
     # The rate sums up to 1.7, and the coefficients are 30.
@@ -68,7 +69,8 @@ def test_mini_batches_are_looked_through() -> None:
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("guide", [*GUIDES, "points", "dropout"])
+@pytest.mark.thinned(3)
+@pytest.mark.parametrize("guide", ["dropout", *GUIDES, "points"])
 def test_what_has_settled_or_has_no_width_is_not(guide: str) -> None:
     """Warnings are errors here."""
     if guide == "points":
