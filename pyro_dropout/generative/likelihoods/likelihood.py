@@ -97,6 +97,12 @@ class Likelihood(nn.Module):
 
     shape: OutputShape | None = None  # of the network's output at one point, where it has more than one dimension
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Leave a class that has its own ``distribution`` without the curvature of another one."""
+        super().__init_subclass__(**kwargs)
+        if "distribution" in vars(cls) and "curvature_root" not in vars(cls):
+            cls.curvature_root = Likelihood.curvature_root  # type: ignore[method-assign]
+
     def flattened(self, f: Tensor) -> Tensor:
         """Return the network's outputs as rows, (N, D); those of a shape of their own, (N, *dims), are flattened."""
         return f if self.shape is None else self.shape.flat(f)

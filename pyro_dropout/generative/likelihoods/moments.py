@@ -12,7 +12,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 from types import EllipsisType
-from typing import Any
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 from pyro.distributions.torch_distribution import MaskedDistribution
@@ -26,6 +26,7 @@ from pyro_dropout.protocols import Distribution, Likelihood
 
 F64 = torch.float64
 Sums = dict[str, Tensor]
+Kind = TypeVar("Kind")
 Points = slice | int | EllipsisType  # some of a prediction's points, one replica of a fleet, or all
 
 _THINNEST = 1e-150  # a standard deviation that underflows to zero would give NaN
@@ -213,6 +214,12 @@ def said_of(likelihood: object) -> set[str]:
     kinds = type(likelihood).__mro__
     place = next((k for k, kind in enumerate(kinds) if "distribution" in vars(kind)), 0)
     return {name for kind in kinds[: place + 1] for name in vars(kind)}
+
+
+def is_one_of(likelihood: object, *kinds: type[Kind]) -> TypeGuard[Kind]:
+    """Whether p(y | f) is that of one of these classes: a class below with its own ``distribution`` has another."""
+    own = getattr(type(likelihood), "distribution", None)
+    return any(isinstance(likelihood, kind) and own is vars(kind)["distribution"] for kind in kinds)
 
 
 def variance_of(covariance: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from pyro_dropout.errors import PyroDropoutError, RangeError
 from pyro_dropout.generative.likelihoods.gaussian import Gaussian
 from pyro_dropout.generative.likelihoods.heteroscedastic import HeteroscedasticGaussian
 from pyro_dropout.generative.likelihoods.likelihood import Likelihood
+from pyro_dropout.generative.likelihoods.moments import is_one_of
 from pyro_dropout.mathematics.checks import check_choice, describe
 from pyro_dropout.mathematics.normal import LogitNormal, LogNormal
 from pyro_dropout.mathematics.shapes import base_distribution
@@ -43,7 +44,7 @@ class Transformed(Likelihood):
 
     def __init__(self, likelihood: Gaussian | HeteroscedasticGaussian, link: Link) -> None:
         super().__init__()
-        if not isinstance(likelihood, Gaussian | HeteroscedasticGaussian) or likelihood.shape is not None:
+        if not is_one_of(likelihood, Gaussian, HeteroscedasticGaussian) or likelihood.shape is not None:
             raise PyroDropoutError(
                 f"likelihood must be a Gaussian or a HeteroscedasticGaussian without dims; got {describe(likelihood)}."
             )
