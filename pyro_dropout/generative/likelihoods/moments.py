@@ -19,6 +19,7 @@ from pyro.distributions.torch_distribution import MaskedDistribution
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Normal
 
+from pyro_dropout.errors import NotAvailableError
 from pyro_dropout.mathematics.gaussian_expectations import NODES, log_expectation
 from pyro_dropout.mathematics.gaussian_rows import semidefinite_root
 from pyro_dropout.mathematics.shapes import base_distribution
@@ -98,9 +99,25 @@ def block_log_prob(p: Distribution, y: Tensor) -> Tensor:
 
 
 def block_outer(p: Distribution, mean: Tensor) -> Tensor:
-    """Return Σ_t (E[y | f_t] - mean)(E[y | f_t] - mean)ᵀ of a block of draws with p(y | f), (N, D, D)."""
+    """Return Σ_t (E[y | f_t] - mean)(E[y | f_t] - mean)ᵀ of a block of draws with p(y | f), (N, D, D).
+
+    With the covariances of the noise between the targets of a point, where p(y | f) has them; without its variances.
+    """
     apart = p.mean.to(F64) - mean
-    return torch.einsum("t...i,t...j->...ij", apart, apart)
+    found = torch.einsum("t...i,t...j->...ij", apart, apart)
+    base = base_of(p)
+    if not base.event_shape:
+        return found
+    if not hasattr(base, "covariance_matrix"):
+        raise NotAvailableError(
+            f"the targets of a point depend on each other, and {type(base).__name__} has no covariance_matrix that says"
+            " how. Draw targets from likelihood.distribution(answer.samples), and take torch.cov of those of a point."
+        )
+    noise = base.covariance_matrix.to(F64)
+    variance = variance_of(noise)
+    scale = (p.variance.to(F64) / variance).sqrt()  # of a Student t, Pyro's matrix is not the covariance
+    noise = (noise - torch.diag_embed(variance)) * scale.unsqueeze(-1) * scale.unsqueeze(-2)
+    return found + noise.sum(0)
 
 
 class Running:
