@@ -6,7 +6,7 @@ Predictions, curvatures and ensembles ask ``evaluate`` for the outputs at given 
 
 import functools
 import weakref
-from typing import Any
+from typing import Any, cast
 
 import torch
 from pyro import poutine
@@ -54,7 +54,7 @@ def follow_forward(kind: Any) -> None:
     @functools.wraps(inherited)
     def evaluate(self: Any, weights: Weights, x: Any) -> Tensor:
         if self in _INSIDE:
-            return inherited(self, weights, x)
+            return cast(Tensor, inherited(self, weights, x))
         self._check_sites(weights)
         own = {name: self._parameter(name) for name in self.sites}
         leads = {name: value.shape[: value.dim() - own[name].dim()] for name, value in weights.items()}

@@ -92,8 +92,9 @@ class AutoLaplace(SiteGuide):
                 "AutoLaplace needs a BayesianNet, whose outputs and likelihood have a curvature; got"
                 f" {type(model).__name__}. For other Pyro models, Pyro has AutoLaplaceApproximation."
             )
-        for name in model.sites:
-            prior = base_distribution(model.prior_of(name))
+        net: Any = model
+        for name in net.sites:
+            prior = base_distribution(net.prior_of(name))
             if not isinstance(prior, Normal):
                 raise PyroDropoutError(
                     f"AutoLaplace knows the curvature of Gaussian priors, and that of {name!r} is a"

@@ -67,7 +67,7 @@ def log_tails(p: Distribution, y: Tensor) -> Tails:
         below = torch.special.gammaincc(most.clamp_min(0) + 1, rate).log()
         above = torch.special.gammainc(least.clamp_min(1), rate).log()
         return torch.where(most < 0, -math.inf, below), torch.where(least < 1, 0.0, above)
-    first, last = _bounds(base)
+    first, last = _bounds(base, y)
     try:
         below = base.cdf(y.clamp(first, last)).to(F64)
         less = base.cdf((y.ceil() - 1).clamp(first, last)).to(F64) if is_whole(base) else below
@@ -79,10 +79,11 @@ def log_tails(p: Distribution, y: Tensor) -> Tails:
     return _steps(y >= last, y >= first, below.log()), _steps(y <= first, y <= last, (1 - less).log())
 
 
-def _bounds(p: Distribution) -> tuple[float, float]:
-    """Return the least and the greatest possible target."""
-    low, high = getattr(p.support, "lower_bound", -math.inf), getattr(p.support, "upper_bound", math.inf)
-    return float(low), float(high)
+def _bounds(p: Distribution, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the least and the greatest possible target; they may be parameters, as of a Binomial."""
+    ends = getattr(p.support, "lower_bound", -math.inf), getattr(p.support, "upper_bound", math.inf)
+    low, high = (torch.as_tensor(end, dtype=F64, device=like.device) for end in ends)
+    return low, high
 
 
 def _steps(sure: Tensor, possible: Tensor, log_prob: Tensor) -> Tensor:
@@ -120,7 +121,8 @@ def mixture_ends(
     """
     endless = log_tail.isneginf()
     log_tail = torch.where(endless, math.log(0.5), log_tail)
-    (at, step), whole, common = near, is_whole(kind), bool((log_tail > _SMALL).all())
+    at, step = (torch.where(each.isfinite(), each, other) for each, other in zip(near, (0.0, 1.0), strict=True))
+    whole, common = is_whole(kind), bool((log_tail > _SMALL).all())
     normal = None if p is None else behind(p)
     if normal is not None:
         (loc, scale), function = normal_parts(normal[0]), normal[1]
@@ -134,7 +136,11 @@ def mixture_ends(
         limit = log_tail - (_ROUNDING if whole else 0.0)
         low = _least(lambda y: tails(y)[0] >= limit, at, step, whole)
         high = -_least(lambda y: tails(-y)[1] >= limit, -at, step, whole)
-    first, last = _bounds(kind)
+    first, last = _bounds(kind if p is None else base_of(p), low)
+    if first.dim() > low.dim():
+        first = first.amin(0)
+    if last.dim() > low.dim():
+        last = last.amax(0)
     return torch.where(endless, first, low), torch.where(endless, last, high)
 
 

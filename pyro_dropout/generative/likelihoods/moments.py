@@ -113,7 +113,7 @@ def block_outer(p: Distribution, mean: Tensor) -> Tensor:
             f"the targets of a point depend on each other, and {type(base).__name__} has no covariance_matrix that says"
             " how. Draw targets from likelihood.distribution(answer.samples), and take torch.cov of those of a point."
         )
-    noise = base.covariance_matrix.to(F64)
+    noise: Tensor = base.covariance_matrix.to(F64)
     variance = variance_of(noise)
     scale = (p.variance.to(F64) / variance).sqrt()  # of a Student t, Pyro's matrix is not the covariance
     noise = (noise - torch.diag_embed(variance)) * scale.unsqueeze(-1) * scale.unsqueeze(-2)
