@@ -20,7 +20,7 @@ from pyro_dropout.mathematics.checks import check_choice
 from pyro_dropout.mathematics.curvature import OF_NOISE, Curvature, log_evidence
 from pyro_dropout.mathematics.curvature_blocks import Block, Dense, Diagonal, Kronecker
 from pyro_dropout.mathematics.full_rank_normal import SharedNoise
-from pyro_dropout.mathematics.shapes import base_distribution
+from pyro_dropout.mathematics.shapes import base_distribution, keeps_density
 from pyro_dropout.protocols import PyroModel, SiteDistribution, Weights
 from pyro_dropout.registry import guide
 
@@ -95,7 +95,7 @@ class AutoLaplace(SiteGuide):
         net: Any = model
         for name in net.sites:
             prior = base_distribution(net.prior_of(name))
-            if not isinstance(prior, Normal):
+            if not keeps_density(prior, Normal):
                 raise PyroDropoutError(
                     f"AutoLaplace knows the curvature of Gaussian priors, and that of {name!r} is a"
                     f" {type(prior).__name__}. Use AutoLowRank, or Pyro's AutoLaplaceApproximation."

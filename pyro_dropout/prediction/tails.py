@@ -15,6 +15,7 @@ from torch.distributions.transforms import ComposeTransform, Transform
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.likelihoods.moments import F64, base_of, normal_parts
 from pyro_dropout.mathematics.mixtures import mixture_tail_quantile
+from pyro_dropout.mathematics.shapes import keeps_density
 from pyro_dropout.protocols import Distribution
 
 Tails = tuple[Tensor, Tensor]
@@ -36,7 +37,7 @@ def behind(p: Distribution) -> tuple[Distribution, Transform] | None:
     steps: list[Transform] = []
     while isinstance(base, TransformedDistribution):
         base, steps = base_of(base.base_dist), [*base.transforms, *steps]
-    return (base, ComposeTransform(steps)) if isinstance(base, Normal) and all(map(_rises, steps)) else None
+    return (base, ComposeTransform(steps)) if keeps_density(base, Normal) and all(map(_rises, steps)) else None
 
 
 def _rises(step: Transform) -> bool:
@@ -69,6 +70,8 @@ def log_tails(p: Distribution, y: Tensor) -> Tails:
         return torch.where(most < 0, -math.inf, below), torch.where(least < 1, 0.0, above)
     first, last = _bounds(base, y)
     try:
+        if not keeps_density(base) and not _tells_tails(base):
+            raise NotImplementedError
         below = base.cdf(y.clamp(first, last)).to(F64)
         less = base.cdf((y.ceil() - 1).clamp(first, last)).to(F64) if is_whole(base) else below
     except NotImplementedError:
@@ -77,6 +80,11 @@ def log_tails(p: Distribution, y: Tensor) -> Tails:
             " cdf(value) in it, or log_tails(value): log P(Y ≤ value) and log P(Y ≥ value)."
         ) from None
     return _steps(y >= last, y >= first, below.log()), _steps(y <= first, y <= last, (1 - less).log())
+
+
+def _tells_tails(p: Distribution) -> bool:
+    """Whether the class that defines a density, or one below it, defines the distribution function too."""
+    return "cdf" in next(names for each in type(p).__mro__ if {"cdf", "log_prob"} & (names := vars(each).keys()))
 
 
 def _bounds(p: Distribution, like: Tensor) -> tuple[Tensor, Tensor]:

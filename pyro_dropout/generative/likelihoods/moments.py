@@ -22,7 +22,7 @@ from torch.distributions import Bernoulli, Categorical, Normal
 from pyro_dropout.errors import NotAvailableError
 from pyro_dropout.mathematics.gaussian_expectations import NODES, log_expectation
 from pyro_dropout.mathematics.gaussian_rows import semidefinite_root
-from pyro_dropout.mathematics.shapes import base_distribution
+from pyro_dropout.mathematics.shapes import base_distribution, keeps_density
 from pyro_dropout.protocols import Distribution, Likelihood
 
 F64 = torch.float64
@@ -48,7 +48,7 @@ def is_class(p: Distribution) -> bool:
 
 def is_normal(p: Distribution) -> bool:
     """Whether targets have Gaussian noise."""
-    return isinstance(base_of(p), Normal)
+    return keeps_density(base_of(p), Normal)
 
 
 def moments_of(p: Distribution) -> Sums:
