@@ -149,3 +149,11 @@ def test_a_forward_that_returns_no_outputs_is_refused() -> None:
 
     with pytest.raises(ShapeError, match="forward of Silent must return the outputs f"):
         linear(Silent).evaluate({}, X)
+
+
+def test_a_standardised_model_with_a_forward_of_its_own_is_refused() -> None:
+    with pytest.raises(PyroDropoutError, match=r"Doubled must not define forward.* a class below BayesianNet"):
+
+        class Doubled(pd.Standardised):
+            def forward(self, x: Tensor, y: Tensor | None = None, num_data: int | None = None) -> Tensor:
+                return super().forward(2 * x, y, num_data)
