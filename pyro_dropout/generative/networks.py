@@ -153,8 +153,7 @@ class BayesianNet(PriorWidths):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Let a class with a ``forward`` of its own be asked for what that returns."""
         super().__init_subclass__(**kwargs)
-        if "forward" in vars(cls) and "evaluate" not in vars(cls):
-            follow_forward(cls)
+        follow_forward(cls)
 
     def sample_sites(self, num_data: int | None = None) -> Weights:
         """Call ``pyro.sample`` for every random parameter, in order, and return the values by name."""

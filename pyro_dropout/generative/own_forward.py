@@ -38,7 +38,12 @@ class NothingFromThePrior(Messenger):
 
 
 def follow_forward(kind: Any) -> None:
-    """Let ``evaluate`` of a class run its ``forward``, with each draw by itself; asked from there, it is inherited."""
+    """Let ``evaluate`` of a class run its ``forward``, with each draw by itself; asked from there, it is inherited.
+
+    A class whose ``evaluate`` is defined where its ``forward`` is, or below, stays as it is.
+    """
+    if "evaluate" in vars(next(each for each in kind.__mro__ if {"forward", "evaluate"} & vars(each).keys())):
+        return
     forward, inherited = kind.forward, kind.evaluate
 
     @functools.wraps(forward)

@@ -55,7 +55,7 @@ class Standardised(nn.Module):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuse a class with a ``forward`` of its own: predictions of it would be of standardised targets."""
         super().__init_subclass__(**kwargs)
-        if "forward" in vars(cls):
+        if cls.forward is not Standardised.forward:
             raise PyroDropoutError(
                 f"{cls.__name__} must not define forward: Standardised maps data and outputs between two scales there."
                 " Define it in the network, or in a class below BayesianNet, and put that into Standardised."

@@ -123,6 +123,14 @@ def test_a_class_without_a_density_of_its_own_keeps_the_curvature_of_its_parent(
     class Renamed(Gaussian):
         pass
 
+    class Tailed:
+        distribution = Shifted.distribution
+
+    class Mixed(Tailed, Gaussian):
+        pass
+
+    with pytest.raises(PyroDropoutError, match="likelihood Mixed does not say how its log density bends"):
+        Mixed().curvature(torch.zeros(3, 1))
     f = torch.zeros(3, 1)
     assert torch.equal(Renamed(tau=4.0).curvature(f), Gaussian(tau=4.0).curvature(f))
     assert torch.equal(Narrower(tau=4.0).curvature(f), 4 * Gaussian(tau=4.0).curvature(f))

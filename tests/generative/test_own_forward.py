@@ -21,6 +21,22 @@ class Scaled(pd.BayesianNet):
         return super().forward(3 * x, y, num_data)
 
 
+class Tripled:
+    """The same, to be mixed in."""
+
+    def forward(self, x: Tensor, y: Tensor | None = None, num_data: int | None = None) -> Tensor:
+        found: Tensor = super().forward(3 * x, y, num_data)  # type: ignore[misc]
+        return found
+
+
+class Mixed(Tripled, pd.BayesianNet):
+    pass
+
+
+class Further(Scaled):
+    """Inherits everything."""
+
+
 class Indexed(pd.BayesianNet):
     """Five times the first output, at an index that would be a point's if draws came first."""
 
@@ -62,7 +78,7 @@ def linear(kind: type[pd.BayesianNet]) -> pd.BayesianNet:
 
 def by_hand(model: pd.BayesianNet, weight: Tensor, bias: Tensor) -> Tensor:
     """F of draws, (T, N, 1)."""
-    f = torch.einsum("toi,ni->tno", weight, 3 * X if isinstance(model, Scaled) else X) + bias.unsqueeze(1)
+    f = torch.einsum("toi,ni->tno", weight, 3 * X if isinstance(model, Scaled | Mixed) else X) + bias.unsqueeze(1)
     return 5 * f if isinstance(model, Indexed) else f
 
 
@@ -79,7 +95,7 @@ class Drawn:
         return {name: value[0] for name, value in self.weights.items()}
 
 
-@pytest.mark.parametrize("kind", [Scaled, Indexed])
+@pytest.mark.parametrize("kind", [Scaled, Mixed, Further, Indexed])
 def test_shared_draws_and_means_are_of_what_forward_returns(kind: type[pd.BayesianNet]) -> None:
     model, posterior = linear(kind), Drawn(2)
     exact = by_hand(model, **posterior.weights)

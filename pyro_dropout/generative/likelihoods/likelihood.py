@@ -100,7 +100,8 @@ class Likelihood(nn.Module):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Leave a class that has its own ``distribution`` without the curvature of another one."""
         super().__init_subclass__(**kwargs)
-        if "distribution" in vars(cls) and "curvature_root" not in vars(cls):
+        own = next(kind for kind in cls.__mro__ if {"distribution", "curvature_root"} & vars(kind).keys())
+        if "curvature_root" not in vars(own):
             cls.curvature_root = Likelihood.curvature_root  # type: ignore[method-assign]
 
     def flattened(self, f: Tensor) -> Tensor:
