@@ -32,6 +32,7 @@ from pyro_dropout.generative.layouts import Site, freeze_all_but
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.likelihoods.likelihood import Likelihood as OwnLikelihood
 from pyro_dropout.generative.likelihoods.likelihood import is_likelihood, observe
+from pyro_dropout.generative.own_forward import follow_forward
 from pyro_dropout.generative.own_noise import (
     FrozenStatistics,
     drawn_in_place,
@@ -148,6 +149,11 @@ class BayesianNet(PriorWidths):
                     " parameters, or leave it out with Prior(hide=...)."
                 )
         self.register_widths(net)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Let a class with a ``forward`` of its own be asked for what that returns."""
+        super().__init_subclass__(**kwargs)
+        follow_forward(cls)
 
     def sample_sites(self, num_data: int | None = None) -> Weights:
         """Call ``pyro.sample`` for every random parameter, in order, and return the values by name."""

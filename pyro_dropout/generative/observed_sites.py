@@ -248,6 +248,16 @@ def no_sites(model: object) -> str:
     )
 
 
+def are_ours(model: Any, *methods: str) -> bool:
+    """Whether these methods of a module, and of the models inside it, are those of this package."""
+    while isinstance(model, nn.Module):
+        own = [getattr(type(model), name) for name in methods if hasattr(type(model), name)]
+        if not all(method.__module__.startswith("pyro_dropout.") for method in own):
+            return False
+        model = getattr(model, "model", None)
+    return True
+
+
 def speaks_by_likelihood(call: ModelCall) -> bool:
     """Whether p(y | w) of a model is its likelihood at the outputs that it returns: the fast path for networks.
 
@@ -255,10 +265,7 @@ def speaks_by_likelihood(call: ModelCall) -> bool:
     """
     if not is_network(call.model):
         return False
-    models: list[Any] = [call.model]
-    while isinstance(getattr(models[-1], "model", None), nn.Module):
-        models.append(models[-1].model)
-    if all(type(model).forward.__module__.startswith("pyro_dropout.") for model in models):
+    if are_ours(call.model, "forward"):
         return True
     with torch.no_grad(), quietly(call.model):
         try:

@@ -52,6 +52,15 @@ class Standardised(nn.Module):
     y_mean: Tensor
     y_std: Tensor
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuse a class with a ``forward`` of its own: predictions of it would be of standardised targets."""
+        super().__init_subclass__(**kwargs)
+        if cls.forward is not Standardised.forward:
+            raise PyroDropoutError(
+                f"{cls.__name__} must not define forward: Standardised maps data and outputs between two scales there."
+                " Define it in the network, or in a class below BayesianNet, and put that into Standardised."
+            )
+
     def __init__(self, model: Any, x: Tensor, y: Tensor) -> None:
         super().__init__()
         if isinstance(model, Standardised):

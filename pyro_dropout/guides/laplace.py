@@ -11,6 +11,7 @@ from typing import Any, Literal
 import pyro.distributions as dist
 import torch
 from torch import Size, Tensor
+from torch.distributions import Normal
 
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.guides.base import SiteGuide, State, trained
@@ -19,6 +20,7 @@ from pyro_dropout.mathematics.checks import check_choice
 from pyro_dropout.mathematics.curvature import OF_NOISE, Curvature, log_evidence
 from pyro_dropout.mathematics.curvature_blocks import Block, Dense, Diagonal, Kronecker
 from pyro_dropout.mathematics.full_rank_normal import SharedNoise
+from pyro_dropout.mathematics.shapes import base_distribution, keeps_density
 from pyro_dropout.protocols import PyroModel, SiteDistribution, Weights
 from pyro_dropout.registry import guide
 
@@ -90,6 +92,14 @@ class AutoLaplace(SiteGuide):
                 "AutoLaplace needs a BayesianNet, whose outputs and likelihood have a curvature; got"
                 f" {type(model).__name__}. For other Pyro models, Pyro has AutoLaplaceApproximation."
             )
+        net: Any = model
+        for name in net.sites:
+            prior = base_distribution(net.prior_of(name))
+            if not keeps_density(prior, Normal):
+                raise PyroDropoutError(
+                    f"AutoLaplace knows the curvature of Gaussian priors, and that of {name!r} is a"
+                    f" {type(prior).__name__}. Use AutoLowRank, or Pyro's AutoLaplaceApproximation."
+                )
         if structure is not None:
             check_choice("structure", structure, tuple(STRUCTURES), "None")
         super().__init__(model, bias="map", other="map", init=init, init_loc_fn=init_loc_fn)

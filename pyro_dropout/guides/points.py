@@ -13,7 +13,7 @@ from torch.distributions import Normal
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.guides.base import GuideSite, Init, InitLoc, SiteGuide, trained
-from pyro_dropout.mathematics.shapes import base_distribution
+from pyro_dropout.mathematics.shapes import base_distribution, keeps_density
 from pyro_dropout.protocols import Distribution, PyroModel
 
 
@@ -70,7 +70,7 @@ def _priors(template: SiteGuide) -> dict[str, tuple[GuideSite, Normal]]:
     found = {}
     for name, site in template._sites.items():
         base = base_distribution(whole_prior(template, name))
-        if not isinstance(base, Normal):
+        if not keeps_density(base, Normal):
             raise PyroDropoutError(
                 f"anchors are drawn from Gaussian priors, and that of {name!r} is a {type(base).__name__}. Use"
                 " Ensemble(..., anchored=False)."

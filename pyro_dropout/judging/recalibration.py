@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyro_dropout.errors import PyroDropoutError, ShapeError, warn_caller
 from pyro_dropout.generative.likelihoods import Gaussian
-from pyro_dropout.generative.likelihoods.moments import Running, block_log_prob, block_sums
+from pyro_dropout.generative.likelihoods.moments import Running, block_log_prob, block_sums, is_one_of
 from pyro_dropout.mathematics.checks import check_positive, describe
 from pyro_dropout.prediction.prediction import Prediction, check_prediction
 from pyro_dropout.prediction.site_prediction import SitePrediction
@@ -215,7 +215,7 @@ def _check_outputs(prediction: Prediction, name: str, *, gaussian: bool) -> None
         raise PyroDropoutError(f"{name} is for outputs of networks; site {prediction.site!r} of a Pyro model has none.")
     if not gaussian:
         prediction.check_kind(name, "classes")
-    elif not isinstance(prediction.likelihood, Gaussian):
+    elif not is_one_of(prediction.likelihood, Gaussian):
         raise PyroDropoutError(
             f"{name} is for the likelihood Gaussian(tau), and this prediction is of {prediction.family}; for classes"
             " use refit_temperature and tempered."

@@ -18,7 +18,7 @@ from pyro_dropout.errors import PyroDropoutError, ShapeError, SingularError
 from pyro_dropout.mathematics.checks import check_choice, check_count
 from pyro_dropout.mathematics.label_entropy import label_entropy
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
-from pyro_dropout.mathematics.shapes import base_distribution, broadcast_shape
+from pyro_dropout.mathematics.shapes import base_distribution, broadcast_shape, keeps_density
 from pyro_dropout.mathematics.weight_distribution import LOG_2PI, drawn
 
 Method = Literal["large_k", "exact", "monte_carlo"]
@@ -29,7 +29,7 @@ _BLOCK = 2**22
 def _prior(q: RowMixture, p: Distribution) -> tuple[Tensor, Tensor]:
     """Return the prior's mean and log standard deviation by rows, (*batch, rows, rest), or 1 where they repeat."""
     base = base_distribution(p, ExpandedDistribution)
-    if not isinstance(base, Normal):
+    if not keeps_density(base, Normal):
         raise PyroDropoutError(f"p must be a Gaussian prior, torch's or Pyro's Normal; got {type(p).__name__}.")
     shape = p.batch_shape + p.event_shape
     try:
@@ -260,7 +260,7 @@ def kl(q: Distribution, p: Distribution, method: Method = "large_k", *, num_samp
 
 def _by_formula(q: RowMixture, p: Distribution) -> Tensor:
     """Return the large-K value, or say as torch does that there is no formula, so that a loss may sample instead."""
-    if not isinstance(base_distribution(p, ExpandedDistribution), Normal):
+    if not keeps_density(base_distribution(p, ExpandedDistribution), Normal):
         raise NotImplementedError
     return kl(q, p)
 

@@ -20,7 +20,7 @@ from torch import Size, Tensor
 from torch.distributions import Distribution, Independent, Normal, register_kl
 from torch.nn.functional import pad
 
-from pyro_dropout.mathematics.shapes import Float, base_distribution, broadcast_shape
+from pyro_dropout.mathematics.shapes import Float, base_distribution, broadcast_shape, keeps_density
 from pyro_dropout.mathematics.weight_distribution import LOG_2PI, Draw, WeightDistribution, drawn
 
 
@@ -193,7 +193,7 @@ class TriangularNormal(FullRankNormal):
 def _to_gaussian(q: FullRankNormal, p: Distribution) -> Tensor:
     """KL(q‖p) for independent Gaussians p: ½Σ[(R² + (m-μ)²)/s² - 1 + log s²] - ½ log det; a block's share of it."""
     base = base_distribution(p)
-    if not isinstance(base, Normal) or p.batch_shape + p.event_shape != q.batch_shape + q.event_shape:
+    if not keeps_density(base, Normal) or p.batch_shape + p.event_shape != q.batch_shape + q.event_shape:
         raise NotImplementedError
     square = (q.variance + (q.mean - base.loc).square()) / base.scale.square()
     each: Tensor = sum_rightmost(0.5 * (square - 1) + base.scale.log(), len(q.event_shape))

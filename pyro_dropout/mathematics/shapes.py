@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+import pyro.distributions
+import torch
 from torch import Size, Tensor
 from torch.distributions import Independent
 
@@ -26,7 +28,9 @@ else:
 
         Bool = Float = Int = _Unchecked
 
-__all__ = ["Bool", "Float", "Int", "RowDim", "RowLayout", "base_distribution", "broadcast_shape"]
+__all__ = ["Bool", "Float", "Int", "RowDim", "RowLayout", "base_distribution", "broadcast_shape", "keeps_density"]
+
+_ABSTRACT = (torch.distributions.Distribution, pyro.distributions.Distribution)  # whose log_prob is another's to define
 
 
 def base_distribution(p: Distribution, *wrappers: type) -> Distribution:
@@ -34,6 +38,17 @@ def base_distribution(p: Distribution, *wrappers: type) -> Distribution:
     while any(isinstance(p, kind) for kind in (Independent, *wrappers)):
         p = p.base_dist
     return p
+
+
+def keeps_density(p: Distribution, kind: type | None = None) -> bool:
+    """Whether closed forms for a distribution of torch, Pyro or this package hold; with ``kind``, if it is one of that.
+
+    Not for a class below one of them with a ``log_prob`` of its own, such as a Normal that is censored at zero.
+    """
+    base = base_distribution(p)
+    own, *behind = [each for each in type(base).__mro__ if "log_prob" in vars(each)]
+    ours = own.__module__.partition(".")[0] in ("torch", "pyro", "pyro_dropout")
+    return (kind is None or isinstance(base, kind)) and (ours or all(each in _ABSTRACT for each in behind))
 
 
 def broadcast_shape(*shapes: Sequence[int]) -> Size:

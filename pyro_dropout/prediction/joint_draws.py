@@ -14,6 +14,7 @@ from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.inputs import check_inputs, check_pairs
 from pyro_dropout.generative.model_call import ModelCall, is_network
 from pyro_dropout.generative.observed_sites import (
+    are_ours,
     check_latent,
     deterministic_values,
     full_distribution,
@@ -152,15 +153,15 @@ def _weigh_network(call: ModelCall, weights: Weights, replicate: bool) -> JointD
         observed, drawn = ({name: value.squeeze(-1) for name, value in part.items()} for part in (observed, drawn))
     size = observed["y"].dim()
     names = ("point", "output")[:size] if size <= 2 else ("point", *(f"y_dim_{k}" for k in range(1, size)))
-    return JointDraws(weights, {"y": each}, each.sum(-1), _log_priors(call, weights), observed, {"y": names}, drawn)
-
-
-def _log_priors(call: ModelCall, weights: Weights) -> Tensor:
-    """Return log p(w), (S,), of all draws of a network: at once, for those of this package."""
-    if hasattr(call.model, "prior_of") and set(weights) == set(call.model.sites):
-        return torch.stack([call.model.prior_of(name).log_prob(w).to(F64) for name, w in weights.items()]).sum(0)
-    draws = ({name: value[t] for name, value in weights.items()} for t in range(len(next(iter(weights.values())))))
-    return torch.stack([_log_prior(trace_at(call, draw), draw) for draw in draws])
+    found = JointDraws(weights, {"y": each}, each.sum(-1), each.new_zeros(()), observed, {"y": names}, drawn)
+    known = are_ours(model, "forward", "sample_sites") and hasattr(model, "prior_of")
+    if known and set(weights) == set(model.sites):
+        priors = [model.prior_of(name).log_prob(w).to(F64) for name, w in weights.items()]
+        return replace(found, log_prior=torch.stack(priors).sum(0))
+    # What samples its sites by itself may have other priors, factors and scales.
+    rows = [_Row({name: value[t] for name, value in weights.items()}, call, False) for t in range(count)]
+    log_prior, log_data = (torch.stack([getattr(row, key) for row in rows]) for key in ("log_prior", "log_data"))
+    return replace(found, log_prior=log_prior, log_data=log_data, counts=rows[0].counts)
 
 
 def _log_prior(trace: Trace, draw: Weights) -> Tensor:

@@ -15,6 +15,7 @@ from torch.distributions.transforms import ComposeTransform, Transform
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.likelihoods.moments import F64, base_of, normal_parts
 from pyro_dropout.mathematics.mixtures import mixture_tail_quantile
+from pyro_dropout.mathematics.shapes import keeps_density
 from pyro_dropout.protocols import Distribution
 
 Tails = tuple[Tensor, Tensor]
@@ -36,7 +37,7 @@ def behind(p: Distribution) -> tuple[Distribution, Transform] | None:
     steps: list[Transform] = []
     while isinstance(base, TransformedDistribution):
         base, steps = base_of(base.base_dist), [*base.transforms, *steps]
-    return (base, ComposeTransform(steps)) if isinstance(base, Normal) and all(map(_rises, steps)) else None
+    return (base, ComposeTransform(steps)) if keeps_density(base, Normal) and all(map(_rises, steps)) else None
 
 
 def _rises(step: Transform) -> bool:
@@ -67,8 +68,10 @@ def log_tails(p: Distribution, y: Tensor) -> Tails:
         below = torch.special.gammaincc(most.clamp_min(0) + 1, rate).log()
         above = torch.special.gammainc(least.clamp_min(1), rate).log()
         return torch.where(most < 0, -math.inf, below), torch.where(least < 1, 0.0, above)
-    first, last = _bounds(base)
+    first, last = _bounds(base, y)
     try:
+        if not keeps_density(base) and not _tells_tails(base):
+            raise NotImplementedError
         below = base.cdf(y.clamp(first, last)).to(F64)
         less = base.cdf((y.ceil() - 1).clamp(first, last)).to(F64) if is_whole(base) else below
     except NotImplementedError:
@@ -79,10 +82,16 @@ def log_tails(p: Distribution, y: Tensor) -> Tails:
     return _steps(y >= last, y >= first, below.log()), _steps(y <= first, y <= last, (1 - less).log())
 
 
-def _bounds(p: Distribution) -> tuple[float, float]:
-    """Return the least and the greatest possible target."""
-    low, high = getattr(p.support, "lower_bound", -math.inf), getattr(p.support, "upper_bound", math.inf)
-    return float(low), float(high)
+def _tells_tails(p: Distribution) -> bool:
+    """Whether the class that defines a density, or one below it, defines the distribution function too."""
+    return "cdf" in next(names for each in type(p).__mro__ if {"cdf", "log_prob"} & (names := vars(each).keys()))
+
+
+def _bounds(p: Distribution, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the least and the greatest possible target; they may be parameters, as of a Binomial."""
+    ends = getattr(p.support, "lower_bound", -math.inf), getattr(p.support, "upper_bound", math.inf)
+    low, high = (torch.as_tensor(end, dtype=F64, device=like.device) for end in ends)
+    return low, high
 
 
 def _steps(sure: Tensor, possible: Tensor, log_prob: Tensor) -> Tensor:
@@ -120,7 +129,8 @@ def mixture_ends(
     """
     endless = log_tail.isneginf()
     log_tail = torch.where(endless, math.log(0.5), log_tail)
-    (at, step), whole, common = near, is_whole(kind), bool((log_tail > _SMALL).all())
+    at, step = (torch.where(each.isfinite(), each, other) for each, other in zip(near, (0.0, 1.0), strict=True))
+    whole, common = is_whole(kind), bool((log_tail > _SMALL).all())
     normal = None if p is None else behind(p)
     if normal is not None:
         (loc, scale), function = normal_parts(normal[0]), normal[1]
@@ -134,7 +144,11 @@ def mixture_ends(
         limit = log_tail - (_ROUNDING if whole else 0.0)
         low = _least(lambda y: tails(y)[0] >= limit, at, step, whole)
         high = -_least(lambda y: tails(-y)[1] >= limit, -at, step, whole)
-    first, last = _bounds(kind)
+    first, last = _bounds(kind if p is None else base_of(p), low)
+    if first.dim() > low.dim():
+        first = first.amin(0)
+    if last.dim() > low.dim():
+        last = last.amax(0)
     return torch.where(endless, first, low), torch.where(endless, last, high)
 
 

@@ -3,20 +3,20 @@
 With a draw for each data point no weights are held: masks are drawn inside the forward pass.
 """
 
-from typing import Any, cast
+from typing import cast
 
 import pyro
 import torch
 from pyro import poutine
 from pyro.distributions import Delta
 from pyro.poutine.messenger import Messenger
-from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
 from pyro_dropout.errors import PyroDropoutError, ShapeError, SingularError
 from pyro_dropout.generative.inputs import AnyInputs, copies
 from pyro_dropout.generative.model_call import ModelCall, check_programs
 from pyro_dropout.generative.observed_sites import sample_sites
+from pyro_dropout.generative.own_forward import NothingFromThePrior
 from pyro_dropout.generative.own_noise import silent
 from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.guides.concrete import as_flips
@@ -85,7 +85,7 @@ class WholeFunctions:
         model: object = self.model
         if isinstance(model, Model) and set(weights) == set(model.sites):
             return checked_outputs(model.evaluate(weights, x), len(x)).reshape(count, len(x), -1)
-        with poutine.block(expose_types=["param"]), _NothingFromThePrior():
+        with poutine.block(expose_types=["param"]), NothingFromThePrior():
             each = [poutine.condition(self.model, data={k: w[t] for k, w in weights.items()}) for t in range(count)]
             return torch.stack([checked_outputs(run(x), len(x)) for run in each])
 
@@ -126,7 +126,7 @@ class PerExample(WholeFunctions):
                         " points, not for each; predict(model, guide, ..., shared=True) draws all of them so, also for"
                         " each pair of a fleet."
                     )
-            with _NothingFromThePrior():
+            with NothingFromThePrior():
                 f = cast(PyroModel, poutine.replay(self.model, trace=trace))(rows)
         drawn = (drawn_per_data_point(site.get("value")) for site in trace.nodes.values())
         self._flips = self._flips or any(recipe is not None and recipe._noise is not None for recipe in drawn)
@@ -204,21 +204,6 @@ class _CoinFlips(Messenger):
 
     def _pyro_sample(self, msg: Message) -> None:
         msg["fn"] = as_flips(msg["fn"])
-
-
-class _NothingFromThePrior(Messenger):
-    """Skips the draw of ``y``, which is not needed here, and raises if a weight would come from the prior."""
-
-    def _pyro_sample(self, msg: Any) -> None:
-        if msg["is_observed"] or msg["done"] or site_is_subsample(msg):
-            return
-        if msg["name"] == "y":
-            msg["value"], msg["done"] = torch.zeros(msg["fn"].shape()), True
-        # Sites in the plate "data" are drawn by the model at new points.
-        elif not any(frame.name == "data" for frame in msg["cond_indep_stack"]):
-            raise PyroDropoutError(
-                f"the posterior has no site {msg['name']!r}, which the model samples: is it for this model?"
-            )
 
 
 Drawn = tuple[Weights, Tensor | None, str]  # draws, their log density, and why there is none

@@ -16,6 +16,7 @@ from pyro_dropout.errors import PyroDropoutError, ShapeError
 from pyro_dropout.generative.exact_gp import GP
 from pyro_dropout.generative.inputs import check_inputs
 from pyro_dropout.generative.likelihoods import Gaussian
+from pyro_dropout.generative.likelihoods.moments import is_one_of
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.own_noise import check_no_noise
 from pyro_dropout.generative.standardised import Standardised
@@ -155,7 +156,7 @@ def conjugate(model: BayesianNet | Standardised, x: Tensor, y: Tensor) -> Gaussi
 def _check(model: BayesianNet | Standardised, x: Tensor, y: Tensor) -> None:
     if not has_gaussian_prior(model):
         raise PyroDropoutError(f"model must be a BayesianNet; got {type(model).__name__}. For other models use nuts().")
-    if not isinstance(model.likelihood, Gaussian):
+    if not is_one_of(model.likelihood, Gaussian):
         kind = type(model.likelihood).__name__
         raise PyroDropoutError(f"model.likelihood must be Gaussian(tau); got {kind}. For other noise use nuts().")
     check_inputs(x)

@@ -3,13 +3,17 @@
 from collections.abc import Callable
 
 import numpy as np
+import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer import SVI
 from pyro.optim import Adam
 from scipy import special, stats
 
-from pyro_dropout import ELBO, AutoDropout, BayesianNet, Bernoulli, Categorical, Gaussian
+import pyro_dropout as pd
+from pyro_dropout import ELBO, AutoDropout, AutoMeanField, BayesianNet, Bernoulli, Categorical, Gaussian
+from pyro_dropout.errors import PyroDropoutError
+from pyro_dropout.generative.likelihoods.moments import is_one_of
 from tests.contracts.likelihoods import LIKELIHOODS, N
 from tests.contracts.models import mlp
 from tests.contracts.test_likelihoods import density
@@ -80,3 +84,53 @@ def test_the_root_of_classes_is_exact_for_sure_networks_too(scale: float) -> Non
     torch.testing.assert_close(found.diagonal(dim1=-2, dim2=-1), p * others, rtol=1e-3, atol=1e-37)
     expected = torch.diag_embed(p) - p.unsqueeze(-1) * p.unsqueeze(-2)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+
+
+class Shifted(Gaussian):
+    """A Gaussian by its class, and not by its density: the mean is f + 1, and tails are heavy."""
+
+    def distribution(self, f: torch.Tensor) -> dist.StudentT:
+        return dist.StudentT(4.0, f + 1, (self.tau**-0.5).to(f)).to_event(1)
+
+
+class Narrower(Gaussian):
+    """A Gaussian with another root of its curvature, and the density of its parent."""
+
+    def curvature_root(self, f: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
+        return 2 * super().curvature_root(f, y)
+
+
+def test_a_class_with_a_density_of_its_own_is_not_taken_for_its_parent() -> None:
+    """The formulas of ``Gaussian`` would give the posterior of another model, without a word."""
+    x, y = torch.randn(20, 2), torch.randn(20, 1)
+    model = BayesianNet(torch.nn.Linear(2, 1), likelihood=Shifted(tau=4.0))
+    answer = pd.predict(model, AutoMeanField(model), x, samples=10, seed=0)
+    assert not is_one_of(model.likelihood, Gaussian)
+    assert is_one_of(Narrower(), Gaussian)
+    with pytest.raises(PyroDropoutError, match=r"must be Gaussian\(tau\); got Shifted"):
+        pd.references.conjugate(model, x, y)
+    with pytest.raises(PyroDropoutError, match=r"likelihood Shifted does not say .* Define in it curvature_root"):
+        pd.laplace(model, model.net.state_dict(), x, y)
+    with pytest.raises(PyroDropoutError, match=r"refit_tau is for the likelihood Gaussian.* is of Shifted"):
+        pd.judging.refit_tau(answer, y)
+    with pytest.raises(PyroDropoutError, match=r"tune must hold 'length_scales'.* Shifted"):
+        pd.training.maximise_evidence(model, x, y, tune="tau", progress=False)
+    with pytest.raises(PyroDropoutError, match="must be a Gaussian or a HeteroscedasticGaussian"):
+        pd.Transformed(Shifted(), "log")
+
+
+def test_a_class_without_a_density_of_its_own_keeps_the_curvature_of_its_parent() -> None:
+    class Renamed(Gaussian):
+        pass
+
+    class Tailed:
+        distribution = Shifted.distribution
+
+    class Mixed(Tailed, Gaussian):
+        pass
+
+    with pytest.raises(PyroDropoutError, match="likelihood Mixed does not say how its log density bends"):
+        Mixed().curvature(torch.zeros(3, 1))
+    f = torch.zeros(3, 1)
+    assert torch.equal(Renamed(tau=4.0).curvature(f), Gaussian(tau=4.0).curvature(f))
+    assert torch.equal(Narrower(tau=4.0).curvature(f), 4 * Gaussian(tau=4.0).curvature(f))

@@ -383,3 +383,15 @@ def test_what_is_too_large_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr("pyro_dropout.prediction.linearised._MOST", most)
         with pytest.raises(pd.errors.PyroDropoutError, match=message):
             linearised(model, guide, x, **options)
+
+
+@pytest.mark.parametrize("link", ["log", "logit"])
+def test_targets_on_another_scale_have_the_density_of_a_transformed_normal(link: Any) -> None:
+    """Exact, also far out: two outputs are one normal together, and quasi-random points would miss its tail."""
+    model = pd.BayesianNet(nn.Linear(3, 2), likelihood=pd.Transformed(pd.Gaussian(torch.tensor([4.0, 9.0])), link))
+    answer = linearised(model, pd.AutoMeanField(model, init_scale=0.4), torch.randn(5, 3))
+    mean, covariance = (part[0].double() for part in answer.outputs)
+    z = mean + torch.tensor([0.5, 4.0, -4.0, 6.0, -6.0], dtype=F64).unsqueeze(-1)
+    y, slope = (z.exp(), -z) if link == "log" else (z.sigmoid(), -z.sigmoid().log() - (-z).sigmoid().log())
+    normal = torch.distributions.MultivariateNormal(mean, covariance + torch.diag(torch.tensor([0.25, 1 / 9]).double()))
+    torch.testing.assert_close(answer.log_prob(y).double(), normal.log_prob(z) + slope.sum(-1), rtol=1e-3, atol=1e-3)

@@ -171,6 +171,48 @@ def test_log_prob_is_the_paper_s_logsumexp(dtype: torch.dtype, shared: bool, see
             ask()
 
 
+class Together(pd.generative.Likelihood):
+    """Noise that is correlated between the targets of a point; with ``df``, with heavy tails."""
+
+    root = torch.tensor([[1.0, 0.0], [0.8, 0.6]])
+
+    def __init__(self, df: float | None = None) -> None:
+        super().__init__()
+        self.df = df
+
+    def distribution(self, f: Tensor) -> dist.TorchDistribution:
+        root = self.root.to(f)
+        if self.df is None:
+            return dist.MultivariateNormal(f, scale_tril=root)
+        return dist.MultivariateStudentT(torch.tensor(self.df).to(f), f, root)
+
+
+@pytest.mark.parametrize("method", ["mc", "linearised"])
+@pytest.mark.parametrize("df", [None, 6.0])
+def test_covariance_has_that_of_the_noise(df: float | None, method: str) -> None:
+    """Of a linear network: Cov[y] = Cov[f] + Cov[noise]; that of a Student t is df/(df - 2) times its matrix."""
+    model = pd.BayesianNet(nn.Linear(3, 2), likelihood=Together(df))
+    guide, x = pd.AutoMeanField(model, init_scale=0.3), torch.randn(4, 3)
+    how: Any = {"samples": 500, "seed": 0, "shared": True, "method": method}
+    answer = pd.predict(model, guide, x, **how)
+    noise = Together.root @ Together.root.T * (1.0 if df is None else df / (df - 2))
+    spread = torch.stack([torch.cov(f.T, correction=0) for f in answer.samples.movedim(1, 0)])
+    if method == "linearised":
+        spread = 0.09 * (x.square().sum(-1) + 1)[:, None, None] * torch.eye(2)
+    torch.testing.assert_close(answer.covariance, spread + noise, atol=0.02, rtol=0)
+
+
+def test_covariance_of_noise_without_one_is_refused() -> None:
+    class Shares(pd.generative.Likelihood):
+        def distribution(self, f: Tensor) -> dist.Dirichlet:
+            return dist.Dirichlet(f.exp())
+
+    model = pd.BayesianNet(nn.Linear(3, 2), likelihood=Shares())
+    answer = pd.predict(model, pd.AutoMeanField(model), torch.randn(4, 3), samples=10, seed=0)
+    with pytest.raises(pd.errors.NotAvailableError, match="depend on each other, and Dirichlet has no covariance"):
+        _ = answer.covariance
+
+
 def test_covariance_of_classes_is_that_of_indicators() -> None:
     model, guide, x = problem(pd.Categorical(), out=3)
     answer = pd.predict(model, guide, x, samples=40)

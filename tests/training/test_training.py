@@ -1,6 +1,7 @@
 """Fitting: what a history says, mini-batches, early stopping, and what happens when the loss is no number any more."""
 
 import io
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from pyro.infer import TraceEnum_ELBO
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
@@ -315,3 +317,24 @@ def test_a_shared_bar_grows_by_a_training_that_it_was_not_made_for(shown: bool) 
             pd.fit(model, pd.AutoDropout(model), torch.ones(4, 1), torch.ones(4, 1), steps=5, compile=False)
             assert bar.n <= bar.total
     assert not shown or (bar.n, bar.total) == (10, 10)
+
+
+def test_pyros_enumeration_of_discrete_sites_is_a_loss() -> None:
+    """At a point and with z summed out nothing is random: the first loss is that of a mixture of two normals."""
+    y = torch.tensor([-2.0, -1.5, 1.0, 2.5])
+
+    def model(y: Tensor) -> None:
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(y)):
+            z = pyro.sample("z", dist.Bernoulli(0.3), infer={"enumerate": "parallel"})
+            pyro.sample("y", dist.Normal(mean + 2 * z, 0.5), obs=y)
+
+    def guide(y: Tensor) -> None:
+        mean = pyro.param("mean_at", torch.tensor(0.5))
+        pyro.sample("mean", dist.Delta(mean))
+
+    history = pd.fit(model, guide, y, steps=2, loss=TraceEnum_ELBO(max_plate_nesting=1), **QUIET)
+    each = [math.log(share) + dist.Normal(mean, 0.5).log_prob(y) for share, mean in ((0.7, 0.5), (0.3, 2.5))]
+    exact = -torch.logaddexp(*each).sum() - dist.Normal(0.0, 1.0).log_prob(torch.tensor(0.5))
+    assert history.losses[0].item() == pytest.approx(exact.item(), rel=1e-5)
+    assert pyro.param("mean_at").item() != 0.5

@@ -97,6 +97,13 @@ class Likelihood(nn.Module):
 
     shape: OutputShape | None = None  # of the network's output at one point, where it has more than one dimension
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Leave a class that has its own ``distribution`` without the curvature of another one."""
+        super().__init_subclass__(**kwargs)
+        own = next(kind for kind in cls.__mro__ if {"distribution", "curvature_root"} & vars(kind).keys())
+        if "curvature_root" not in vars(own):
+            cls.curvature_root = Likelihood.curvature_root  # type: ignore[method-assign]
+
     def flattened(self, f: Tensor) -> Tensor:
         """Return the network's outputs as rows, (N, D); those of a shape of their own, (N, *dims), are flattened."""
         return f if self.shape is None else self.shape.flat(f)

@@ -12,20 +12,22 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 from types import EllipsisType
-from typing import Any
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 from pyro.distributions.torch_distribution import MaskedDistribution
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Normal
 
+from pyro_dropout.errors import NotAvailableError
 from pyro_dropout.mathematics.gaussian_expectations import NODES, log_expectation
 from pyro_dropout.mathematics.gaussian_rows import semidefinite_root
-from pyro_dropout.mathematics.shapes import base_distribution
+from pyro_dropout.mathematics.shapes import base_distribution, keeps_density
 from pyro_dropout.protocols import Distribution, Likelihood
 
 F64 = torch.float64
 Sums = dict[str, Tensor]
+Kind = TypeVar("Kind")
 Points = slice | int | EllipsisType  # some of a prediction's points, one replica of a fleet, or all
 
 _THINNEST = 1e-150  # a standard deviation that underflows to zero would give NaN
@@ -46,7 +48,7 @@ def is_class(p: Distribution) -> bool:
 
 def is_normal(p: Distribution) -> bool:
     """Whether targets have Gaussian noise."""
-    return isinstance(base_of(p), Normal)
+    return keeps_density(base_of(p), Normal)
 
 
 def moments_of(p: Distribution) -> Sums:
@@ -97,9 +99,25 @@ def block_log_prob(p: Distribution, y: Tensor) -> Tensor:
 
 
 def block_outer(p: Distribution, mean: Tensor) -> Tensor:
-    """Return Σ_t (E[y | f_t] - mean)(E[y | f_t] - mean)ᵀ of a block of draws with p(y | f), (N, D, D)."""
+    """Return Σ_t (E[y | f_t] - mean)(E[y | f_t] - mean)ᵀ of a block of draws with p(y | f), (N, D, D).
+
+    With the covariances of the noise between the targets of a point, where p(y | f) has them; without its variances.
+    """
     apart = p.mean.to(F64) - mean
-    return torch.einsum("t...i,t...j->...ij", apart, apart)
+    found = torch.einsum("t...i,t...j->...ij", apart, apart)
+    base = base_of(p)
+    if not base.event_shape:
+        return found
+    if not hasattr(base, "covariance_matrix"):
+        raise NotAvailableError(
+            f"the targets of a point depend on each other, and {type(base).__name__} has no covariance_matrix that says"
+            " how. Draw targets from likelihood.distribution(answer.samples), and take torch.cov of those of a point."
+        )
+    noise: Tensor = base.covariance_matrix.to(F64)
+    variance = variance_of(noise)
+    scale = (p.variance.to(F64) / variance).sqrt()  # of a Student t, Pyro's matrix is not the covariance
+    noise = (noise - torch.diag_embed(variance)) * scale.unsqueeze(-1) * scale.unsqueeze(-2)
+    return found + noise.sum(0)
 
 
 class Running:
@@ -213,6 +231,12 @@ def said_of(likelihood: object) -> set[str]:
     kinds = type(likelihood).__mro__
     place = next((k for k, kind in enumerate(kinds) if "distribution" in vars(kind)), 0)
     return {name for kind in kinds[: place + 1] for name in vars(kind)}
+
+
+def is_one_of(likelihood: object, *kinds: type[Kind]) -> TypeGuard[Kind]:
+    """Whether p(y | f) is that of one of these classes: a class below with its own ``distribution`` has another."""
+    own = getattr(type(likelihood), "distribution", None)
+    return any(isinstance(likelihood, kind) and own is vars(kind)["distribution"] for kind in kinds)
 
 
 def variance_of(covariance: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from pyro_dropout.errors import PyroDropoutError, RangeError
 from pyro_dropout.generative.likelihoods.gaussian import Gaussian
 from pyro_dropout.generative.likelihoods.heteroscedastic import HeteroscedasticGaussian
 from pyro_dropout.generative.likelihoods.likelihood import Likelihood
+from pyro_dropout.generative.likelihoods.moments import F64, Outputs, is_one_of, outputs_of
 from pyro_dropout.mathematics.checks import check_choice, describe
 from pyro_dropout.mathematics.normal import LogitNormal, LogNormal
 from pyro_dropout.mathematics.shapes import base_distribution
@@ -20,6 +21,15 @@ from pyro_dropout.protocols import Distribution
 from pyro_dropout.registry import likelihood as registered
 
 Link = Literal["log", "logit"]
+
+
+class _OnItsScale(Outputs):
+    """Targets whose logarithm or log-odds are those of another likelihood."""
+
+    def log_prob(self, mean: Tensor, covariance: Tensor, y: Tensor) -> Tensor:
+        y, inner = y.to(F64), outputs_of(self.likelihood.likelihood, self.nodes)
+        steepness = -y.log() if self.likelihood.link == "log" else -y.log() - torch.log1p(-y)
+        return inner.log_prob(mean, covariance, self.likelihood.free(y)) + steepness.sum(-1)
 
 
 @registered("log-normal", make=lambda: Transformed(Gaussian(), "log"))
@@ -41,9 +51,11 @@ class Transformed(Likelihood):
         -12.157...
     """
 
+    gaussian_outputs = _OnItsScale
+
     def __init__(self, likelihood: Gaussian | HeteroscedasticGaussian, link: Link) -> None:
         super().__init__()
-        if not isinstance(likelihood, Gaussian | HeteroscedasticGaussian) or likelihood.shape is not None:
+        if not is_one_of(likelihood, Gaussian, HeteroscedasticGaussian) or likelihood.shape is not None:
             raise PyroDropoutError(
                 f"likelihood must be a Gaussian or a HeteroscedasticGaussian without dims; got {describe(likelihood)}."
             )

@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import pyro
 import torch
 from pyro import poutine
+from pyro.infer import TraceEnum_ELBO
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
@@ -47,7 +48,8 @@ class Parameters:
         self, model: object, guide: object, loss: Loss, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> None:
         capture = poutine.trace(param_only=True)
-        with torch.no_grad(), quietly(model, guide), unvalidated(), poutine.block(), capture:
+        graph = torch.set_grad_enabled(isinstance(loss, TraceEnum_ELBO))  # which does not run without gradients
+        with graph, quietly(model, guide), unvalidated(), poutine.block(), capture:
             loss.differentiable_loss(model, guide, *args, **kwargs)
         trace: Trace = capture.trace
         found = {name: site["value"].unconstrained() for name, site in trace.nodes.items()}

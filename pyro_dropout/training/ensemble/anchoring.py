@@ -20,7 +20,7 @@ from pyro_dropout.generative.priors import Tempered
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.guides.points import anchor, anchor_seed
-from pyro_dropout.mathematics.shapes import base_distribution
+from pyro_dropout.mathematics.shapes import base_distribution, keeps_density
 from pyro_dropout.mathematics.weight_distribution import LOG_2PI
 from pyro_dropout.protocols import Distribution, Trace
 from pyro_dropout.training.loss.temperature import Marks, numbers_of, share_of_data
@@ -142,7 +142,7 @@ def perturbation(
     for seed in seeds:
         with seeded(anchor_seed(seed), device):
             own, data = anchor(template), dict[str, Tensor]()
-            if isinstance(p, Normal):
+            if keeps_density(p, Normal):
                 data["noise"] = math.sqrt(heat) * torch.randn(shape, dtype=value.dtype)
                 if wide:
                     data["widths"] = _weights(shape, heat).to(call.dtype)
@@ -163,7 +163,7 @@ def _weights(shape: torch.Size, heat: float) -> Tensor:
 
 def _depends(p: Distribution, latent: list[Tensor]) -> bool:
     """Whether this is a Gaussian whose width depends on latent values."""
-    if not isinstance(p, Normal) or not p.scale.requires_grad:
+    if not keeps_density(p, Normal) or not p.scale.requires_grad:
         return False
     slopes = torch.autograd.grad(p.scale.sum(), latent, allow_unused=True, retain_graph=True)
     return any(slope is not None and bool((slope != 0).any()) for slope in slopes)

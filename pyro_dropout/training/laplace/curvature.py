@@ -9,13 +9,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from pyro import poutine
 from torch import Tensor
 
 from pyro_dropout.engines.engine import exact_products
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.inputs import AnyInputs, check_inputs, check_pairs, takes_all
 from pyro_dropout.generative.jacobians import Jacobians, last_layer
+from pyro_dropout.generative.observed_sites import are_ours, log_density, sample_sites
 from pyro_dropout.generative.standardised import Standardised, network_in
+from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.mathematics.curvature_blocks import F64, Block, Dense, Diagonal
 from pyro_dropout.protocols import Weights
 
@@ -139,4 +142,23 @@ def data_inside(model: Any, weights: Weights, x: object, y: Tensor) -> tuple[Any
     with torch.no_grad():
         f = net.evaluate(weights, inputs if takes_all(net) else inputs[:1])[:1]
         net.likelihood.check_values(f, net.likelihood.checked(f.expand(len(y), -1), y))
+        if not are_ours(net, "forward", "sample_sites"):
+            _check_terms(net, weights, *((inputs, y) if takes_all(net) else (inputs[:1], y[:1])))
     return net, inputs, y
+
+
+def _check_terms(net: Any, weights: Weights, x: AnyInputs, y: Tensor) -> None:
+    """Raise unless log p(y, w) of a network that samples by itself is that of its priors and its likelihood."""
+    with quietly(net), poutine.block():
+        trace = poutine.trace(poutine.condition(net, data=weights)).get_trace(x, y)
+    found = torch.stack([log_density(site) for site in sample_sites(trace).values()]).sum()
+    f, likelihood = net.evaluate(weights, x), net.likelihood
+    terms = [net.prior_of(name).log_prob(value) for name, value in weights.items()]
+    terms.append(likelihood.distribution(f).log_prob(likelihood.checked(f, y)).sum())
+    known = torch.stack([term.to(F64) for term in terms]).sum()
+    if not torch.isclose(found, known, rtol=1e-4, atol=1e-3):
+        raise PyroDropoutError(
+            f"log p(y, w) of {type(net).__name__} is {found:.6g} at a data point, and that of its priors and its"
+            f" likelihood {known:.6g}: its forward or sample_sites has other terms, such as pyro.factor, whose"
+            " curvature is not known."
+        )

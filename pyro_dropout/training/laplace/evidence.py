@@ -22,6 +22,7 @@ from tqdm.auto import tqdm
 from pyro_dropout.errors import PyroDropoutError, warn_caller
 from pyro_dropout.generative.inputs import check_inputs, inputs_of, takes_all
 from pyro_dropout.generative.likelihoods import Gaussian
+from pyro_dropout.generative.likelihoods.moments import is_one_of
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.generative.standardised import Standardised, network_in
@@ -133,7 +134,7 @@ def maximise_evidence(
         )
     if structure is None:
         structure = "full" if sum(net.prior_of(name).event_shape.numel() for name in net.sites) <= MOST else "kron"
-    known = ("tau", "length_scales") if isinstance(net.likelihood, Gaussian) else ("length_scales",)
+    known = ("tau", "length_scales") if is_one_of(net.likelihood, Gaussian) else ("length_scales",)
     wanted = set(known) if tune is None else {tune} if isinstance(tune, str) else set(tune)
     if not wanted or not wanted <= set(known):
         raise PyroDropoutError(
@@ -143,7 +144,7 @@ def maximise_evidence(
     batches_of(model, check_inputs(x, whole=takes_all(model)), y)  # raises unless they are data
 
     weights = weights_at(model, model)
-    tau = _number(net.likelihood.tau.detach()) if isinstance(net.likelihood, Gaussian) else None
+    tau = _number(net.likelihood.tau.detach()) if is_one_of(net.likelihood, Gaussian) else None
     best: tuple[float, Weights, Any, dict[str, Tensor]] | None = None
     trace, idle, way, anchor = list[float](), 0, 1.0, -math.inf
     with _restored_on_error(net):
@@ -192,7 +193,7 @@ def _restored_on_error(net: BayesianNet) -> Iterator[None]:
 def _changed(net: BayesianNet, tau: Any, logs: dict[str, float]) -> Any:
     """Change the log precisions of the noise and of priors by this much, and return the new τ."""
     with torch.no_grad():
-        if isinstance(net.likelihood, Gaussian) and NOISE in logs:
+        if is_one_of(net.likelihood, Gaussian) and NOISE in logs:
             tau = tau * math.exp(logs[NOISE])
             net.likelihood.log_tau.copy_(Gaussian(tau).log_tau)  # as it is in a model that is made with this τ
         scales = {name: net.prior_scale(name) * math.exp(-0.5 * log) for name, log in logs.items() if name != NOISE}

@@ -13,6 +13,7 @@ from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError, warn_c
 from pyro_dropout.generative.inputs import AnyInputs, takes_all
 from pyro_dropout.generative.jacobians import check_single_points, last_layer
 from pyro_dropout.generative.likelihoods import Gaussian
+from pyro_dropout.generative.likelihoods.moments import is_one_of
 from pyro_dropout.generative.model_call import ModelCall, name_of
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.own_noise import check_no_noise
@@ -236,7 +237,7 @@ def _added_up(
 
 def _noise(model: Any, log_likelihood: Tensor, numbers: float) -> dict[str, Tensor]:
     """Return the precision of Gaussian noise, how many numbers the targets have, and Σ τ(y - f)²; {} without it."""
-    if not isinstance(model.likelihood, Gaussian):
+    if not is_one_of(model.likelihood, Gaussian):
         return {}
     # log p(y | f) = ½ Σ (log τ - log 2π - τ(y - f)²), with τ in the units of y
     constant = numbers * (model.likelihood.log_tau.detach().to(log_likelihood).mean() - math.log(2 * math.pi))

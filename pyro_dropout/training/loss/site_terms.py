@@ -19,7 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from pyro_dropout.mathematics.divergence import Method, kl
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
-from pyro_dropout.mathematics.shapes import base_distribution
+from pyro_dropout.mathematics.shapes import base_distribution, keeps_density
 from pyro_dropout.mathematics.weight_distribution import LOG_2PI
 from pyro_dropout.protocols import Distribution, Message
 from pyro_dropout.training.loss.row_tracking import Args, Kwargs, Operation, carried, not_followed, tensors
@@ -56,7 +56,7 @@ def divergence(
             raise not_followed(name, f"its prior is {type(p).__name__}, {wrong}, so that its KL needs whole weights")
         if fits and (drawn or not (apart or (method == "monte_carlo" and not q.singular))):
             return _of_mixture(q_site, p_site, method, num_samples, learned)
-    elif not apart and q.batch_shape == p.batch_shape and _scaled_alike(q_site, p_site):
+    elif not apart and q.batch_shape == p.batch_shape and _scaled_alike(q_site, p_site) and _are_known(q, p):
         with suppress(NotImplementedError):
             found = kl_divergence(q, p)
             if found.shape == q.batch_shape:
@@ -100,7 +100,7 @@ def _of_point(q_site: Message, p_site: Message, learned: bool) -> Tensor:
     """
     q, p = q_site["fn"], p_site["fn"]
     base = base_distribution(p)
-    if type(q) is not Delta or not isinstance(base, Normal) or learned:
+    if type(q) is not Delta or not keeps_density(base, Normal) or learned:
         return of_draw(q_site, p_site)
     return _scaled(0.5 * _over_event(((q.v - base.loc) / base.scale).square(), p), p_site)
 
@@ -116,8 +116,13 @@ def _scaled_alike(q_site: Message, p_site: Message) -> bool:
     return all(a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b) for a, b in pairs)
 
 
+def _are_known(q: Distribution, p: Distribution) -> bool:
+    """Whether torch's closed forms are of these two, and not of classes that they change."""
+    return keeps_density(q) and keeps_density(p)
+
+
 def _is_gaussian(p: Distribution) -> bool:
-    return isinstance(base_distribution(p), Normal)
+    return keeps_density(p, Normal)
 
 
 def _over_event(values: Tensor, fn: Distribution) -> Tensor:
