@@ -335,6 +335,7 @@ class Fleet:
             "batch": batch,
             "update": told_update(update),
             "loss": told_loss(loss, self[0][0]),
+            **parameters.told,
             **({} if precision == "float32" else {"precision": precision}),
         }
         return run
