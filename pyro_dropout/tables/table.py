@@ -225,7 +225,7 @@ def _as_text(value: object) -> str:
     if isinstance(value, bool | np.bool_):
         return str(value).lower()
     if isinstance(value, Real) and not isinstance(value, Integral):
-        return number_text(float(str(value)))
+        return number_text(float(str(value) if isinstance(value, np.floating) else value))
     if isinstance(value, Decimal):
         return format(value, "f")
     if isinstance(value, datetime) and value.tzinfo is not None:
