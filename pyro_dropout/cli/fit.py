@@ -1,6 +1,7 @@
 """``pyro-dropout fit`` and ``resume``: train one guide on a table and save the run in a folder."""
 
 import os
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -77,11 +78,11 @@ def _print(train: Callable[[], "FittedTable"], folder: Path, as_json: bool) -> N
     try:
         fitted = train()
     except (KeyboardInterrupt, SystemExit) as stop:
-        from pyro_dropout.tabular.run_folder import CHOOSING, RECORD
+        from pyro_dropout.tabular.run_folder import CHOOSING, RECORD, resuming
 
         advice = "nothing was written. The same command starts again."
         if (folder / RECORD).exists():
-            advice = f"to continue: {PROGRAM} resume {folder}"
+            advice = f"to continue: {resuming(folder)}"
         elif (folder / CHOOSING).is_dir():
             kept = f"the trainings that choose what to train are kept in {folder / CHOOSING}"
             advice = f"{kept}. To continue, give the same command again."
@@ -92,7 +93,7 @@ def _print(train: Callable[[], "FittedTable"], folder: Path, as_json: bool) -> N
     data, history, guide, scores = fitted.data, fitted.history, fitted.run.recipe.guide, fitted.scores
     assert data is not None
     assert history is not None
-    shown, loss = os.path.relpath(folder), float(history.losses[-1])
+    shown, loss = shlex.quote(os.path.relpath(folder)), float(history.losses[-1])
     ended = f"loss {loss:.4g} at the last step (not comparable between guides)"
     lines = [data.note, *([fitted.said] if fitted.said else []), f"{guide}: {history.steps} steps, {ended}."]
     lines += _told(scores, len(data.test[0])) if scores else []

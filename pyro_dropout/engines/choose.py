@@ -20,6 +20,7 @@ from pyro_dropout.engines.engine import CannotError, Eager, Engine, Loop, Step, 
 from pyro_dropout.engines.in_c import InC
 from pyro_dropout.engines.in_cuda import InCuda
 from pyro_dropout.engines.replayed import Inductor, Replayed
+from pyro_dropout.engines.tracing import reads_values
 from pyro_dropout.errors import warn_caller
 from pyro_dropout.mathematics.checks import check_choice
 
@@ -93,7 +94,7 @@ def chosen(
         except WrongStepError:
             raise
         except Exception as cause:
-            why.append(f"{engine.name}: {cause}")
+            why.append(f"{engine.name}: {'it reads the value of a tensor' if reads_values(cause) else cause}")
             failed.append((engine.name, cause))
         else:
             _tell(failed, loop, warn)
@@ -108,7 +109,8 @@ def _tell(failed: list[tuple[str, Exception]], loop: Loop, warn: Callable[[Excep
     if compiling:
         warn(compiling[-1], loop.name)
         return
-    for name, cause in failed:
+    # A schedule may read the number of the step: what is recorded is without it.
+    for name, cause in ((name, cause) for name, cause in failed if not reads_values(cause)):
         warn_caller(
             f"the engine {name!r} failed ({type(cause).__name__}: {cause}), so {loop.name!r} takes the steps. Please"
             " report this with your model.",

@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
 
 from pyro_dropout.engines.recorder import Mode, record
 from pyro_dropout.engines.torch_internals import FakeTensorMode, TracingContext, as_torch_compiles, tracing
 from pyro_dropout.errors import PyroDropoutError
 
 _aten = torch.ops.aten
+_READS = (Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__)
 
 
 def traced(function: Callable[..., list[Tensor]], inputs: list[Tensor]) -> fx.GraphModule:
@@ -65,7 +67,7 @@ def _twice(function: Callable[..., list[Tensor]], inputs: list[Tensor]) -> fx.Gr
 
 def _once(function: Callable[..., list[Tensor]], inputs: list[Tensor]) -> fx.GraphModule:
     def with_masks(*leaves: Tensor) -> list[Tensor]:
-        with RecordedMasks():  # type: ignore[no-untyped-call]
+        with RecordedMasks(), _SeenReads():  # type: ignore[no-untyped-call]
             return function(*leaves)
 
     with torch.no_grad():
@@ -97,6 +99,18 @@ def _multiply_single_terms(graph: fx.Graph) -> None:
                     new.meta = dict(node.meta)
             node.replace_all_uses_with(new)
             graph.erase_node(node)
+
+
+class _SeenReads(TorchFunctionMode):
+    """Lets a tracer see that values are read where they go to numpy or into a list, as it sees ``item()``.
+
+    These look at memory, past torch's operations: a graph would hold the values of its first batch.
+    """
+
+    def __torch_function__(self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Any = None) -> object:
+        if func in _READS and args[0].numel():
+            args[0].detach().flatten()[0].item()
+        return func(*args, **(kwargs or {}))
 
 
 class RecordedMasks(Mode):

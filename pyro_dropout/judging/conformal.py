@@ -88,7 +88,9 @@ class Conformal:
     @property
     def highest_level(self) -> float:
         """The highest level that the held-back rows support: n/(n + 1)."""
-        return len(self.scores) / (len(self.scores) + 1)
+        found = len(self.scores) / (len(self.scores) + 1)
+        # A level means its decimal number: that of 12/13 may be a little more than 12/13.
+        return found if self._place(found) <= len(self.scores) else math.nextafter(found, 0)
 
     def interval(self, prediction: Prediction, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Return the ends, each (N, D), of intervals that hold y with a probability of at least ``level``.
@@ -165,14 +167,22 @@ class Conformal:
     def _limit(self, level: float) -> Tensor:
         """Return the k-th smallest score, k = ⌈(n + 1)·level⌉, (D,)."""
         check_level("level", level)
-        exact = Fraction(str(float(level)))  # 0.55·100 is 55.000000000000007 in floating point, and its ceiling 56
-        place = math.ceil((len(self.scores) + 1) * exact)
+        place, exact = self._place(level), _decimal(level)
         if place > len(self.scores):
             raise RangeError(
                 f"level must be at most {self.highest_level:.4g} with {len(self.scores)} held-back rows; got {level!r},"
                 f" which needs {math.ceil(exact / (1 - exact))}."
             )
         return self.scores[place - 1]
+
+    def _place(self, level: float) -> int:
+        """Return k = ⌈(n + 1)·level⌉."""
+        return math.ceil((len(self.scores) + 1) * _decimal(level))
+
+
+def _decimal(level: float) -> Fraction:
+    """Return a level as it is written: 0.55·100 is 55.000000000000007 in floating point, and its ceiling 56."""
+    return Fraction(str(float(level)))
 
 
 def _scores(prediction: Prediction, y: Tensor) -> Tensor:

@@ -48,6 +48,10 @@ class Settings:
             value, known, limits = getattr(self, each.name), choices(each.type), each.metadata.get("limits")
             if value is None and each.default is None:
                 continue
+            if each.type is float:
+                if not isinstance(value, Real):
+                    raise RangeError(f"{each.name} must be a number; got {value!r}.")
+                object.__setattr__(self, each.name, float(value))  # 0 and 0.0 are two records in JSON
             if known and not isinstance(value, bool) and value not in known:
                 raise RangeError(f"{each.name} must be one of {', '.join(map(str, known))}; got {value!r}.")
             kind = Integral if limits and isinstance(limits[0], int) else Real

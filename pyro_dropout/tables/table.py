@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from decimal import Decimal
+from fractions import Fraction
 from numbers import Integral, Real
 from typing import Any
 
@@ -225,7 +226,7 @@ def _as_text(value: object) -> str:
     if isinstance(value, bool | np.bool_):
         return str(value).lower()
     if isinstance(value, Real) and not isinstance(value, Integral):
-        return number_text(float(str(value)))
+        return number_text(float(value if isinstance(value, Fraction) else str(value)))
     if isinstance(value, Decimal):
         return format(value, "f")
     if isinstance(value, datetime) and value.tzinfo is not None:

@@ -34,6 +34,7 @@ from pyro_dropout.tabular.run_folder import (
     check_new,
     checkpoints_in,
     claimed_run,
+    resuming,
     sha256_of,
 )
 from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint
@@ -159,7 +160,7 @@ def _trained(
                 if checkpoints_in(folder)
                 else "train again (there is no checkpoint)"
             )
-            raise PyroDropoutError(f"{str(cause).rstrip('.')}; to {what}: pyro-dropout resume {folder}") from None
+            raise PyroDropoutError(f"{str(cause).rstrip('.')}; to {what}: {resuming(folder)}") from None
     return found
 
 

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import shlex
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
@@ -95,7 +96,7 @@ class Run:
         path = Path(folder) / POSTERIOR
         if not path.exists():
             raise PyroDropoutError(
-                f"{folder} holds an unfinished run: there is no {POSTERIOR}. To continue: pyro-dropout resume {folder}"
+                f"{folder} holds an unfinished run: there is no {POSTERIOR}. To continue: {resuming(folder)}"
             )
         self._check_belongs(path)
         model, guide = self.recipe.empty(len(self.encoding.features), self.encoding.classes)
@@ -211,6 +212,11 @@ def identity_of(record: Record) -> str:
     return hashlib.sha256(json.dumps(bound, sort_keys=True).encode()).hexdigest()
 
 
+def resuming(folder: str | Path) -> str:
+    """Return the command that continues a run, to be pasted into a shell."""
+    return f"pyro-dropout resume {shlex.quote(str(folder))}"
+
+
 def checkpoints_in(folder: str | Path) -> list[Path]:
     """Return the checkpoints of a run, those of an ensemble's groups included."""
     return list((Path(folder) / CHECKPOINTS).rglob("step-*.safetensors"))
@@ -235,7 +241,7 @@ def check_new(folder: Path) -> None:
     """Raise if a folder holds a run that has come further than its record, or other things."""
     check_no_links(folder, *OWN)
     if (folder / POSTERIOR).exists() or any((folder / CHECKPOINTS).rglob("*.*")):
-        advice = f"continue it (pyro-dropout resume {folder}) or use another folder"
+        advice = f"continue it ({resuming(folder)}) or use another folder"
         raise PyroDropoutError(f"{str(folder)!r} already holds a run; {advice}.")
     if any(each.name not in (LOCK, *OWN) for each in folder.iterdir()):
         raise PyroDropoutError(f"{str(folder)!r} is not empty; use a new folder.")

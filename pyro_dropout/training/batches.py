@@ -5,6 +5,7 @@ data and augmentations do not depend on the training. To resume in the middle of
 up to that position.
 """
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -95,6 +96,9 @@ class Stream:
     chained, together = False, 1  # a step waits for its batch
 
     def __init__(self, loader: DataLoader[Any], read: Callable[[object], Call], seed: int | None) -> None:
+        if loader.persistent_workers:  # their random numbers would go on from one epoch, or training, to the next
+            loader = copy.copy(loader)
+            vars(loader)["persistent_workers"] = False
         self._loader, self._read = loader, read
         self._seed = int(torch.randint(2**62, ())) if seed is None else int(seed)
         self._epoch = self._position = 0

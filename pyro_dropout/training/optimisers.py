@@ -288,8 +288,14 @@ class TorchOptimiser:
         self._update, self._optimiser, self._trained = update, update.optimiser, trained
         held = {id(each) for group in self._optimiser.param_groups for each in group["params"]}
         self._held = {k: each for k, each in enumerate(trained) if id(each) in held}
-        moved = {id(each) for each in trained}
-        own = moved & {id(each) for each in (guide.parameters() if isinstance(guide, nn.Module) else ())}
+        places = {id(each): k for k, each in enumerate(trained)}
+        moved = places.keys()
+        mine = [id(each) for each in (guide.parameters() if isinstance(guide, nn.Module) else ())]
+        given = [id(each) for group in self._optimiser.param_groups for each in group["params"]]
+        order, usual = ([places[each] for each in some if each in moved] for some in (given, mine))
+        # Its state is by their order, which a checkpoint names if it is not the guide's.
+        self.told: Record = {} if order in (usual, sorted(places.values())) else {"optimiser holds": order}
+        own = moved & {*mine}
         if self._held and own and not own & held and held - moved:
             raise PyroDropoutError(
                 f"optim must hold parameters of the guide; this {update.name} holds weights of the network in their"

@@ -1,5 +1,6 @@
 """Checks of the arguments of training, before anything is moved, drawn or changed."""
 
+import inspect
 from collections.abc import Callable, Collection
 from numbers import Real
 
@@ -78,10 +79,10 @@ def check_how(
 ) -> None:
     """Raise an error unless these are valid; None is not checked. Warn of a weight decay in ``optim``."""
     warn_of_decay(optim, loss)
-    if isinstance(optim, torch.optim.LBFGS):
+    if isinstance(optim, torch.optim.Optimizer) and _asks_for_loss(optim):
         raise PyroDropoutError(
-            "optim must be an optimiser that takes one gradient per step; got LBFGS, which evaluates the loss"
-            " repeatedly, while weight draws change it each time. Use 'adam'."
+            f"optim must be an optimiser that takes one gradient per step; got {type(optim).__name__}, which evaluates"
+            " the loss repeatedly, while weight draws change it each time. Use 'adam'."
         )
     for name, value in (("lr", lr), ("clip_norm", clip_norm)):
         if isinstance(value, Tensor) and (value.numel() != 1 or (name == "lr" and value.dim())):
@@ -100,6 +101,12 @@ def check_how(
         raise PyroDropoutError(f"loss must be pyro_dropout.ELBO() or a loss of Pyro's; got {describe(loss)}.")
     if device is not None:
         check_device("device", device)
+
+
+def _asks_for_loss(optim: torch.optim.Optimizer) -> bool:
+    """Whether an optimiser must be given a closure, as LBFGS must."""
+    closure = inspect.signature(optim.step).parameters.get("closure")
+    return closure is not None and closure.default is closure.empty
 
 
 def warn_of_decay(optim: object, loss: object = None) -> None:

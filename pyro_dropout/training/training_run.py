@@ -7,7 +7,7 @@ belong to the run, and ``publish`` puts them back.
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -196,6 +196,7 @@ class TrainingTask:
     loss: Loss
     call: ModelCall
     stream: Stream | None = None
+    told: Record = field(default_factory=dict, init=False)  # which parameters are trained, once it has started
 
     less: ClassVar[str] = "a smaller batch_size"  # what to do if a step does not fit into memory
     guarded: ClassVar[bool] = True  # whether steps that are not finite may be left out
@@ -219,8 +220,10 @@ class TrainingTask:
         buffers = places.values
         values, write = parameters.values, None
         beside = None
+        self.told = parameters.told
         if update.optimiser is not None:
             beside = TorchOptimiser(update, list(parameters.by_name.values()), self.guide)
+            self.told |= beside.told
         # Weights of a recurrent layer on a GPU are parts of one tensor.
         if beside is None and not apart_in_memory([*values, *buffers], len(values)):
             values, write = [value.clone() for value in values], parameters.copy
@@ -258,7 +261,7 @@ class TrainingTask:
 
     def facts(self) -> Record:
         """Return what must be the same when the training is resumed."""
-        told = {"loss": told_loss(self.loss, self.call.model)}
+        told = {"loss": told_loss(self.loss, self.call.model), **self.told}
         if self.stream is not None:
             return self.stream.facts() | told
         leaves = list(self.call.leaves())

@@ -32,6 +32,13 @@ from tests.bad_input.row import (
 )  # fmt: skip
 
 
+class TwoSteps(torch.optim.Optimizer):
+    """An optimiser that evaluates the loss itself, as sharpness-aware ones do."""
+
+    def step(self, closure: object) -> None:  # type: ignore[override]
+        """Take a step."""
+
+
 def laplace_at() -> tuple[pd.BayesianNet, pd.BayesianNet]:
     made = model()
     return made, made
@@ -96,6 +103,8 @@ ROWS = [
         lambda: kind_fit(pd.Poisson(), torch.full_like(Y, 0.5))),
     Row(OTHER, "optim", "got LBFGS",
         lambda: pd.fit(*(own := pair()), X, Y, optim=torch.optim.LBFGS(own[1].parameters()), **QUIET)),
+    Row(OTHER, "optim", "got TwoSteps",
+        lambda: pd.fit(*(own := pair()), X, Y, optim=TwoSteps(own[1].parameters(), {}), **QUIET)),
     Row(OTHER, "model", "got Linear, which takes (input", lambda: pd.fit(nn.Linear(1, 1), pair()[1], X, Y, **QUIET)),
     Row(OTHER, "model", "<lambda> has no sample site", lambda: pd.fit(lambda x, y: None, pair()[1], X, Y, **QUIET)),
     Row(OTHER, "fit", "no option 'stpes'", lambda: fit(stpes=3)),

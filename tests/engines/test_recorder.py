@@ -1,9 +1,12 @@
 """What is recorded as it runs is what ``make_fx`` records."""
 
+import contextlib
 import re
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
+import numpy as np
 import pyro
 import pytest
 import torch
@@ -128,6 +131,59 @@ UNRECORDED: dict[str, Function] = {
 def test_what_a_record_cannot_hold_is_left_to_make_fx(name: str) -> None:
     with torch.no_grad():
         assert record(UNRECORDED[name], [torch.randn(3)]) is None
+
+
+READS: dict[str, Callable[[Tensor], Any]] = {
+    "item": lambda x: x.max().item(),
+    "numpy": lambda x: float(x.detach().numpy().max()),
+    "asarray": lambda x: float(np.asarray(x.detach()).max()),
+    "a list": lambda x: max(row[0] for row in x.tolist()),
+    "dlpack": lambda x: float(np.from_dlpack(x.detach()).max()),  # type: ignore[arg-type]
+}
+
+
+class Scaled(torch.nn.Module):
+    """A network that divides a batch by a number that it reads from it."""
+
+    def __init__(self, read: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.layer, self.read = torch.nn.Linear(1, 1), read
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x / self.read(x))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", READS)
+def test_a_step_does_not_hold_what_was_read_from_its_first_batch(name: str) -> None:
+    x, found = torch.linspace(1, 2, 64).unsqueeze(-1), []
+    for compile in (False, "traced"):
+        torch.manual_seed(0)
+        model = pd.BayesianNet(Scaled(READS[name]))
+        how: Any = {"steps": 20, "batch_size": 8, "compile": compile, "progress": False, "seed": 0}
+        with pytest.warns(match="it reads the value of a tensor") if compile else contextlib.nullcontext():
+            found.append(fit(model, pd.AutoMeanField(model), x, x, **how).losses)
+    torch.testing.assert_close(*found)
+
+
+SCHEDULES: dict[str, Callable[[Tensor], Any]] = {
+    "numpy": lambda done: float(np.exp(-0.2 * done.numpy())),
+    "a decision": lambda done: 1.0 if done < 10 else 0.1,
+    "a table": lambda done: np.linspace(1, 0.1, 20)[int(done)],
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_learning_rate_that_python_computes_falls_in_steps_of_any_kind(name: str) -> None:
+    x, found = torch.linspace(-1, 1, 30).unsqueeze(-1), []
+    for compile in (False, "auto"):
+        torch.manual_seed(0)
+        model = pd.BayesianNet(torch.nn.Linear(1, 1))
+        how: Any = {"compile": compile, "lr": 0.1, "schedule": SCHEDULES[name], "progress": False, "seed": 0}
+        with mock.patch("pyro_dropout.training.fit.decided", lambda compile, *_: compile and "plain"):
+            history = fit(model, pd.AutoMeanField(model), x, x, steps=20, **how)
+        found.append(history.losses)
+    assert history.traced
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
 class Counted(torch.nn.Module):

@@ -141,3 +141,11 @@ def test_a_level_is_refused_exactly_where_the_rows_do_not_support_it(n: int, lev
     else:
         with pytest.raises(pd.errors.RangeError, match=r"at most 0\.9474 with 18 .* needs 19"):
             calibrated.interval(prediction, level)
+
+
+def test_the_highest_level_is_one_that_rows_support() -> None:
+    """12/13 in floating point is a little more than twelve thirteenths."""
+    for n in range(1, 400):
+        known = pd.judging.Conformal(torch.arange(1.0, n + 1, dtype=torch.float64).unsqueeze(-1), "Gaussian")
+        assert known.highest_level == pytest.approx(n / (n + 1), rel=1e-15)
+        assert known.posterior_level(known.highest_level).item() == pytest.approx(1 - 2 * math.exp(-n))

@@ -3,6 +3,7 @@
 import datetime
 import sys
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,10 @@ def test_what_is_no_data_frame_is_refused(frame: Any, message: str) -> None:
 def test_files_that_are_no_tables_are_refused(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     with pytest.raises(pd.errors.PyroDropoutError, match=message):
         read_file(written(tmp_path, content, name))
+
+
+def test_fractions_are_numbers() -> None:
+    assert cells_of([Fraction(1, 4), None, Fraction(-3)]).dropna().tolist() == ["0.25", "-3"]
 
 
 def test_excel_has_the_cells_of_a_csv_file(tmp_path: Path) -> None:

@@ -50,6 +50,13 @@ def test_quantiles_rise_also_beyond_what_rows_support(normal: Any) -> None:
     assert torch.equal(known.quantile(found, 0.5), found.quantile(0.5))
 
 
+@pytest.mark.parametrize("rows", [10, 12, 20, 60, 100])
+def test_quantiles_of_any_level_are_there_for_any_number_of_rows(rows: int) -> None:
+    known, found = told(pd.Gaussian(tau=1.0), torch.linspace(-2, 2, rows).unsqueeze(-1))
+    ends = torch.stack([known.quantile(found, level) for level in (1e-4, 0.01, 0.04, 0.5, 0.96, 0.99, 0.9999)])
+    assert bool((ends.diff(dim=0) >= 0).all())
+
+
 @pytest.mark.parametrize("level", [0.005, 0.3, 0.5, 0.95])
 def test_a_quantile_has_its_probability_above_it(normal: Any, level: float) -> None:
     known, found = normal

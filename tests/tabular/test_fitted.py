@@ -126,6 +126,13 @@ def test_columns_named_by_numbers_and_numbers_of_numpy_are_taken() -> None:
     ]
 
 
+def test_a_share_of_nothing_may_be_a_whole_number(tmp_path: Path) -> None:
+    how: Any = {"held_back": 0, "guide": "mean-field", "steps": 2, "compile": False, "progress": False}
+    found = pd.fit_table(houses(60), target="price", folder=tmp_path / "run", **how)
+    again = FittedTable.load(tmp_path / "run")
+    assert found.predict(houses(5)).equals(again.predict(houses(5)))
+
+
 def test_classes_have_sets_whose_names_are_read_back(tmp_path: Path) -> None:
     names, far = ["oak", "oak; tall", 'the "elm"'], 'a;b "c"'
     frame = houses(90).assign(kind=names * 30).drop(columns="price").rename(columns={"area": far})

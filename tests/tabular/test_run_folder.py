@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,16 @@ def test_a_posterior_of_another_run_is_refused(tmp_path: Path) -> None:
     run.save(tmp_path, *other.recipe.build(data.train), {})  # with this run's identity
     with pytest.raises(pd.errors.PyroDropoutError, match="belongs to another model or guide"):
         run.loaded(tmp_path)
+
+
+def test_commands_that_are_advised_can_be_pasted(tmp_path: Path) -> None:
+    folder = tmp_path / "my run"
+    folder.mkdir()
+    run, _ = planned(folder)
+    run.write(folder)
+    with pytest.raises(pd.errors.PyroDropoutError) as caught:
+        run.loaded(folder)
+    assert shlex.split(str(caught.value))[-3:] == ["pyro-dropout", "resume", str(folder)]
 
 
 @pytest.mark.parametrize(

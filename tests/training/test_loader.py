@@ -124,6 +124,24 @@ def test_a_resumed_epoch_goes_on_where_it_stopped(
     torch.testing.assert_close(train(18, tmp_path / "parts"), whole, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("stop", [2, 7])
+def test_workers_that_stay_draw_the_same_when_a_training_goes_on(
+    data: tuple[Tensor, Tensor], tmp_path: Path, stop: int
+) -> None:
+    def train(steps: int, folder: Path, loader: DataLoader[Any] | None = None) -> Tensor:
+        model, guide = made()
+        how: Any = {"batch_size": 5, "shuffle": True, "num_workers": 1, "persistent_workers": True}
+        loader = DataLoader(Noisy(*data), **how) if loader is None else loader
+        pd.fit(model, guide, loader, steps=steps, lr=0.05, seed=3, checkpoint=pd.training.Checkpoint(folder), **QUIET)
+        return weights(guide)
+
+    loader: Any = DataLoader(Noisy(*data), batch_size=5, shuffle=True, num_workers=1, persistent_workers=True)
+    assert len(list(loader)) == 5
+    whole = train(8, tmp_path / "whole", loader)  # which has been read before
+    train(stop, tmp_path / "parts")
+    torch.testing.assert_close(train(8, tmp_path / "parts"), whole, rtol=0, atol=0)
+
+
 def test_training_does_not_depend_on_what_loading_draws(data: tuple[Tensor, Tensor]) -> None:
     class Draws(TensorDataset):
         def __getitem__(self, k: Any) -> Any:

@@ -22,7 +22,7 @@ from pyro_dropout.engines.torch_internals import is_traced
 from pyro_dropout.generative.layers import recordable
 from pyro_dropout.generative.registration import is_told, note_names
 from pyro_dropout.generative.trial_run import holders_of, modules_of, owner_of, quietly
-from pyro_dropout.protocols import Trace, Tree
+from pyro_dropout.protocols import Record, Trace, Tree
 from pyro_dropout.training.loss.temperature import at_step
 from pyro_dropout.training.optimisers import Update
 
@@ -59,6 +59,9 @@ class Parameters:
                 first.setdefault(id(value), name)
         self.by_name: dict[str, Tensor] = {name: found[name] for name in first.values()}
         self.names = list(self.by_name)
+        parts = (part for part in map(owner_of, (guide, model)) if isinstance(part, nn.Module))
+        frozen = [name for part in parts for name, value in part.named_parameters() if not value.requires_grad]
+        self.told: Record = {"frozen": frozen} if frozen else {}  # which are trained, for checkpoints
         # Gradients of a sum over all points are beyond float16; those of the loss divided by its size are not.
         self.divided = any(p.dtype == torch.float16 for m in modules_of(model) for p in m.parameters(recurse=False))
         self.unused: set[int] = set()  # those that the last gradient did not depend on

@@ -34,6 +34,7 @@ from pyro_dropout.training.compile.functional import Arguments, Buffers, Loss, P
 from pyro_dropout.training.fleet.replicas import (
     Replica,
     build_replicas,
+    check_frozen,
     check_one_function,
     finite_rows,
     over_replicas,
@@ -284,6 +285,7 @@ class Fleet:
         points = rows.shape[1]
         batch = points if batch_size is None else min(batch_size, points)
         loss = ELBO() if loss is None else loss
+        check_frozen(self._replicas, self.settings)
         parameters = Parameters(*self[0], loss, (x[rows[0, :batch]], y[rows[0, :batch]], points), {})
         check_trained(parameters.names, self[0][1])
         owners = self.owners(parameters)
@@ -335,6 +337,7 @@ class Fleet:
             "batch": batch,
             "update": told_update(update),
             "loss": told_loss(loss, self[0][0]),
+            **parameters.told,
             **({} if precision == "float32" else {"precision": precision}),
         }
         return run

@@ -106,6 +106,25 @@ def check_one_function(
             )
 
 
+def check_frozen(replicas: Sequence[Replica], rows: Sequence[Mapping[str, object]]) -> None:
+    """Raise unless all replicas have the same parameters frozen, those of the guide at the same values.
+
+    Frozen ones are no inputs of the step: it would hold those of the first replica for all.
+    """
+    first, *others = ([_frozen(part) for part in replica] for replica in replicas)
+    for row, (model, guide) in zip(rows[1:], others, strict=True):
+        same = model.keys() == first[0].keys() and guide.keys() == first[1].keys()
+        if not same or not all(torch.equal(value, first[1][name].to(value)) for name, value in guide.items()):
+            raise PyroDropoutError(
+                f"the replica with {row} has other frozen parameters than the one with {rows[0]}, or at other values,"
+                " and one step is traced for all. Freeze the same ones in all replicas, or put them in two fleets."
+            )
+
+
+def _frozen(part: nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach() for name, value in part.named_parameters() if not value.requires_grad}
+
+
 def over_replicas(
     solo: Callable[..., Tree],
     example: tuple[Tree, ...],

@@ -211,6 +211,28 @@ def test_another_training_is_refused(tmp_path: Path, done: Any, name: str) -> No
     assert sorted(path.read_bytes() for path in tmp_path.iterdir()) == before
 
 
+def part_of_it(folder: Path, steps: int, frozen: int, order: int = 1) -> list[torch.Tensor]:
+    """Train a guide one of whose parameters is frozen, by an optimiser that holds the rest in some order."""
+    torch.manual_seed(0)
+    model = pd.BayesianNet(torch.nn.Linear(1, 3))
+    guide = pd.AutoMeanField(model)
+    [*guide.parameters()][frozen].requires_grad_(False)
+    optim = torch.optim.Adam([value for value in guide.parameters() if value.requires_grad][::order], lr=3e-3)
+    how: Any = {"optim": optim, "seed": 0, "compile": False, "progress": False}
+    pd.fit(model, guide, X, X.expand(-1, 3), steps=steps, checkpoint=folder, **how)
+    return [value.detach() for value in guide.parameters()]
+
+
+@pytest.mark.parametrize(("frozen", "order", "words"), [(3, 1, "frozen"), (2, -1, "optimiser holds")])
+def test_a_training_of_other_parameters_is_refused(tmp_path: Path, frozen: int, order: int, words: str) -> None:
+    """They have the same shapes: a mean would get the number of a width."""
+    part_of_it(tmp_path, 20, 2)
+    with pytest.raises(pd.errors.PyroDropoutError, match=f"these differ: {words}"):
+        part_of_it(tmp_path, 40, frozen, order)
+    longer = part_of_it(tmp_path, 40, 2)
+    torch.testing.assert_close(longer, part_of_it(tmp_path / "whole", 40, 2), rtol=0, atol=0)
+
+
 def late(step: int) -> Any:
     return lambda t: torch.where(t < step, 1.0, 0.1)
 

@@ -178,3 +178,24 @@ def test_replicas_that_compute_something_else_are_refused(name: str) -> None:
         pd.errors.PyroDropoutError, match=rf"the replica with .*'{name}'.* computes something else than"
     ):
         trained({**same, name: [*same[name][:2], other[name]]})
+
+
+@pytest.mark.parametrize("frozen", [[0, 0, 1], [1, 0, 0], [1, 1, 1]])
+def test_replicas_with_other_frozen_parameters_are_refused(frozen: list[int]) -> None:
+    """The third time the same ones are frozen, at other values: each replica starts at its own draw."""
+    x = torch.linspace(-1, 1, 8).unsqueeze(-1)
+
+    def build(seed: int, frozen: int) -> Any:
+        torch.manual_seed(seed)
+        model = pd.BayesianNet(nn.Linear(1, 1))
+        guide = pd.AutoMeanField(model)
+        next(guide.parameters()).requires_grad_(not frozen)
+        return model, guide
+
+    fleet = pd.Fleet(build, {"seed": [0, 1, 2], "frozen": frozen})
+    with pytest.raises(pd.errors.PyroDropoutError, match=r"the replica with \{'seed': .* other frozen parameters"):
+        fleet.fit(x, x, steps=2, compile=False, progress=False)
+    same = pd.Fleet(build, {"seed": [0, 0], "frozen": [1, 1]})
+    before = [guide.mean()["weight"].clone() for _, guide in same]
+    same.fit(x, x, steps=2, compile=False, progress=False)
+    assert all(torch.equal(guide.mean()["weight"], old) for (_, guide), old in zip(same, before, strict=True))
