@@ -192,7 +192,8 @@ def rise(losses: Tensor, num_data: int) -> str:
         return ""
     last = values[-(len(values) // 10) :]
     end = last.median()
-    if end <= values[0] + max(num_data, 10 * float((last - end).abs().median())):
+    some = values[-_FEWEST_FOR_A_RISE // 2 :].min()  # of fewer the noise is not known: the first may be a lucky draw
+    if some <= values[0] + num_data or end <= values[0] + 10 * float((last - end).abs().median()):
         return ""
     return (
         f"the loss ended at {end:.6g}, above the {values[0]:.6g} at which it began: the steps were too large. Lower the"

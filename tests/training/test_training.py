@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 import pyro_dropout as pd
 from pyro_dropout.engines import engine
 from pyro_dropout.errors import UnfinishedTrainingWarning
-from pyro_dropout.training.history import still_falling
+from pyro_dropout.training.history import rise, still_falling
 from pyro_dropout.training.loop import sharing_bar
 from pyro_dropout.training.training_run import TrainingRun
 
@@ -293,6 +293,12 @@ def test_steps_that_are_too_large_are_told() -> None:
     model, guide, x, y = problem()
     with pytest.warns(UserWarning, match=r"ended at .*, above the .* at which it began"):
         pd.fit(model, guide, x, y, steps=40, lr=100.0, **QUIET)
+
+
+def test_a_lucky_first_draw_is_no_rise() -> None:
+    noisy = [24, 122, 288, 48, 55, 186, 134, 121, 46, 78, 248, 82, 75, 206, 126, 54, 107, 116, 154, 72]
+    assert rise(torch.tensor(noisy), num_data=40) == ""
+    assert rise(torch.tensor([24, *range(100, 119), 120]), num_data=40)
 
 
 @pytest.mark.deep
