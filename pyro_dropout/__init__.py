@@ -91,7 +91,7 @@ def _moved(name: str) -> _Any:
     from importlib import import_module
 
     from pyro_dropout.errors import warn_caller
-    from pyro_dropout.mathematics.argument_names import GONE_IN
+    from pyro_dropout.mathematics.checks import GONE_IN
 
     place, new = _PLACES[name].split(".")
     instead = f"use {__name__}.{place}.{new}"

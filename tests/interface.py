@@ -16,7 +16,7 @@ import typer
 import pyro_dropout as pd
 from pyro_dropout.benchmark import result
 from pyro_dropout.cli.main import app
-from pyro_dropout.mathematics.argument_names import GONE_IN
+from pyro_dropout.mathematics.checks import GONE_IN
 from pyro_dropout.registry import FLOORS, guide_names
 from pyro_dropout.tabular import run_folder
 from pyro_dropout.training.checkpoints import tensor_file

@@ -32,11 +32,10 @@ from pyro_dropout.generative.inputs import check_inputs, check_pairs, inputs_of,
 from pyro_dropout.generative.likelihoods.likelihood import Likelihood as OwnLikelihood
 from pyro_dropout.generative.model_call import ModelCall, is_network
 from pyro_dropout.generative.networks import BayesianNet
-from pyro_dropout.generative.process_lock import one_at_a_time
-from pyro_dropout.generative.random_state import forked
+from pyro_dropout.generative.random_state import forked, one_at_a_time
 from pyro_dropout.guides.summary import ignored_inputs
-from pyro_dropout.mathematics.argument_names import also
 from pyro_dropout.mathematics.checks import (
+    also,
     check_choice,
     check_count,
     check_positive,

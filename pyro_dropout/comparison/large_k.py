@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from pyro_dropout.mathematics.argument_names import also
-from pyro_dropout.mathematics.checks import check_count, check_keep, check_positive
+from pyro_dropout.mathematics.checks import also, check_count, check_keep, check_positive
 from pyro_dropout.mathematics.distributions import BernoulliMixture
 from pyro_dropout.mathematics.divergence import kl_gap
 from pyro_dropout.mathematics.label_entropy import label_entropy

@@ -9,8 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from pyro_dropout.engines.agreement import agrees, written
-from pyro_dropout.engines.aliasing import owner, written_by
+from pyro_dropout.engines.agreement import agrees, owner, written, written_by
 from pyro_dropout.engines.kernel_folder import check_compiler_folder
 from pyro_dropout.engines.torch_internals import (
     TreeSpec,

@@ -1,17 +1,20 @@
-"""Checks of arguments, made once where a caller hands them in.
+"""Checks of arguments, made once where a caller hands them in, and second names of arguments.
 
 Every message names the argument, what is allowed, and what was given.
 """
 
 import difflib
+import functools
+import inspect
 import math
 from collections.abc import Callable, Iterable
 from numbers import Integral, Real
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
+from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError, warn_caller
 
 
 def describe(value: object) -> str:
@@ -157,3 +160,40 @@ def check_device(name: str, value: object) -> torch.device:
         allowed = "a torch device that can be used here, such as 'cpu' or 'cuda'"
         raise PyroDropoutError(f"{name} must be {allowed}; got {value!r}: {reason}") from None
     return device
+
+
+Called = TypeVar("Called", bound=Callable[..., Any])  # a function, or a class with its constructor
+GONE_IN = "2.0"
+
+
+def also(**names: str) -> Callable[[Called], Called]:
+    """Let arguments be given by other names too, as in ``also(num_samples="samples")``; both is a ``TypeError``."""
+    return functools.partial(_renamed, names, False)
+
+
+def formerly(**names: str) -> Callable[[Called], Called]:
+    """Do the same for names that will be removed, as in ``formerly(old="new")``: each use warns."""
+    return functools.partial(_renamed, names, True)
+
+
+def _renamed(names: dict[str, str], warn: bool, called: Called) -> Called:
+    if isinstance(called, type):  # a class: by its constructor, and the class stays itself
+        called.__init__ = _renamed(names, warn, called.__init__)  # type: ignore[misc]
+        return called
+    label = called.__qualname__.removesuffix(".__init__")
+    taken = inspect.signature(called).parameters.values()
+    places = [each.name for each in taken if each.kind is each.POSITIONAL_OR_KEYWORD]
+
+    @functools.wraps(called)
+    def with_names(*args: object, **kwargs: object) -> object:
+        for name in names.keys() & kwargs.keys():
+            ours = names[name]
+            if ours in kwargs or ours in places[: len(args)]:
+                raise TypeError(f"{label}() got both {name!r} and {ours!r}, two names of one argument; give one.")
+            if warn:
+                said = f"the argument {name!r} of {label}() will be removed in version {GONE_IN}; use {ours!r}."
+                warn_caller(said, DeprecationWarning)
+            kwargs[ours] = kwargs.pop(name)
+        return called(*args, **kwargs)
+
+    return with_names  # type: ignore[return-value]

@@ -26,7 +26,7 @@ from pyro_dropout.generative.trial_run import evaluating, quietly
 from pyro_dropout.prediction.weight_draws import WholeFunctions
 from pyro_dropout.protocols import Weights
 from pyro_dropout.training.compile.functional import Parameters, unvalidated
-from pyro_dropout.training.out_of_memory import is_out_of_memory, unless_out_of_memory
+from pyro_dropout.training.preflight import is_out_of_memory, unless_out_of_memory
 
 
 class _Sizes(TorchDispatchMode):

@@ -2,10 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data.distributed import DistributedSampler
+from tqdm.auto import tqdm
 
 from pyro_dropout.errors import DivergedError, IgnoredInputsWarning, PyroDropoutError, warn_caller
 from pyro_dropout.generative.inputs import AnyInputs, check_inputs, takes_all
@@ -16,21 +20,27 @@ from pyro_dropout.generative.observed_sites import speaks_by_likelihood
 from pyro_dropout.generative.own_noise import noise_of
 from pyro_dropout.generative.precision import Precision, check_precision, products_in
 from pyro_dropout.generative.probabilities import warn_of_probabilities
-from pyro_dropout.generative.process_lock import modules_stay, one_at_a_time
+from pyro_dropout.generative.random_state import modules_stay, one_at_a_time, seeded
 from pyro_dropout.generative.standardised import network_in
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.guides.laplace import AutoLaplace
 from pyro_dropout.guides.summary import ignored_inputs
-from pyro_dropout.mathematics.argument_names import also
-from pyro_dropout.mathematics.checks import check_choice, check_count, check_finite, check_flag, check_seed, describe
-from pyro_dropout.prediction.linearised import predict_linearised
-from pyro_dropout.prediction.predict_loader import predict_loader
-from pyro_dropout.prediction.predict_network import Keep, Request, predict_network
+from pyro_dropout.mathematics.checks import (
+    also,
+    check_choice,
+    check_count,
+    check_finite,
+    check_flag,
+    check_seed,
+    describe,
+)
+from pyro_dropout.prediction.linearised import joined, predict_linearised
+from pyro_dropout.prediction.predict_network import Keep, Request, keeps, predict_network, shares_draws, walk_of
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.prediction.site_prediction import predict_sites
 from pyro_dropout.protocols import FunctionPosterior, Posterior, Predictor
 from pyro_dropout.training.fit import place_of
-from pyro_dropout.training.loader import loader_of
+from pyro_dropout.training.loader import Target, loader_of, without
 
 _SOUND = "Train again with a smaller lr, or load a sound checkpoint."
 _SHOWN = 5  # the most points or names in a message
@@ -271,3 +281,60 @@ def _check_posterior(model: object, posterior: object) -> None:
             raise PyroDropoutError(
                 f"the posterior has {name!r} of shape {given}, and the model of shape {own}: is it for this model?"
             )
+
+
+_SHUFFLED = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+
+
+def predict_loader(
+    model: Predictor, posterior: object, loader: DataLoader[Any], target: Target, asked: Request
+) -> Prediction:
+    """Return the prediction of all points of a loader, in its order; ``target`` is the part of a batch to leave out."""
+    _check(model, posterior, loader)
+    device, linearised = place_of([model, posterior]), asked.method == "linearised"
+    # Points of all batches lie on the same functions if every batch draws the same weights in the same portions.
+    shared = shares_draws(posterior, asked) and not linearised
+    seed = int(torch.randint(2**62, ())) if shared and asked.seed is None else asked.seed
+    rest = replace(asked, seed=seed if shared else None, progress=False)
+    found: list[Any] = []
+    kept = 0
+    with seeded(None if shared else seed, device):
+        for batch in tqdm(loader, disable=not asked.progress, unit="batch", desc="predict"):
+            if target is None and isinstance(batch, tuple | list) and len(batch) > 1:
+                raise PyroDropoutError(
+                    f"a batch of the DataLoader has {len(batch)} parts: if one of them is the target, name it, as in"
+                    " predict(model, posterior, loader, target=1); if all are inputs, give them as one: ((a, b),)."
+                )
+            x = check_inputs(without(batch, target), "x of a batch").to(device)
+            if shared and rest.together is None:
+                rest = replace(rest, together=walk_of(model, posterior, x, rest).together)
+            answer = (predict_linearised if linearised else predict_network)(model, posterior, x, rest)
+            found.append(answer)
+            kept += 0 if answer._samples is None else answer._samples.numel()
+            if not keeps(asked.keep_samples, kept):  # all or none
+                rest = replace(rest, keep_samples=False)
+                for part in found:
+                    part._samples = None
+    if not found:
+        raise PyroDropoutError("the DataLoader gave no batch.")
+    if linearised:
+        return joined(found, asked)
+    first, samples = found[0], None
+    if all(part._samples is not None for part in found):
+        samples = torch.cat([part.samples for part in found], 1)
+    sums = {name: torch.cat([part._sums[name] for part in found]) for name in first._sums}
+    return Prediction(first.likelihood, sums, asked.samples, first.like, samples)
+
+
+def _check(model: Predictor, posterior: object, loader: DataLoader[Any]) -> None:
+    """Raise unless a loader gives all its points once and in order, and they can come in batches."""
+    wanted = "the DataLoader must give all its data in order, as DataLoader(dataset, shuffle=False) does;"
+    # With batch_sampler=..., the sampler of the loader is not the one that is used.
+    for sampler in (loader.sampler, getattr(loader.batch_sampler, "sampler", None)):
+        shared = isinstance(sampler, DistributedSampler) and (sampler.shuffle or sampler.num_replicas > 1)
+        if isinstance(sampler, _SHUFFLED) or shared:
+            raise PyroDropoutError(f"{wanted} its sampler is {type(sampler).__name__}.")
+    if loader.drop_last or getattr(loader.batch_sampler, "drop_last", False):
+        raise PyroDropoutError(f"{wanted} with drop_last=True, some points would have no prediction.")
+    if takes_all(model) or isinstance(posterior, FunctionPosterior):
+        raise PyroDropoutError("all points are needed at once here, so they cannot come in batches; give predict x.")

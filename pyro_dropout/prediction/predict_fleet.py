@@ -13,11 +13,9 @@ from pyro_dropout.errors import PyroDropoutError, ShapeError
 from pyro_dropout.generative.inputs import AnyInputs, check_inputs, takes_all
 from pyro_dropout.generative.likelihoods.moments import F64, Points, Running, Sums, block_log_prob, block_sums
 from pyro_dropout.generative.precision import Precision, check_precision, products_in
-from pyro_dropout.generative.process_lock import one_at_a_time
-from pyro_dropout.generative.random_state import seeded
+from pyro_dropout.generative.random_state import one_at_a_time, seeded
 from pyro_dropout.generative.trial_run import evaluating, quietly
-from pyro_dropout.mathematics.argument_names import also
-from pyro_dropout.mathematics.checks import check_choice, check_count, check_seed
+from pyro_dropout.mathematics.checks import also, check_choice, check_count, check_seed
 from pyro_dropout.prediction.blocks import Block, cuts, run_blocks
 from pyro_dropout.prediction.predict_network import Keep, frozen, keeps
 from pyro_dropout.prediction.prediction import Prediction

@@ -23,8 +23,7 @@ from pyro_dropout.errors import PyroDropoutError, warn_caller
 from pyro_dropout.generative.standardised import moments
 from pyro_dropout.judging.conformal import conformal
 from pyro_dropout.judging.support import Support, some_of
-from pyro_dropout.mathematics.argument_names import also
-from pyro_dropout.mathematics.checks import check_count, check_device, check_level
+from pyro_dropout.mathematics.checks import also, check_count, check_device, check_level
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.registry import resolve_guide
 from pyro_dropout.sklearn.inputs import (

@@ -17,8 +17,7 @@ from pyro_dropout.generative.inputs import takes_all
 from pyro_dropout.generative.model_call import ModelCall, call_of, check_keywords, check_programs, is_network
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.precision import Precision, check_precision, products_in
-from pyro_dropout.generative.process_lock import modules_stay, one_at_a_time
-from pyro_dropout.generative.random_state import seeded
+from pyro_dropout.generative.random_state import modules_stay, one_at_a_time, seeded
 from pyro_dropout.generative.standardised import network_in
 from pyro_dropout.generative.trial_run import holders_of, owner_of
 from pyro_dropout.guides.ensemble import Ensemble
@@ -40,7 +39,6 @@ from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.loss.learned_widths import best_widths_after, learned_sites
 from pyro_dropout.training.loss.temperature import at_step
 from pyro_dropout.training.optimisers import Schedule, Update, chosen
-from pyro_dropout.training.out_of_memory import explained
 from pyro_dropout.training.preflight import (
     LARGEST_SEED,
     PATIENCE,
@@ -49,6 +47,7 @@ from pyro_dropout.training.preflight import (
     check_gradients,
     check_how,
     check_validation,
+    explained,
     held_out_share,
 )
 from pyro_dropout.training.processes import SharedTask, join

@@ -11,7 +11,7 @@ from torch import Tensor
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.guides.summary import card
 from pyro_dropout.protocols import Axes
-from pyro_dropout.training.out_of_memory import is_out_of_memory
+from pyro_dropout.training.preflight import is_out_of_memory
 
 if TYPE_CHECKING:
     from pyro_dropout.training.collapse import Learned

@@ -20,7 +20,7 @@ from pyro_dropout.generative.likelihoods.moments import (
     Nodes,
     outputs_of,
 )
-from pyro_dropout.mathematics.gaussian_expectations import sigmoid_moments
+from pyro_dropout.mathematics.normal import sigmoid_moments
 from pyro_dropout.prediction.linearised_prediction import LinearisedPrediction
 from tests.contracts.guides import GUIDES
 from tests.networks.layers import Output

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, fx
 
-from pyro_dropout.engines.aliasing import VIEWS, can_be_called, elsewhere, name_of, owner
+from pyro_dropout.engines.agreement import VIEWS, can_be_called, elsewhere, name_of, owner
 from pyro_dropout.engines.c.algebra import FACTORS, MOST_ROWS, MOST_TERMS
 from pyro_dropout.engines.c.functions import C_TYPES, FUNCTIONS, is_slow, written
 from pyro_dropout.engines.c.nests import Nests

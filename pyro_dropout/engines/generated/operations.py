@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, fx
 
-from pyro_dropout.engines.aliasing import elsewhere, name_of
+from pyro_dropout.engines.agreement import elsewhere, name_of
 from pyro_dropout.engines.generated.formulas import DRAWS, PRODUCTS, Formula, filled_with, formula_of
 from pyro_dropout.engines.generated.loops import Loops
 from pyro_dropout.engines.generated.values import (

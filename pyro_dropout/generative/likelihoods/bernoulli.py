@@ -9,7 +9,7 @@ from pyro_dropout.errors import RangeError
 from pyro_dropout.generative.likelihoods.likelihood import Likelihood, stays
 from pyro_dropout.generative.likelihoods.moments import F64, Outputs, Sums, variance_of
 from pyro_dropout.mathematics.checks import describe
-from pyro_dropout.mathematics.gaussian_expectations import sigmoid_moments
+from pyro_dropout.mathematics.normal import sigmoid_moments
 from pyro_dropout.protocols import Distribution
 from pyro_dropout.registry import likelihood
 

@@ -8,8 +8,7 @@ from torch import Tensor
 from pyro_dropout.errors import ShapeError
 from pyro_dropout.generative.likelihoods.likelihood import Dims, Likelihood, OutputShape, check_real
 from pyro_dropout.generative.likelihoods.moments import F64, Outputs, Sums, variance_of
-from pyro_dropout.mathematics.gaussian_expectations import log_expectation
-from pyro_dropout.mathematics.normal import Normal
+from pyro_dropout.mathematics.normal import Normal, log_expectation
 from pyro_dropout.protocols import Distribution
 from pyro_dropout.registry import likelihood
 

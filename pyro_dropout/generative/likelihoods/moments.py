@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Normal
 
 from pyro_dropout.errors import NotAvailableError
-from pyro_dropout.mathematics.gaussian_expectations import NODES, log_expectation
 from pyro_dropout.mathematics.gaussian_rows import semidefinite_root
+from pyro_dropout.mathematics.normal import NODES, log_expectation
 from pyro_dropout.mathematics.shapes import base_distribution, keeps_density
 from pyro_dropout.protocols import Distribution, Likelihood
 

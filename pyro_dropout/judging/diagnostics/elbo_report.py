@@ -13,14 +13,12 @@ from torch import Tensor
 
 from pyro_dropout.errors import PyroDropoutError, warn_caller
 from pyro_dropout.generative.model_call import ModelCall
-from pyro_dropout.generative.process_lock import one_at_a_time
-from pyro_dropout.generative.random_state import seeded
+from pyro_dropout.generative.random_state import one_at_a_time, seeded
 from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.judging.diagnostics.inference_data import asked
-from pyro_dropout.mathematics.argument_names import GONE_IN, also
-from pyro_dropout.mathematics.checks import check_count
+from pyro_dropout.mathematics.checks import GONE_IN, also, check_count
 from pyro_dropout.mathematics.divergence import Method
 from pyro_dropout.prediction.joint_draws import checked_call, joint_draws
 from pyro_dropout.protocols import PyroModel

@@ -29,8 +29,7 @@ from pyro_dropout.judging.diagnostics.arviz_export import (
     loo_results,
     pareto_smooth,
 )
-from pyro_dropout.mathematics.argument_names import also
-from pyro_dropout.mathematics.checks import check_count
+from pyro_dropout.mathematics.checks import also, check_count
 from pyro_dropout.prediction.joint_draws import SAMPLED, JointDraws, joint_draws
 from pyro_dropout.protocols import PyroModel
 from pyro_dropout.training.fleet.fleet import Fleet

@@ -12,11 +12,9 @@ from pyro_dropout.generative.finite_data import check_call_finite
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.model_call import ModelCall, call_of, is_network
 from pyro_dropout.generative.observed_sites import speaks_by_likelihood
-from pyro_dropout.generative.process_lock import modules_stay, one_at_a_time
-from pyro_dropout.generative.random_state import seeded
+from pyro_dropout.generative.random_state import modules_stay, one_at_a_time, seeded
 from pyro_dropout.generative.trial_run import evaluating
-from pyro_dropout.mathematics.argument_names import also
-from pyro_dropout.mathematics.checks import check_count, check_data_finite, check_level
+from pyro_dropout.mathematics.checks import also, check_count, check_data_finite, check_level
 from pyro_dropout.prediction.joint_draws import checked_call
 from pyro_dropout.prediction.sampled_posterior import SampledPosterior
 from pyro_dropout.prediction.weight_draws import WholeFunctions

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.errors import DamagedFileError, PyroDropoutError, warn_caller
-from pyro_dropout.mathematics.argument_names import formerly
-from pyro_dropout.mathematics.checks import check_count, check_positive
+from pyro_dropout.mathematics.checks import check_count, check_positive, formerly
 from pyro_dropout.protocols import Record
 from pyro_dropout.training.checkpoints.posterior_file import ROOTS, check_identity, identity_of, put, tensors_of
 from pyro_dropout.training.checkpoints.safe_files import check_no_links, clear_unfinished

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from tqdm.auto import tqdm
 
-from pyro_dropout.engines.aliasing import owner
+from pyro_dropout.engines.agreement import owner
 from pyro_dropout.engines.torch_internals import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 from pyro_dropout.engines.tracing import traced
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
