@@ -31,7 +31,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for part, number in (("train", 3), ("t10k", 2)):
         write_images(tmp_path / "mnist", part, number)
     months = np.arange(272)
-    write_series(tmp_path / "co2.csv", 0.01 * months - 1.36, np.sin(months))
+    write_series(tmp_path / "co2.csv", (months - 135.5) / 78.5, np.sin(months))
     write_series(tmp_path / "solar_train.csv", np.array([0.0, 1, 4, 5, 8, 9]), np.arange(6.0))
     write_series(tmp_path / "solar_gaps.csv", np.array([2.0, 3, 6, 7]), np.arange(4.0))
     monkeypatch.setenv(VARIABLE, str(tmp_path))
@@ -76,7 +76,7 @@ def test_series_are_read_and_the_gaps_are_found(folder: Path) -> None:
     assert data.gaps == ((2.0, 3.0), (6.0, 7.0))
     months = co2_paper()
     assert months.y.flatten().tolist() == pytest.approx(np.sin(np.arange(272)).tolist(), abs=1e-6)
-    assert months.test_x[0] == pytest.approx(0.01 * 272 - 1.36, abs=1e-6)
+    assert months.test_x[0] == pytest.approx((272 - 135.5) / 78.5, abs=1e-6)
     assert months.test_x[-1] == pytest.approx(3.72, abs=0.01)
 
 
