@@ -32,7 +32,7 @@ from pyro_dropout.generative.layouts import Site, freeze_all_but
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.likelihoods.likelihood import Likelihood as OwnLikelihood
 from pyro_dropout.generative.likelihoods.likelihood import is_likelihood, observe
-from pyro_dropout.generative.own_forward import follow_forward
+from pyro_dropout.generative.own_forward import check_no_hooks, follow_forward, running
 from pyro_dropout.generative.own_noise import (
     FrozenStatistics,
     drawn_in_place,
@@ -188,6 +188,7 @@ class BayesianNet(PriorWidths):
     def evaluate(self, weights: Weights, x: Any) -> Tensor:
         """Run the network with the given weights, (*batch, ...), on x: (*batch without the data plate, N, D)."""
         self._check_sites(weights)
+        check_no_hooks(self)
         x = inputs_of(x, whole=self.whole_batch)
         self.look_at(x)
         weights = {name: self._typed(name, value) for name, value in weights.items()}
@@ -225,7 +226,8 @@ class BayesianNet(PriorWidths):
         """Draw the weights, run the network and observe ``y``; returns the network's output."""
         tell_pyro(self, self.hidden_parameters())
         count = len(y) if num_data is None and isinstance(y, Tensor) and y.dim() else num_data
-        f = self.evaluate(self.sample_sites(count), x)
+        with running(self):
+            f = self.evaluate(self.sample_sites(count), x)
         observe(self.likelihood, f, y, num_data)
         return f
 

@@ -6,6 +6,8 @@ Predictions, curvatures and ensembles ask ``evaluate`` for the outputs at given 
 
 import functools
 import weakref
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -20,6 +22,31 @@ from pyro_dropout.mathematics.shapes import broadcast_shape
 from pyro_dropout.protocols import Weights
 
 _INSIDE: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()  # networks whose forward runs now
+
+
+def running(net: nn.Module) -> AbstractContextManager[None]:
+    """Within this context ``forward`` of a network runs, and so have the hooks that were put on it."""
+    return _noted(net) if net._forward_hooks or net._forward_pre_hooks else nullcontext()
+
+
+@contextmanager
+def _noted(net: nn.Module) -> Iterator[None]:
+    outer = net in _INSIDE
+    _INSIDE.add(net)
+    try:
+        yield
+    finally:
+        if not outer:
+            _INSIDE.discard(net)
+
+
+def check_no_hooks(net: nn.Module) -> None:
+    """Raise if hooks on the model itself would be left out: they run with its ``forward``, and with nothing else."""
+    if (net._forward_hooks or net._forward_pre_hooks) and net not in _INSIDE:
+        raise PyroDropoutError(
+            f"{type(net).__name__} has forward hooks, which do not run at given weights, as in shared draws: answers"
+            " would be of another network. Put them on the network inside, model.net.register_forward_hook(...)."
+        )
 
 
 class NothingFromThePrior(Messenger):
@@ -48,13 +75,8 @@ def follow_forward(kind: Any) -> None:
 
     @functools.wraps(forward)
     def noted(self: Any, *args: object, **kwargs: object) -> object:
-        if self in _INSIDE:
+        with _noted(self):
             return forward(self, *args, **kwargs)
-        _INSIDE.add(self)
-        try:
-            return forward(self, *args, **kwargs)
-        finally:
-            _INSIDE.discard(self)
 
     @functools.wraps(inherited)
     def evaluate(self: Any, weights: Weights, x: Any) -> Tensor:

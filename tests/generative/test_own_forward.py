@@ -173,3 +173,14 @@ def test_a_standardised_model_with_a_forward_of_its_own_is_refused() -> None:
         class Doubled(pd.Standardised):
             def forward(self, x: Tensor, y: Tensor | None = None, num_data: int | None = None) -> Tensor:
                 return super().forward(2 * x, y, num_data)
+
+
+def test_hooks_on_the_model_itself_are_refused_where_they_would_not_run() -> None:
+    model = pd.BayesianNet(nn.Linear(2, 1))
+    guide = pd.AutoMeanField(model)
+    model.register_forward_pre_hook(lambda module, given: (3 * given[0], *given[1:]))
+    pd.fit(model, guide, X, Y, steps=2, progress=False)
+    with pytest.raises(PyroDropoutError, match=r"forward hooks, which do not run at given weights.*model\.net\."):
+        pd.predict(model, guide, X, samples=3, shared=True)
+    with pytest.raises(PyroDropoutError, match="forward hooks"):
+        model.evaluate(guide.mean(), X)
