@@ -14,12 +14,12 @@ from tqdm.auto import tqdm
 from pyro_dropout.errors import DivergedError, IgnoredInputsWarning, PyroDropoutError, warn_caller
 from pyro_dropout.generative.inputs import AnyInputs, check_inputs, takes_all
 from pyro_dropout.generative.likelihoods import Gaussian
+from pyro_dropout.generative.misfits import warn_of_probabilities
 from pyro_dropout.generative.model_call import ModelCall, call_of, check_keywords, check_programs, is_network
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.observed_sites import speaks_by_likelihood
 from pyro_dropout.generative.own_noise import noise_of
 from pyro_dropout.generative.precision import Precision, check_precision, products_in
-from pyro_dropout.generative.probabilities import warn_of_probabilities
 from pyro_dropout.generative.random_state import modules_stay, one_at_a_time, seeded
 from pyro_dropout.generative.standardised import network_in
 from pyro_dropout.guides.ensemble import Ensemble

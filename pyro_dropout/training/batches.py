@@ -18,9 +18,9 @@ from torch.utils.data import DataLoader
 from pyro_dropout.engines.engine import CHAIN
 from pyro_dropout.engines.torch_internals import tree_flatten
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
-from pyro_dropout.generative.finite_data import check_call_finite
 from pyro_dropout.generative.inputs import check_inputs, check_pairs, takes_all
 from pyro_dropout.generative.likelihoods import likelihood_of
+from pyro_dropout.generative.misfits import check_call_finite
 from pyro_dropout.generative.model_call import ModelCall, is_network, name_of, takes
 from pyro_dropout.generative.random_state import RandomState, forked, random_state, seed_generators, set_random_state
 from pyro_dropout.guides.ensemble import Ensemble

@@ -13,12 +13,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from pyro_dropout.errors import OutOfMemoryError, PyroDropoutError, RangeError, ShapeError, warn_caller
-from pyro_dropout.generative.finite_data import check_call_finite
 from pyro_dropout.generative.inputs import AnyInputs, check_inputs, check_pairs, inputs_of, takes_all
 from pyro_dropout.generative.likelihoods import Gaussian, Likelihood, likelihood_of
+from pyro_dropout.generative.misfits import check_call_finite, warn_of_probabilities
 from pyro_dropout.generative.model_call import ModelCall, is_network, name_of, takes
 from pyro_dropout.generative.observed_sites import check_samples
-from pyro_dropout.generative.probabilities import warn_of_probabilities
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.mathematics.checks import (
     check_count,

@@ -18,7 +18,7 @@ import torch
 from pyro_dropout.engines.choose import Compile
 from pyro_dropout.engines.tracing import reads_values
 from pyro_dropout.errors import DivergedError, PyroDropoutError, ShapeError, warn_caller
-from pyro_dropout.generative.finite_data import check_call_finite
+from pyro_dropout.generative.misfits import check_call_finite
 from pyro_dropout.generative.model_call import ModelCall, check_programs
 from pyro_dropout.generative.observed_sites import check_first_step
 from pyro_dropout.generative.precision import Precision, check_precision, products_in

@@ -8,8 +8,8 @@ from tqdm.auto import tqdm
 
 from pyro_dropout.engines.choose import Compile
 from pyro_dropout.errors import warn_caller
-from pyro_dropout.generative.finite_data import check_call_finite
 from pyro_dropout.generative.likelihoods import Gaussian
+from pyro_dropout.generative.misfits import check_call_finite
 from pyro_dropout.generative.model_call import ModelCall, call_of, is_network
 from pyro_dropout.generative.observed_sites import speaks_by_likelihood
 from pyro_dropout.generative.random_state import modules_stay, one_at_a_time, seeded
