@@ -407,3 +407,9 @@ def test_large_tensors_are_in_c_where_torch_has_few_threads(monkeypatch: pytest.
     monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
     with pytest.raises(CannotError, match="too many"):
         in_c_of(lambda x, rows: [(x @ rows).relu().sum((1, 2))], x, rows)
+
+
+def test_where_last_digits_decide_whether_there_is_a_number_nothing_is_known() -> None:
+    large = torch.tensor([1.5e11])
+    assert agreement._close(large * 1.001, large, torch.tensor([float("nan")]), 0.0)
+    assert not agreement._close(large * 1.001, large, large * (1 + 1e-7), 0.0)
