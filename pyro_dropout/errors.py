@@ -211,7 +211,7 @@ class OutOfMemoryError(PyroDropoutError):
 
     Example:
         >>> import torch, pyro_dropout as pdrop
-        >>> from pyro_dropout.training.preflight import explained
+        >>> from pyro_dropout.training.history import explained
         >>> try:
         ...     with explained(512):
         ...         raise torch.OutOfMemoryError("CUDA out of memory")

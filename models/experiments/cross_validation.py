@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.generative.likelihoods import Gaussian
-from pyro_dropout.generative.random_state import forked
+from pyro_dropout.generative.process_state import forked
 from pyro_dropout.prediction.predict_fleet import predict_fleet
 from pyro_dropout.training.fleet.fleet import Fleet
 

@@ -26,7 +26,7 @@ from pyro_dropout.comparison.standard_models import kept
 from pyro_dropout.errors import DivergedError, PyroDropoutError, ShapeError
 from pyro_dropout.generative.model_call import ModelCall, is_network, signature_of
 from pyro_dropout.generative.observed_sites import trace_of
-from pyro_dropout.generative.random_state import forked
+from pyro_dropout.generative.process_state import forked
 from pyro_dropout.mathematics.checks import describe, did_you_mean
 from pyro_dropout.prediction.weight_draws import latent_draws, latent_sites
 from pyro_dropout.protocols import Posterior, Weights

@@ -33,7 +33,7 @@ from pyro_dropout.comparison.folder import write_record
 from pyro_dropout.comparison.trained import Owned, one_by_one
 from pyro_dropout.errors import DivergedError, PyroDropoutError
 from pyro_dropout.generative.model_call import ModelCall, is_network
-from pyro_dropout.generative.random_state import forked, one_at_a_time
+from pyro_dropout.generative.process_state import forked, one_at_a_time
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.mathematics.checks import check_choice, check_count, check_positive, check_seed, describe
 from pyro_dropout.protocols import HasMean, Record, Weights

@@ -32,7 +32,7 @@ from pyro_dropout.generative.inputs import check_inputs, check_pairs, inputs_of,
 from pyro_dropout.generative.likelihoods.likelihood import Likelihood as OwnLikelihood
 from pyro_dropout.generative.model_call import ModelCall, is_network
 from pyro_dropout.generative.networks import BayesianNet
-from pyro_dropout.generative.random_state import forked, one_at_a_time
+from pyro_dropout.generative.process_state import forked, one_at_a_time
 from pyro_dropout.guides.summary import ignored_inputs
 from pyro_dropout.mathematics.checks import (
     also,

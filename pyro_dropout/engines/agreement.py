@@ -85,10 +85,9 @@ def _close(mine: Tensor, theirs: Tensor, shaken: Tensor, least: float) -> bool:
     slack = max(_CLOSE.get(mine.dtype, 1e-2), least)
     if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
         return False
-    left, right = mine.double(), theirs.double()
-    if not torch.equal(shaken.isfinite(), theirs.isfinite()):
-        return True  # last digits decide whether this is a number at all
-    known = float((shaken.double() - right).nan_to_num(0.0, 0.0, 0.0).abs().amax()) if right.numel() else 0.0
+    known_at = shaken.isfinite() == theirs.isfinite()  # elsewhere last digits decide whether there is a number at all
+    left, right, near = (each.double()[known_at] for each in (mine, theirs, shaken))
+    known = float((near - right).nan_to_num(0.0, 0.0, 0.0).abs().amax()) if right.numel() else 0.0
     return torch.allclose(left, right, rtol=slack, atol=slack + _MORE * known, equal_nan=True)
 
 

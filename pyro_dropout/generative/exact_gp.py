@@ -16,7 +16,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError, SingularError
-from pyro_dropout.generative.random_state import RUNNING
+from pyro_dropout.generative.process_state import RUNNING
 from pyro_dropout.mathematics.checks import check_count, check_finite, check_non_negative, check_positive, check_shape
 from pyro_dropout.mathematics.gaussian_rows import semidefinite_root
 from pyro_dropout.mathematics.shapes import Float

@@ -27,6 +27,9 @@ from pyro_dropout.mathematics.checks import check_data_finite, check_held
 from pyro_dropout.protocols import Tree
 
 _RUNS = 5  # draws from the prior, one of which has a density if the data can have one
+_ROUNDING = 1e-2  # of a sum of probabilities, in half precision too
+_FEW = 10  # logits, which may all lie in [0, 1] by chance
+_TWICE = "but {} takes logits and makes probabilities of them itself: "
 
 
 def check_call_finite(call: ModelCall) -> None:
@@ -64,10 +67,6 @@ def _named_leaves(call: ModelCall) -> Iterator[tuple[str, Tensor]]:
                 yield f"{name}{keystr(path)}", leaf
 
 
-_ROUNDING = 1e-2  # of a sum of probabilities, in half precision too
-_FEW = 10  # logits, which may all lie in [0, 1] by chance
-
-
 def warn_of_probabilities(model: object, f: Tensor) -> None:
     """Warn, once for a model, if its outputs f, (..., N, D), are probabilities where its likelihood takes logits."""
     net = network_in(model)
@@ -85,9 +84,6 @@ def warn_of_probabilities(model: object, f: Tensor) -> None:
         return
     checked_with(net).add("probabilities")
     warn_caller(what.format(type(likelihood).__name__) + advice)
-
-
-_TWICE = "but {} takes logits and makes probabilities of them itself: "
 
 
 def _sums_to_one(f: Tensor) -> bool:

@@ -25,7 +25,7 @@ from torch.distributions import ComposeTransform, Independent, Transform, Transf
 
 from pyro_dropout.errors import PyroDropoutError, ShapeError
 from pyro_dropout.generative.model_call import ModelCall, is_network, name_of, signature_of
-from pyro_dropout.generative.random_state import one_at_a_time
+from pyro_dropout.generative.process_state import one_at_a_time
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.mathematics.shapes import base_distribution, broadcast_shape
 from pyro_dropout.protocols import Distribution, Message, Trace, Weights

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from pyro_dropout.errors import PyroDropoutError
-from pyro_dropout.generative.random_state import bound
+from pyro_dropout.generative.process_state import bound
 from pyro_dropout.generative.trial_run import in_mode
 
 _SILENT: ContextVar[bool] = ContextVar("silent", default=False)

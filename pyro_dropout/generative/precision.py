@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from pyro_dropout.engines.torch_internals import onednn
 from pyro_dropout.errors import PyroDropoutError, warn_caller
-from pyro_dropout.generative.random_state import bound
+from pyro_dropout.generative.process_state import bound
 from pyro_dropout.mathematics.checks import check_choice
 
 Precision = Literal["float32", "bf16"]

@@ -19,7 +19,7 @@ from torch.distributions import constraints
 from torch.utils.weak import WeakIdKeyDictionary
 
 from pyro_dropout.errors import ShapeError
-from pyro_dropout.generative.random_state import RUNNING
+from pyro_dropout.generative.process_state import RUNNING
 
 Held = dict[str, "weakref.ref[Tensor]"]  # by name in the store
 # The parameters in the store that a model or guide of this process has registered.

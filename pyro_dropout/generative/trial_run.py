@@ -11,7 +11,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from pyro_dropout.engines.torch_internals import disable_current_modes, is_mapped, is_traced, without_torch_function
 from pyro_dropout.generative.inputs import AnyInputs
-from pyro_dropout.generative.random_state import RUNNING, forked
+from pyro_dropout.generative.process_state import RUNNING, forked
 
 # The modules that a program has called that is no module itself, in order.
 _CALLED = WeakIdKeyDictionary()

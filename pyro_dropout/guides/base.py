@@ -21,7 +21,7 @@ from pyro_dropout.errors import EmptyModelError, NoWeightWarning, PyroDropoutErr
 from pyro_dropout.generative.model_call import ModelCall, check_programs
 from pyro_dropout.generative.observed_sites import check_supports, sample_sites
 from pyro_dropout.generative.priors import BySite, by_site
-from pyro_dropout.generative.random_state import one_at_a_time
+from pyro_dropout.generative.process_state import one_at_a_time
 from pyro_dropout.generative.registration import note_names, tell_pyro
 from pyro_dropout.generative.trial_run import calls_noted, owner_of
 from pyro_dropout.guides.marginals import Marginals

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributions import TransformedDistribution
 
 from pyro_dropout.errors import PyroDropoutError, ShapeError
-from pyro_dropout.generative.random_state import forked, one_at_a_time
+from pyro_dropout.generative.process_state import forked, one_at_a_time
 from pyro_dropout.guides.sites import GuideSite
 from pyro_dropout.mathematics.checks import check_count, check_level
 from pyro_dropout.mathematics.full_rank_normal import SharedNoise, joint_root

@@ -19,7 +19,7 @@ from pyro_dropout.engines.torch_internals import TorchDispatchMode, tree_leaves
 from pyro_dropout.errors import PyroDropoutError, warn_caller
 from pyro_dropout.generative.inputs import AnyInputs, call_net, copies
 from pyro_dropout.generative.own_noise import kept_random, silent
-from pyro_dropout.generative.random_state import random_state, seeded
+from pyro_dropout.generative.process_state import random_state, seeded
 from pyro_dropout.generative.trial_run import evaluating, in_mode, quietly
 
 _ROWS = (2, 3)  # of the data: noise of each point grows with their number

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from pyro_dropout.errors import PyroDropoutError
-from pyro_dropout.generative.random_state import seeded
+from pyro_dropout.generative.process_state import seeded
 from pyro_dropout.guides.base import GuideSite, Init, InitLoc, SiteGuide, trained
 from pyro_dropout.mathematics.shapes import base_distribution, keeps_density
 from pyro_dropout.protocols import Distribution, PyroModel

@@ -19,7 +19,7 @@ from pyro_dropout.engines.torch_internals import tree_leaves
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.inputs import AnyInputs, call_net, copies
 from pyro_dropout.generative.layouts import computes_otherwise
-from pyro_dropout.generative.random_state import seeded
+from pyro_dropout.generative.process_state import seeded
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.guides.other_randomness import runnable, training
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pyro_dropout.errors import EmptyModelError, PyroDropoutError
 from pyro_dropout.generative.model_call import ModelCall
-from pyro_dropout.generative.random_state import RUNNING, forked, seed_generators
+from pyro_dropout.generative.process_state import RUNNING, forked, seed_generators
 from pyro_dropout.generative.registration import tell_pyro
 from pyro_dropout.generative.trial_run import modules_of
 from pyro_dropout.guides.base import SiteGuide

@@ -87,7 +87,7 @@ def check_finite(name: str, value: object, *, data: bool = False) -> None:
         raise RangeError(f"{name} must be a floating-point tensor; got {value.dtype}.")
     if data:
         check_data_finite(name, value)
-    if not bool(torch.isfinite(value).all()):
+    elif not bool(torch.isfinite(value).all()):
         raise RangeError(f"{name} must be finite; got {describe(value)}.")
 
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-import torch.nn.functional as F
 from pyro.distributions.util import sum_rightmost
 from torch import Size, Tensor
 from torch.distributions import Distribution, Independent, Normal, register_kl
@@ -168,7 +167,7 @@ class TriangularNormal(FullRankNormal):
         super().__init__(loc, loc.new_empty(loc.numel(), 0), shared)
 
     def _whole_root(self) -> Tensor:
-        below = F.pad(self.lower * self.scale.unsqueeze(-1), (0, 1))
+        below = pad(self.lower * self.scale.unsqueeze(-1), (0, 1))
         return torch.diagonal_scatter(below, self.scale, self.before)
 
     def half_log_det(self) -> Tensor:

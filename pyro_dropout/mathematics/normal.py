@@ -41,6 +41,10 @@ class Normal(dist.Normal):
 
 _F64 = torch.float64
 _PIECE = 2**15  # numbers whose moments are integrated at once
+_REACH = 10.0  # standard deviations beyond which a normal density is nothing
+_BELOW = 45.0  # e^-45 of the largest value is nothing, too
+_FARTHEST = 1e6
+NODES, _ZOOMS = 513, 6
 
 
 class _OfNormal(dist.TransformedDistribution):  # type: ignore[misc]
@@ -94,13 +98,6 @@ class LogitNormal(_OfNormal):
     def _moments(self, which: int) -> Tensor:
         flat = zip(self.loc.reshape(-1).split(_PIECE), self.scale.reshape(-1).split(_PIECE), strict=True)
         return torch.cat([sigmoid_moments(*each)[which] for each in flat]).reshape(self.loc.shape)
-
-
-_F64 = torch.float64
-_REACH = 10.0  # standard deviations beyond which a normal density is nothing
-_BELOW = 45.0  # e^-45 of the largest value is nothing, too
-_FARTHEST = 1e6
-NODES, _ZOOMS = 513, 6
 
 
 def sigmoid_moments(mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

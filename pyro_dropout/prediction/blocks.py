@@ -21,12 +21,12 @@ from pyro_dropout.engines.torch_internals import TorchDispatchMode, tree_leaves
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.inputs import AnyInputs, copies, leaves_of, takes_all
 from pyro_dropout.generative.model_call import ModelCall
-from pyro_dropout.generative.random_state import forked, random_state, seeded, set_random_state
+from pyro_dropout.generative.process_state import forked, random_state, seeded, set_random_state
 from pyro_dropout.generative.trial_run import evaluating, quietly
 from pyro_dropout.prediction.weight_draws import WholeFunctions
 from pyro_dropout.protocols import Weights
 from pyro_dropout.training.compile.functional import Parameters, unvalidated
-from pyro_dropout.training.preflight import is_out_of_memory, unless_out_of_memory
+from pyro_dropout.training.history import is_out_of_memory, unless_out_of_memory
 
 
 class _Sizes(TorchDispatchMode):

@@ -27,7 +27,7 @@ from pyro_dropout.generative.observed_sites import (
     trace_at,
     value_of,
 )
-from pyro_dropout.generative.random_state import one_at_a_time, seeded
+from pyro_dropout.generative.process_state import one_at_a_time, seeded
 from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.mathematics.checks import check_count, check_seed

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pyro_dropout.errors import NotAvailableError, PyroDropoutError
 from pyro_dropout.generative.likelihoods.moments import F64, Nodes, Points, Sums, outputs_of
-from pyro_dropout.generative.random_state import seeded
+from pyro_dropout.generative.process_state import seeded
 from pyro_dropout.mathematics.gaussian_rows import semidefinite_root
 from pyro_dropout.mathematics.mixtures import balanced
 from pyro_dropout.mathematics.normal import Normal

@@ -20,7 +20,7 @@ from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.observed_sites import speaks_by_likelihood
 from pyro_dropout.generative.own_noise import noise_of
 from pyro_dropout.generative.precision import Precision, check_precision, products_in
-from pyro_dropout.generative.random_state import modules_stay, one_at_a_time, seeded
+from pyro_dropout.generative.process_state import modules_stay, one_at_a_time, seeded
 from pyro_dropout.generative.standardised import network_in
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.guides.laplace import AutoLaplace

@@ -13,7 +13,7 @@ from pyro_dropout.errors import PyroDropoutError, ShapeError
 from pyro_dropout.generative.inputs import AnyInputs, check_inputs, takes_all
 from pyro_dropout.generative.likelihoods.moments import F64, Points, Running, Sums, block_log_prob, block_sums
 from pyro_dropout.generative.precision import Precision, check_precision, products_in
-from pyro_dropout.generative.random_state import one_at_a_time, seeded
+from pyro_dropout.generative.process_state import one_at_a_time, seeded
 from pyro_dropout.generative.trial_run import evaluating, quietly
 from pyro_dropout.mathematics.checks import also, check_choice, check_count, check_seed
 from pyro_dropout.prediction.blocks import Block, cuts, run_blocks

@@ -33,7 +33,7 @@ from pyro_dropout.generative.observed_sites import (
     sample_sites,
     trace_of,
 )
-from pyro_dropout.generative.random_state import seeded
+from pyro_dropout.generative.process_state import seeded
 from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.mathematics.checks import check_dense, check_level, describe
 from pyro_dropout.prediction.predict_network import Request, keeps

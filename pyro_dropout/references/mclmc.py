@@ -21,7 +21,7 @@ from tqdm.auto import tqdm
 
 from pyro_dropout.errors import PyroDropoutError, warn_caller
 from pyro_dropout.generative.model_call import ModelCall, call_of
-from pyro_dropout.generative.random_state import modules_stay, one_at_a_time, seeded
+from pyro_dropout.generative.process_state import modules_stay, one_at_a_time, seeded
 from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.mathematics.checks import also, check_count, check_positive, describe
 from pyro_dropout.prediction.sampled_posterior import SampledPosterior

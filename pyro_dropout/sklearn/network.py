@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.priors import Prior
-from pyro_dropout.generative.random_state import seeded
+from pyro_dropout.generative.process_state import seeded
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.judging.recalibration import refit_tau, reweighted
 from pyro_dropout.tabular.recipe import Data, Pair, Recipe

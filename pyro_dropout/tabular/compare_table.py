@@ -17,7 +17,7 @@ from pyro_dropout.comparison.exams import Exam
 from pyro_dropout.comparison.findings import Row
 from pyro_dropout.comparison.trained import Trained, one_by_one
 from pyro_dropout.generative.model_call import ModelCall
-from pyro_dropout.generative.random_state import forked
+from pyro_dropout.generative.process_state import forked
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.protocols import Record
 from pyro_dropout.registry import resolve_guide

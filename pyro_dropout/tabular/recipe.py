@@ -23,7 +23,7 @@ from pyro_dropout.generative.likelihoods import (
 )
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.priors import Prior
-from pyro_dropout.generative.random_state import forked
+from pyro_dropout.generative.process_state import forked
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.prediction.predict import predict
 from pyro_dropout.prediction.prediction import Prediction

@@ -22,7 +22,7 @@ from pyro_dropout.generative.inputs import check_inputs, check_pairs, takes_all
 from pyro_dropout.generative.likelihoods import likelihood_of
 from pyro_dropout.generative.misfits import check_call_finite
 from pyro_dropout.generative.model_call import ModelCall, is_network, name_of, takes
-from pyro_dropout.generative.random_state import RandomState, forked, random_state, seed_generators, set_random_state
+from pyro_dropout.generative.process_state import RandomState, forked, random_state, seed_generators, set_random_state
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.mathematics.checks import check_count
 from pyro_dropout.protocols import Record, Tree

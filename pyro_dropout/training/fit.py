@@ -17,7 +17,7 @@ from pyro_dropout.generative.inputs import takes_all
 from pyro_dropout.generative.model_call import ModelCall, call_of, check_keywords, check_programs, is_network
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.precision import Precision, check_precision, products_in
-from pyro_dropout.generative.random_state import modules_stay, one_at_a_time, seeded
+from pyro_dropout.generative.process_state import modules_stay, one_at_a_time, seeded
 from pyro_dropout.generative.standardised import network_in
 from pyro_dropout.generative.trial_run import holders_of, owner_of
 from pyro_dropout.guides.ensemble import Ensemble
@@ -31,7 +31,7 @@ from pyro_dropout.training.collapse import note_learned
 from pyro_dropout.training.compile.functional import Loss
 from pyro_dropout.training.early_stopping import EnsembleWatch, Watch
 from pyro_dropout.training.ensemble.ensemble_training import check_members, enlisted, train_members
-from pyro_dropout.training.history import History, rise, still_falling
+from pyro_dropout.training.history import History, explained, rise, still_falling
 from pyro_dropout.training.laplace.laplace import as_points, finish_on
 from pyro_dropout.training.loader import loader_of
 from pyro_dropout.training.loop import loop
@@ -47,7 +47,6 @@ from pyro_dropout.training.preflight import (
     check_gradients,
     check_how,
     check_validation,
-    explained,
     held_out_share,
 )
 from pyro_dropout.training.processes import SharedTask, join

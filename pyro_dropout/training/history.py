@@ -1,20 +1,22 @@
-"""The result of a training run: the loss at every step, its speed, and whether it diverged or ended too soon."""
+"""What became of a training run: its losses and speed, and whether it diverged, ended too soon or lacked memory."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
 
-from pyro_dropout.errors import PyroDropoutError
+from pyro_dropout.errors import OutOfMemoryError, PyroDropoutError
 from pyro_dropout.guides.summary import card
 from pyro_dropout.protocols import Axes
-from pyro_dropout.training.preflight import is_out_of_memory
 
 if TYPE_CHECKING:
     from pyro_dropout.training.collapse import Learned
+
+Result = TypeVar("Result")
 
 REMEDY = "Lower the learning rate, clip gradients (clip_norm=...), or look for values in x and y that are not finite."
 ADVICE = (
@@ -28,6 +30,40 @@ _SURE = 5.0  # standard errors by which the last part must lie below the one bef
 _SHARE = 0.1  # of the fall since a tenth of the steps that must still be to come
 _NATS = 0.02  # per data point that must still be to come
 _SLOWEST = 0.97  # the largest r that says how long it takes
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out: that of a GPU or, where the system says so, that of the CPU."""
+    known = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return known or (isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error))
+
+
+def unless_out_of_memory(work: Callable[[], Result]) -> Result | None:
+    """Return the result of ``work``; None, with its memory released, if memory runs out."""
+    try:
+        return work()
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+    # Only here is the traceback released, which holds the tensors of the failed work.
+    torch.cuda.empty_cache()
+    return None
+
+
+@contextmanager
+def explained(points: int, less: str = "a smaller batch_size") -> Iterator[None]:
+    """Within this context steps have some points each; torch's out-of-memory error is one that says what needs less."""
+    try:
+        yield
+        return
+    except (RuntimeError, MemoryError) as cause:
+        if not is_out_of_memory(cause):
+            raise
+        said = str(cause).split(". ")[0]
+    raise OutOfMemoryError(
+        f"memory runs out in a step of {points} points: {said}. Use {less}, a smaller network, fewer particles"
+        " (ELBO(num_particles=...)), or another device."
+    )
 
 
 def is_divergence(cause: Exception, values: Iterable[Tensor]) -> bool:

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SubsetR
 
 from pyro_dropout.engines.torch_internals import tree_map
 from pyro_dropout.errors import PyroDropoutError, ShapeError
-from pyro_dropout.generative.random_state import forked, seed_generators
+from pyro_dropout.generative.process_state import forked, seed_generators
 
 Target = str | int | None
 

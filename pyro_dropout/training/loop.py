@@ -16,7 +16,7 @@ from tqdm.auto import tqdm
 
 from pyro_dropout.engines.engine import copied, copy_into
 from pyro_dropout.errors import DivergedError
-from pyro_dropout.generative.random_state import bound
+from pyro_dropout.generative.process_state import bound
 from pyro_dropout.training.checkpoints.training_checkpoint import Keeper
 from pyro_dropout.training.early_stopping import Watch
 from pyro_dropout.training.history import REMEDY, History, all_finite

@@ -1,10 +1,8 @@
-"""Checks of the arguments of training, before anything is changed; and what is said when memory is out."""
+"""Checks of the arguments of training, before anything is moved, drawn or changed."""
 
 import inspect
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from numbers import Real
-from typing import TypeVar
 
 import torch
 from pyro import poutine
@@ -12,7 +10,7 @@ from pyro.optim.optim import PyroOptim
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from pyro_dropout.errors import OutOfMemoryError, PyroDropoutError, RangeError, ShapeError, warn_caller
+from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError, warn_caller
 from pyro_dropout.generative.inputs import AnyInputs, check_inputs, check_pairs, inputs_of, takes_all
 from pyro_dropout.generative.likelihoods import Gaussian, Likelihood, likelihood_of
 from pyro_dropout.generative.misfits import check_call_finite, warn_of_probabilities
@@ -249,40 +247,3 @@ def outputs_at(model: Callable[..., object], x: AnyInputs) -> Tensor | None:
         except TypeError:  # one that needs targets too: its first step checks them
             return None
     return f if isinstance(f, Tensor) and f.dim() == 2 else None
-
-
-Result = TypeVar("Result")
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out: that of a GPU or, where the system says so, that of the CPU."""
-    known = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    return known or (isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error))
-
-
-def unless_out_of_memory(work: Callable[[], Result]) -> Result | None:
-    """Return the result of ``work``; None, with its memory released, if memory runs out."""
-    try:
-        return work()
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-    # Only here is the traceback released, which holds the tensors of the failed work.
-    torch.cuda.empty_cache()
-    return None
-
-
-@contextmanager
-def explained(points: int, less: str = "a smaller batch_size") -> Iterator[None]:
-    """Within this context steps have some points each; torch's out-of-memory error is one that says what needs less."""
-    try:
-        yield
-        return
-    except (RuntimeError, MemoryError) as cause:
-        if not is_out_of_memory(cause):
-            raise
-        said = str(cause).split(". ")[0]
-    raise OutOfMemoryError(
-        f"memory runs out in a step of {points} points: {said}. Use {less}, a smaller network, fewer particles"
-        " (ELBO(num_particles=...)), or another device."
-    )

@@ -17,7 +17,7 @@ from torch import Tensor
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.inputs import AnyInputs, takes_all
 from pyro_dropout.generative.model_call import ModelCall, takes
-from pyro_dropout.generative.random_state import seeded
+from pyro_dropout.generative.process_state import seeded
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.protocols import PyroModel, Record
 from pyro_dropout.training.checkpoints.posterior_file import identity_of, tensors_of

@@ -22,7 +22,7 @@ from pyro_dropout.generative.misfits import check_call_finite
 from pyro_dropout.generative.model_call import ModelCall, check_programs
 from pyro_dropout.generative.observed_sites import check_first_step
 from pyro_dropout.generative.precision import Precision, check_precision, products_in
-from pyro_dropout.generative.random_state import one_at_a_time
+from pyro_dropout.generative.process_state import one_at_a_time
 from pyro_dropout.mathematics.checks import check_choice, describe
 from pyro_dropout.protocols import PyroModel
 from pyro_dropout.training.compile.compiled_step import Arguments, CompiledStep

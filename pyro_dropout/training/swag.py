@@ -16,7 +16,7 @@ from pyro_dropout.engines.choose import Compile
 from pyro_dropout.errors import PyroDropoutError, RangeError
 from pyro_dropout.generative.model_call import call_of, name_of
 from pyro_dropout.generative.networks import BayesianNet
-from pyro_dropout.generative.random_state import generators_stay, one_at_a_time
+from pyro_dropout.generative.process_state import generators_stay, one_at_a_time
 from pyro_dropout.generative.standardised import network_in
 from pyro_dropout.guides.low_rank import AutoLowRank
 from pyro_dropout.guides.points import Points

@@ -19,7 +19,7 @@ from pyro_dropout.engines.program import apart_in_memory
 from pyro_dropout.engines.torch_internals import tree_unflatten
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.precision import precision_now, products_in
-from pyro_dropout.generative.random_state import forked
+from pyro_dropout.generative.process_state import forked
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.protocols import PyroModel, Record, Tree
 from pyro_dropout.training.batches import Batches, Stream

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import pyro_dropout as pd
-from pyro_dropout.generative.random_state import forked
+from pyro_dropout.generative.process_state import forked
 
 DROP, TAU, RANK, LEARNING_RATE = 0.1, 10.0, 10, 1e-3
 GUIDES: dict[str, Callable[[Any], Any]] = {

@@ -410,6 +410,7 @@ def test_large_tensors_are_in_c_where_torch_has_few_threads(monkeypatch: pytest.
 
 
 def test_where_last_digits_decide_whether_there_is_a_number_nothing_is_known() -> None:
-    large = torch.tensor([1.5e11])
-    assert agreement._close(large * 1.001, large, torch.tensor([float("nan")]), 0.0)
-    assert not agreement._close(large * 1.001, large, large * (1 + 1e-7), 0.0)
+    theirs, shaken = torch.tensor([1.5e11, 1.0]), torch.tensor([float("nan"), 1.0])
+    assert agreement._close(theirs * torch.tensor([1.001, 1.0]), theirs, shaken, 0.0)
+    assert not agreement._close(theirs * torch.tensor([1.001, 1.001]), theirs, shaken, 0.0)  # the other is known
+    assert not agreement._close(theirs * 1.001, theirs, theirs * (1 + 1e-7), 0.0)

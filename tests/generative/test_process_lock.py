@@ -10,7 +10,7 @@ import torch
 from pyro import poutine
 from pyro.poutine.runtime import _DIM_ALLOCATOR, _PYRO_STACK
 
-from pyro_dropout.generative.random_state import RUNNING, Turn, modules_stay, one_at_a_time
+from pyro_dropout.generative.process_state import RUNNING, Turn, modules_stay, one_at_a_time
 
 
 def held_by_another(turn: Turn) -> tuple[threading.Thread, threading.Event]:

@@ -18,7 +18,7 @@ from pyro_dropout.generative.gaussian_processes import DeepGP
 from pyro_dropout.generative.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.priors import Prior
-from pyro_dropout.generative.random_state import seeded
+from pyro_dropout.generative.process_state import seeded
 from pyro_dropout.prediction.weight_draws import WholeFunctions
 from pyro_dropout.protocols import Record, Weights
 

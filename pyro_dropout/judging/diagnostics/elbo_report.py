@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyro_dropout.errors import PyroDropoutError, warn_caller
 from pyro_dropout.generative.model_call import ModelCall
-from pyro_dropout.generative.random_state import one_at_a_time, seeded
+from pyro_dropout.generative.process_state import one_at_a_time, seeded
 from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.guides.ensemble import Ensemble

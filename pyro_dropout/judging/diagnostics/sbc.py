@@ -27,7 +27,7 @@ from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.generative.inputs import check_inputs, takes_all
 from pyro_dropout.generative.model_call import ModelCall, call_of, is_network, name_of
 from pyro_dropout.generative.observed_sites import check_whole, observed_sites, sample_sites, trace_of, value_of
-from pyro_dropout.generative.random_state import forked, one_at_a_time, seed_generators
+from pyro_dropout.generative.process_state import forked, one_at_a_time, seed_generators
 from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.mathematics.checks import also, check_count, check_level, check_seed

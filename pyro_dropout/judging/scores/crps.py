@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyro_dropout.errors import PyroDropoutError, RangeError
 from pyro_dropout.generative.likelihoods.moments import is_normal, normal_parts
-from pyro_dropout.generative.random_state import seeded
+from pyro_dropout.generative.process_state import seeded
 from pyro_dropout.mathematics.checks import check_choice, check_seed
 from pyro_dropout.mathematics.mixtures import mixture_cdf
 from pyro_dropout.mathematics.shapes import Float

@@ -19,7 +19,7 @@ from pyro_dropout.generative.model_call import ModelCall, is_network
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.observed_sites import check_evidence, check_supports, check_whole, sample_sites, trace_of
 from pyro_dropout.generative.own_noise import check_no_noise
-from pyro_dropout.generative.random_state import forked
+from pyro_dropout.generative.process_state import forked
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.guides.sites import near_mean
 from pyro_dropout.prediction.predict_network import frozen

@@ -12,7 +12,7 @@ from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.misfits import check_call_finite
 from pyro_dropout.generative.model_call import ModelCall, call_of, is_network
 from pyro_dropout.generative.observed_sites import speaks_by_likelihood
-from pyro_dropout.generative.random_state import modules_stay, one_at_a_time, seeded
+from pyro_dropout.generative.process_state import modules_stay, one_at_a_time, seeded
 from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.mathematics.checks import also, check_count, check_data_finite, check_level
 from pyro_dropout.prediction.joint_draws import checked_call

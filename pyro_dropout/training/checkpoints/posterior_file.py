@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pyro_dropout.errors import DifferentModelError, PyroDropoutError
 from pyro_dropout.generative.networks import BayesianNet
-from pyro_dropout.generative.random_state import one_at_a_time
+from pyro_dropout.generative.process_state import one_at_a_time
 from pyro_dropout.generative.registration import met_by
 from pyro_dropout.generative.trial_run import holders_of, owner_of
 from pyro_dropout.guides.laplace import AutoLaplace

@@ -17,7 +17,7 @@ from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.observed_sites import observed_sites
 from pyro_dropout.generative.priors import Tempered
-from pyro_dropout.generative.random_state import seeded
+from pyro_dropout.generative.process_state import seeded
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.guides.points import anchor, anchor_seed
 from pyro_dropout.mathematics.shapes import base_distribution, keeps_density

@@ -19,7 +19,7 @@ from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError, warn_c
 from pyro_dropout.generative.inputs import AnyInputs, check_inputs, check_pairs, inputs_of, named, takes_all
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.precision import Precision, check_precision, products_in
-from pyro_dropout.generative.random_state import RUNNING, seeded
+from pyro_dropout.generative.process_state import RUNNING, seeded
 from pyro_dropout.guides.summary import note_training
 from pyro_dropout.mathematics.checks import check_positive, check_seed
 from pyro_dropout.protocols import Record

@@ -16,7 +16,7 @@ from pyro_dropout.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.generative.inputs import AnyInputs
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.own_noise import drawn_in_place, noise_of
-from pyro_dropout.generative.random_state import forked
+from pyro_dropout.generative.process_state import forked
 from pyro_dropout.generative.standardised import network_in
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.guides.ensemble import Ensemble

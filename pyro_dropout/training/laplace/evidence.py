@@ -24,7 +24,7 @@ from pyro_dropout.generative.inputs import check_inputs, inputs_of, takes_all
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.likelihoods.moments import is_one_of
 from pyro_dropout.generative.networks import BayesianNet
-from pyro_dropout.generative.random_state import one_at_a_time
+from pyro_dropout.generative.process_state import one_at_a_time
 from pyro_dropout.generative.standardised import Standardised, network_in
 from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.guides.laplace import MOST, AutoLaplace, Structure

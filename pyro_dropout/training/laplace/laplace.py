@@ -17,7 +17,7 @@ from pyro_dropout.generative.likelihoods.moments import is_one_of
 from pyro_dropout.generative.model_call import ModelCall, name_of
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.own_noise import check_no_noise
-from pyro_dropout.generative.random_state import forked, modules_stay, one_at_a_time
+from pyro_dropout.generative.process_state import forked, modules_stay, one_at_a_time
 from pyro_dropout.generative.standardised import Standardised, network_in
 from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.guides.laplace import AutoLaplace, Structure, groups_of

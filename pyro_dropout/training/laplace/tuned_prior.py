@@ -20,7 +20,7 @@ from pyro_dropout.generative.inputs import takes_all
 from pyro_dropout.generative.jacobians import Jacobians
 from pyro_dropout.generative.likelihoods import Bernoulli, Categorical
 from pyro_dropout.generative.likelihoods.moments import Nodes, Outputs, outputs_of
-from pyro_dropout.generative.random_state import forked
+from pyro_dropout.generative.process_state import forked
 from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.guides.laplace import AutoLaplace
 from pyro_dropout.training.laplace.curvature import ASKER, data_inside

@@ -25,7 +25,7 @@ from pyro_dropout.generative.model_call import ModelCall, name_of
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.observed_sites import sample_sites
 from pyro_dropout.generative.own_rows import check_own_rows, placed, trial_counts
-from pyro_dropout.generative.random_state import one_at_a_time
+from pyro_dropout.generative.process_state import one_at_a_time
 from pyro_dropout.generative.trial_run import aside, can_run, owner_of, quietly
 from pyro_dropout.mathematics.checks import check_choice, check_count
 from pyro_dropout.mathematics.divergence import Method

@@ -18,7 +18,7 @@ from pyro_dropout.errors import DivergedError, PyroDropoutError
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.priors import LearnedNormal
-from pyro_dropout.generative.random_state import bound, forked
+from pyro_dropout.generative.process_state import bound, forked
 from pyro_dropout.generative.trial_run import modules_of
 from pyro_dropout.mathematics.shapes import base_distribution
 from pyro_dropout.protocols import Distribution, Message, PyroModel

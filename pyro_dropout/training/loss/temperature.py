@@ -22,7 +22,7 @@ from torch import Tensor
 
 from pyro_dropout.errors import PyroDropoutError
 from pyro_dropout.generative.priors import Tempered
-from pyro_dropout.generative.random_state import bound
+from pyro_dropout.generative.process_state import bound
 from pyro_dropout.mathematics.checks import check_choice, check_count, check_keep, check_non_negative, describe
 from pyro_dropout.protocols import Distribution, Message
 

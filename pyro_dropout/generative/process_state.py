@@ -1,7 +1,8 @@
-"""The states of the random generators of torch (on every device in use), Python and numpy: saved, restored, seeded.
+"""What belongs to the whole process: the states of its random generators, and whose turn it is.
 
-They, Pyro's handlers and its parameter store belong to the whole process, and so do the modes and the buffers of a
-network. Threads take turns: whatever runs a model takes ``RUNNING``, for as long as it changes any of these.
+The states of torch's generators (on every device in use), Python's and numpy's are saved, restored and seeded. They,
+Pyro's handlers and its parameter store are one for all threads, and so are the modes and the buffers of a network:
+whatever runs a model takes ``RUNNING``, for as long as it changes any of these.
 """
 
 import contextlib
